@@ -1,0 +1,291 @@
+"""`HashStore`: the store contract in the memory of one process.
+
+It is also the model that tests compare the other stores with, so everything happens under one lock, on a plain dict
+of values and a dict of queues, and nothing here is clever. A thread that must wait leaves a *bell* (a lock that is
+held) beside the key that it misses, and sleeps until a writer of that key rings it (releases the lock): nobody else
+is woken, and a sleeping thread costs nothing. (No `threading.Condition`: a Ctrl-C while one takes its lock back leaves
+that lock to nobody.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from fscoord import _system as system
+from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
+from fscoord.store import (
+    DEFAULT_TIMEOUT,
+    Key,
+    Store,
+    Timeout,
+    Value,
+    counter_sum,
+    integer,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    missing_message,
+    pairs_bytes,
+    seconds,
+    value_bytes,
+)
+
+__all__ = ["HashStore"]
+
+T = TypeVar("T")
+
+_Bells = dict[bytes, list["system.threading.Lock"]]
+
+
+class _Shared:
+    """What all handles of one store share; everything in it is touched under `lock` only."""
+
+    def __init__(self) -> None:
+        # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
+        self.lock = system.threading.Lock()
+        self.values: dict[bytes, bytes] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}
+        self.readers: _Bells = {}  # who waits for a value or a non-empty queue: all are rung
+        self.poppers: _Bells = {}  # who waits to take from a queue: one is rung for each value
+
+    # Ctrl-C may come between any two steps: so first ring, then write in one step. Who is rung looks under the lock.
+
+    def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        for key, _ in pairs:
+            ring(self.readers, key)
+        self.values.update(pairs)
+
+    def push(self, key: bytes, value: bytes) -> None:
+        ring(self.readers, key)
+        ring(self.poppers, key, 1)
+        queue = self.queues.get(key)
+        if queue is None:
+            self.queues[key] = deque([value])
+        else:
+            queue.append(value)
+
+    def pop(self, key: bytes) -> bytes | None:
+        queue = self.queues.get(key)
+        if not queue:
+            return None
+        value = queue.popleft()
+        if not queue:
+            del self.queues[key]
+        return value
+
+    def first_missing(self, keys: list[bytes]) -> bytes | None:
+        return next((key for key in keys if key not in self.values and not self.queues.get(key)), None)
+
+
+class HashStore(Store):
+    """A store in the memory of this process, for threads and for tests; it keeps the whole contract of `Store`.
+
+    Other handles on the same data come from `clone`, or from ``open_store("mem:NAME")``. The data lives as long as
+    one handle does. A forked child has a copy of the data of its own and shares nothing with its parent.
+
+    Args:
+        timeout: how long operations wait by default, in seconds or as a `timedelta`.
+    """
+
+    def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
+        self._timeout = seconds(timeout)
+        self._shared = _Shared()
+        self._closed = False
+
+    def set(self, key: Key, value: Value) -> None:
+        name, data = key_bytes(key), value_bytes(value)
+        with self._shared.lock:
+            self._check_open()
+            self._shared.put([(name, data)])
+
+    def get(self, key: Key) -> bytes:
+        return self._values([key_bytes(key)])[0]
+
+    def add(self, key: Key, amount: int) -> int:
+        name, amount = key_bytes(key), integer("amount", amount)
+        with self._shared.lock:
+            self._check_open()
+            total = counter_sum(self._shared.values.get(name), amount, name)
+            self._shared.put([(name, b"%d" % total)])
+            return total
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        name, old, new = key_bytes(key), value_bytes(expected), value_bytes(desired)
+        with self._shared.lock:
+            self._check_open()
+            current = self._shared.values.get(name)
+            if current == old or (current is None and not old):
+                self._shared.put([(name, new)])
+                return new
+            return old if current is None else current
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        names = keys_bytes(keys)
+        with self._shared.lock:
+            self._check_open()
+            return self._shared.first_missing(names) is None
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        names = keys_bytes(keys)
+        shared = self._shared
+
+        def look() -> bool | None:
+            missing = shared.first_missing(names)
+            return True if missing is None else None
+
+        def absent() -> list[bytes]:
+            return [name for name in names if shared.first_missing([name]) is not None]
+
+        self._until(look, absent, "key", shared.readers, self._timeout if timeout is None else seconds(timeout))
+
+    def delete_key(self, key: Key) -> bool:
+        name = key_bytes(key)
+        with self._shared.lock:
+            self._check_open()
+            had_value = self._shared.values.pop(name, None) is not None
+            had_queue = bool(self._shared.queues.pop(name, None))
+            return had_value or had_queue
+
+    def num_keys(self) -> int:
+        with self._shared.lock:
+            self._check_open()
+            return len(self._shared.values)
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        beginning = key_bytes(prefix)
+        with self._shared.lock:
+            self._check_open()
+            return sorted(key_text(name) for name in self._shared.values if name.startswith(beginning))
+
+    def append(self, key: Key, value: Value) -> None:
+        name, more = key_bytes(key), value_bytes(value)
+        with self._shared.lock:
+            self._check_open()
+            self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        return self._values(keys_bytes(keys))
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        pairs = pairs_bytes(keys, values)
+        with self._shared.lock:
+            self._check_open()
+            self._shared.put(pairs)
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        name, data = key_bytes(key), value_bytes(value)
+        with self._shared.lock:
+            self._check_open()
+            self._shared.push(name, data)
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        name = key_bytes(key)
+        shared = self._shared
+        if not block:
+            with shared.lock:
+                self._check_open()
+                value = shared.pop(name)
+            if value is None:
+                raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
+            return value
+        try:
+            return self._until(
+                lambda: shared.pop(name), lambda: [name], "a value in queue", shared.poppers, self._timeout
+            )
+        except BaseException:
+            with shared.lock:  # the ring for a value may have come to this thread: let the others look
+                ring(shared.poppers, name)
+            raise
+
+    def queue_len(self, key: Key) -> int:
+        name = key_bytes(key)
+        with self._shared.lock:
+            self._check_open()
+            return len(self._shared.queues.get(name, ()))
+
+    def clone(self) -> HashStore:
+        with self._shared.lock:
+            self._check_open()
+        other = HashStore(timeout=self._timeout)
+        other._shared = self._shared
+        return other
+
+    def close(self) -> None:
+        """Close this handle; its waiting threads get a `~fscoord.StoreClosedError`. Other handles go on."""
+        with self._shared.lock:
+            self._closed = True
+            for bells in (self._shared.readers, self._shared.poppers):
+                for name in list(bells):
+                    ring(bells, name)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("this HashStore handle was closed; open_store or clone gives another")
+
+    def _values(self, names: list[bytes]) -> list[bytes]:
+        values = self._shared.values
+
+        def look() -> list[bytes] | None:
+            return [values[name] for name in names] if all(name in values for name in names) else None
+
+        def absent() -> list[bytes]:
+            return [name for name in names if name not in values]
+
+        return self._until(look, absent, "key", self._shared.readers, self._timeout)
+
+    def _until(
+        self,
+        look: Callable[[], T | None],
+        absent: Callable[[], list[bytes]],
+        what: str,
+        bells: _Bells,
+        timeout: float,
+    ) -> T:
+        """Return what `look` finds; while it finds nothing, sleep until the first key of `absent` is written."""
+        start = system.time.monotonic()
+        shared = self._shared
+        while True:
+            beside = None
+            bell = system.threading.Lock()
+            bell.acquire()
+            try:
+                with shared.lock:
+                    self._check_open()
+                    found = look()
+                    if found is not None:
+                        return found
+                    missing = absent()
+                    waited = system.time.monotonic() - start
+                    if waited >= timeout:
+                        message = missing_message(what, missing, waited)
+                        raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
+                    beside = missing[0]
+                    bells.setdefault(beside, []).append(bell)
+                bell.acquire(timeout=min(timeout - waited, system.threading.TIMEOUT_MAX))
+            finally:
+                if beside is not None:
+                    with shared.lock:
+                        take_back(bells, beside, bell)
+
+
+def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
+    """Wake those who sleep beside `key`, `count` of them at most, the one who came first before the others."""
+    waiting = bells.get(key, [])
+    while waiting and count != 0:
+        if waiting[0].locked():
+            waiting[0].release()
+        del waiting[0]
+        count = None if count is None else count - 1
+    if not waiting:
+        bells.pop(key, None)
+
+
+def take_back(bells: _Bells, key: bytes, bell: system.threading.Lock) -> None:
+    """Remove `bell`, if nobody has rung it."""
+    waiting = bells.get(key, [])
+    if bell in waiting:
+        waiting.remove(bell)
+    if not waiting:
+        bells.pop(key, None)
