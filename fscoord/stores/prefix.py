@@ -1,0 +1,131 @@
+"""`PrefixStore`: a part of another store, under keys of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from fscoord.errors import StoreClosedError
+from fscoord.store import Key, Store, Timeout, Value, key_bytes, key_text, keys_bytes
+
+__all__ = ["PrefixStore"]
+
+
+class PrefixStore(Store):
+    """A view of `store` in which the key ``k`` is the key ``{prefix}/k`` of `store`, as in c10d.
+
+    Views nest. `num_keys` and `list_keys` see the view's own keys only (c10d counts all of them). The timeout is that
+    of the underlying store, so setting it here sets it there. Errors name the full key, as it stands in the store.
+
+    A view owns nothing: `close` ends the view and leaves the underlying store open, because its other views, and
+    whoever opened it, still need it; whoever opened it closes it. A `clone` stands on a clone of the underlying
+    store that nobody else holds, so closing it closes that one too.
+
+    Args:
+        prefix: what the view's keys begin with in `store`; a slash comes after it. It may be empty.
+        store: the underlying store.
+
+    Raises:
+        ValueError: `store` is None.
+        TypeError: `store` is no `~fscoord.Store`.
+    """
+
+    def __init__(self, prefix: Key, store: Store) -> None:
+        if store is None:
+            raise ValueError("store is None; pass the store whose keys the prefix is for")
+        if not isinstance(store, Store):
+            raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
+        self._prefix = key_bytes(prefix) + b"/"
+        self._inner = store
+        self._owns_inner = False
+        self._closed = False
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store that this is a view of; with nested views, the next one."""
+        return self._inner
+
+    @property
+    def timeout(self) -> timedelta:
+        """The timeout of the underlying store."""
+        return self._inner.timeout
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the timeout of the underlying store, and so of all its views."""
+        self._open().set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """Return what the underlying store says."""
+        return self._inner.has_extended_api()
+
+    def set(self, key: Key, value: Value) -> None:
+        self._open().set(self._full(key), value)
+
+    def get(self, key: Key) -> bytes:
+        return self._open().get(self._full(key))
+
+    def add(self, key: Key, amount: int) -> int:
+        return self._open().add(self._full(key), amount)
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        return self._open().compare_set(self._full(key), expected, desired)
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        return self._open().check(self._full_all(keys))
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        self._open().wait(self._full_all(keys), timeout)
+
+    def delete_key(self, key: Key) -> bool:
+        return self._open().delete_key(self._full(key))
+
+    def num_keys(self) -> int:
+        return len(self._open().list_keys(self._prefix))
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        # The prefix ends in a slash, which is one whole character, so that it can be cut from the text.
+        cut = len(key_text(self._prefix))
+        return [name[cut:] for name in self._open().list_keys(self._full(prefix))]
+
+    def append(self, key: Key, value: Value) -> None:
+        self._open().append(self._full(key), value)
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        return self._open().multi_get(self._full_all(keys))
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        self._open().multi_set(self._full_all(keys), values)
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        self._open().queue_push(self._full(key), value)
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        return self._open().queue_pop(self._full(key), block)
+
+    def queue_len(self, key: Key) -> int:
+        return self._open().queue_len(self._full(key))
+
+    def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
+        self._open().barrier(self._full(key), world_size, timeout)
+
+    def clone(self) -> PrefixStore:
+        other = PrefixStore(self._prefix[:-1], self._open().clone())
+        other._owns_inner = True
+        return other
+
+    def close(self) -> None:
+        """End this view. The underlying store stays open, unless it is the clone that `clone` made for it."""
+        self._closed = True
+        if self._owns_inner:
+            self._inner.close()
+
+    def _open(self) -> Store:
+        if self._closed:
+            raise StoreClosedError("this PrefixStore was closed; make another on its underlying store")
+        return self._inner
+
+    def _full(self, key: Key) -> bytes:
+        return self._prefix + key_bytes(key)
+
+    def _full_all(self, keys: Iterable[Key]) -> list[bytes]:
+        return [self._prefix + name for name in keys_bytes(keys)]
