@@ -1,0 +1,212 @@
+"""What every test gets: a seed that is printed when it fails, a check for leaks, and the fixtures that need care.
+
+`FSCOORD_SEED=n` repeats a run's random draws; `FSCOORD_SCALE=x` multiplies the sizes that tests ask `scale` for.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import pickle
+import random
+import select
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
+SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
+NOBODY = 65534
+PATIENCE_S = 30
+"""How long a thread or a child may take to end before the test that left it is failed. Nothing waits that long."""
+
+hypothesis.settings.register_profile("fscoord", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("fscoord")
+
+
+# Seeds
+
+
+def pytest_report_header() -> str:
+    return f"fscoord: FSCOORD_SEED={SEED} FSCOORD_SCALE={SCALE:g}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        report.sections.append(("random draws", f"repeat them with FSCOORD_SEED={SEED} pytest {item.nodeid!r}"))
+    return report
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """This test's own seed: the same in every order and selection of tests."""
+    return zlib.crc32(request.node.nodeid.encode(), SEED)
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    """A generator of this test's own, repeatable by FSCOORD_SEED."""
+    return random.Random(seed)
+
+
+@pytest.fixture
+def scale() -> Callable[[int], int]:
+    """Give `scale(n)`: n times FSCOORD_SCALE, at least 1."""
+    return lambda count: max(1, round(count * SCALE))
+
+
+# Leaks: what a test opens, starts or forks is gone when it ends
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks() -> Iterator[None]:
+    random.seed(SEED)
+    descriptors, threads, children = _descriptors(), set(threading.enumerate()), _children()
+    yield
+    lingering = [thread for thread in threading.enumerate() if thread not in threads]
+    until = time.monotonic() + PATIENCE_S
+    for thread in lingering:
+        thread.join(max(0.0, until - time.monotonic()))
+    leaks = [f"thread {thread.name}" for thread in lingering if thread.is_alive()]
+    if _descriptors() - descriptors or _children() - children:
+        gc.collect()
+    leaks += [f"descriptor {number} -> {target}" for number, target in sorted(_descriptors() - descriptors)]
+    leaks += [f"child process {pid}: {name}" for pid, name in sorted(_children() - children)]
+    assert not leaks, f"left behind: {', '.join(leaks)}"
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    """Every open descriptor and what it leads to, without those that multiprocessing keeps for the whole process."""
+    kept = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the descriptor of this very listing
+            continue
+        if int(name) not in kept:
+            found.add((int(name), target))
+    return found
+
+
+def _children() -> set[tuple[int, str]]:
+    """Every child of this process, zombies too, without those that multiprocessing keeps for the whole process."""
+    kept = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+        except FileNotFoundError:  # that thread has just ended
+            continue
+        for pid in map(int, pids):
+            if pid not in kept:
+                found.add((pid, _command(pid)))
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except FileNotFoundError:
+        return "gone"
+    return os.fsdecode(b" ".join(words).strip()) or "a zombie"
+
+
+# Another user
+
+
+@pytest.fixture
+def public_dir() -> Iterator[Path]:
+    """A fresh directory that every user may enter and write to: pytest's own are for one user alone."""
+    directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir="/tmp"))  # TMPDIR may lead below a closed directory
+    directory.chmod(0o777)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def as_nobody() -> Callable[..., Any]:
+    """Give `as_nobody(function, *args)`: call it in a forked child that is user nobody for good; return its result.
+
+    Whatever it raises is raised here. Modules that it imports must be imported before: nobody may not be able to read
+    them. The result travels pickled.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    _import_all()
+    return _call_as_nobody
+
+
+def _import_all() -> None:
+    for module in ("filelock", "portalocker.portalocker", "watchdog.observers.inotify_c", "fscoord"):
+        importlib.import_module(module)
+
+
+def _call_as_nobody(function: Callable[..., Any], *args: Any) -> Any:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _report_as_nobody(writer, function, args)
+    os.close(writer)
+    try:
+        packed = _read_all(reader, time.monotonic() + PATIENCE_S)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)  # a no-op if it has ended: nobody has waited for it yet
+        _, status = os.waitpid(pid, 0)
+    assert packed, f"the child died without a word (wait status {status})"
+    failed, result = pickle.loads(packed)
+    if failed:
+        raise result
+    return result
+
+
+def _report_as_nobody(writer: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            assert os.getresuid() == (NOBODY,) * 3, "did not drop root"
+            with pytest.raises(PermissionError):
+                os.setuid(0)
+            outcome: tuple[bool, Any] = (False, function(*args))
+        except BaseException as error:
+            outcome = (True, _portable(error))
+        packed = pickle.dumps(outcome)
+        while packed:
+            packed = packed[os.write(writer, packed) :]
+    finally:
+        os._exit(0)
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return AssertionError("".join(traceback.format_exception(error)))
+
+
+def _read_all(descriptor: int, until: float) -> bytes:
+    parts = []
+    while True:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+        assert ready, f"the child did not answer within {PATIENCE_S} s"
+        part = os.read(descriptor, 65536)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
