@@ -17,11 +17,15 @@ from fscoord.errors import (
     UnsupportedFilesystemError,
 )
 from fscoord.store import Store
+from fscoord.stores.memory import HashStore
+from fscoord.stores.prefix import PrefixStore
 
 __version__ = "0.1.0"
 
 __all__ = [
     # stores
+    "HashStore",
+    "PrefixStore",
     "Store",
     # errors
     "BarrierError",
