@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from fscoord import _system as system
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
@@ -79,11 +80,16 @@ class _Shared:
         return next((key for key in keys if key not in self.values and not self.queues.get(key)), None)
 
 
+_named: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
+_named_lock = system.threading.Lock()
+
+
 class HashStore(Store):
     """A store in the memory of this process, for threads and for tests; it keeps the whole contract of `Store`.
 
-    Other handles on the same data come from `clone`, or from ``open_store("mem:NAME")``. The data lives as long as
-    one handle does. A forked child has a copy of the data of its own and shares nothing with its parent.
+    Other handles on the same data come from `clone`, or by a name from `named` and ``open_store("mem:NAME")``. The
+    data lives as long as one open handle does. A forked child has a copy of the data of its own and shares nothing
+    with its parent.
 
     Args:
         timeout: how long operations wait by default, in seconds or as a `timedelta`.
@@ -93,6 +99,14 @@ class HashStore(Store):
         self._timeout = seconds(timeout)
         self._shared = _Shared()
         self._closed = False
+
+    @classmethod
+    def named(cls, name: str, *, timeout: Timeout = DEFAULT_TIMEOUT) -> HashStore:
+        """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
+        store = cls(timeout=timeout)
+        with _named_lock:
+            store._shared = _named.setdefault(name, store._shared)
+        return store
 
     def set(self, key: Key, value: Value) -> None:
         name, data = key_bytes(key), value_bytes(value)
@@ -219,6 +233,7 @@ class HashStore(Store):
             for bells in (self._shared.readers, self._shared.poppers):
                 for name in list(bells):
                     ring(bells, name)
+            self._shared = _Shared()  # so that a closed handle keeps no data alive
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,0 +1,214 @@
+"""`open_store`: from an address, as text, to an open store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from fscoord import _system as system
+from fscoord.store import Store
+
+__all__ = ["ENVIRONMENT_VARIABLE", "open_store", "register_scheme"]
+
+ENVIRONMENT_VARIABLE = "FSCOORD_STORE"
+"""Where `open_store` looks for an address when it is given none."""
+
+Opener = Callable[..., Store]
+Converter = Callable[[str], Any]
+
+# Two letters at least, so that C:\jobs is a path.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+_LATER = {
+    "tcp": "a TCPStore, which needs torch (the extra fscoord[torch])",
+    "etcd": "an EtcdStore, which needs an etcd server and the extra fscoord[etcd]",
+}
+
+
+class _Scheme(NamedTuple):
+    opener: Opener
+    options: Mapping[str, Converter]
+
+
+_schemes: dict[str, _Scheme] = {}
+
+
+def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Store:
+    """Open the store at `url`.
+
+    ======================================  =====================================================================
+    ``file:///shared/job/store?timeout=10``  `FileStore` on that path; ``file:store`` is relative to the directory
+    ``/shared/job/store``, or a ``Path``     the same, without options; taken as it stands, nothing is decoded
+    ``mem:NAME``                             `HashStore`, the same one for everybody in this process who says NAME
+    ``mem:``                                 `HashStore` of one's own
+    ======================================  =====================================================================
+
+    Whatever stands for itself in the path or in an option but has a meaning in a URL is percent-encoded
+    (``%3F`` is a question mark). A path with a colon before its first slash is written ``./a:b``.
+
+    Args:
+        url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
+        options: what the store's constructor takes besides the path (for ``file:`` ``timeout``, ``world_size``,
+            ``rank``, ``label``, ``run_id``, ``lock``, ``watch``, ``durable``, ``read_only`` and ``mode``; for ``mem:``
+            ``timeout``). They can also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes
+            and no as ``1`` and ``0``. An argument counts for more than the query.
+
+    Raises:
+        ValueError: there is no address, or its scheme or an option is unknown or makes no sense.
+    """
+    scheme, host, path, query = _parse(_address(url))
+    known = _scheme(scheme)
+    unknown = sorted((query.keys() | options.keys()) - known.options.keys())
+    if unknown:
+        raise ValueError(
+            f"unknown option {', '.join(map(repr, unknown))} for a {scheme}: store; known are"
+            f" {', '.join(sorted(known.options)) or 'none'}"
+        )
+    converted = {name: _convert(name, text, known.options[name]) for name, text in query.items()}
+    return known.opener(host, path, **{**converted, **options})
+
+
+def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:
+    """Let `open_store` open addresses that begin with ``{scheme}:``.
+
+    Args:
+        scheme: two letters or more; digits, ``+``, ``-`` and ``.`` may follow. Upper and lower case are one.
+        opener: called as ``opener(host, path, **options)``, returns the open store. In ``x://host/path`` host is what
+            stands between the slashes; in ``x:path`` it is empty. Both are percent-decoded.
+        options: the options that `opener` takes, each with a function that makes its value from text and raises
+            `ValueError` where it can't.
+
+    Raises:
+        ValueError: the scheme is taken already, or is no scheme.
+    """
+    name = scheme.lower()
+    if not _SCHEME.fullmatch(name + ":"):
+        raise ValueError(f"{scheme!r} is no scheme: two letters or more, then letters, digits, '+', '-' and '.'")
+    if name in _schemes:
+        raise ValueError(f"the scheme {name}: is registered already")
+    _schemes[name] = _Scheme(opener, dict(options))
+
+
+def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathLike[str]:
+    address = system.os.environ.get(ENVIRONMENT_VARIABLE) if url is None else url
+    if not address:
+        raise ValueError(
+            f"no store to open: pass a path or a URL such as file:///shared/job/store, or set {ENVIRONMENT_VARIABLE}"
+        )
+    return address
+
+
+def _parse(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
+    """Return scheme, host, path and options, decoded."""
+    if not isinstance(address, str):
+        path = system.os.fspath(address)
+        if not isinstance(path, str):
+            raise TypeError(f"an address is str or os.PathLike[str], not {type(address).__name__}")
+        return "file", "", path, {}
+    match = _SCHEME.match(address)
+    if match is None:
+        if "?" in address:
+            raise ValueError(
+                f"the bare path {address!r} holds a question mark: write file:{address} to pass options,"
+                " or file: with %3F if it belongs to the name"
+            )
+        return "file", "", address, {}
+    if "#" in address:
+        raise ValueError(f"{address!r} holds a '#', which has no meaning here; write %23 if it belongs to the name")
+    rest, _, query = address[match.end() :].partition("?")
+    host = ""
+    if rest.startswith("//"):
+        host, slash, rest = rest[2:].partition("/")
+        rest = slash + rest
+    return match.group(1).lower(), _decode(host), _decode(rest), _options(query)
+
+
+def _options(query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for item in filter(None, query.split("&")):
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"option {name!r} has no value; write {name}=...")
+        name = _decode(name)
+        if name in options:
+            raise ValueError(f"option {name!r} is there twice")
+        options[name] = _decode(value)
+    return options
+
+
+def _decode(text: str) -> str:
+    bad = _BAD_PERCENT.search(text)
+    if bad:
+        raise ValueError(f"{text!r}: a percent sign is written %25 in a URL")
+    return unquote(text, errors="surrogateescape")
+
+
+def _scheme(name: str) -> _Scheme:
+    if name in _schemes:
+        return _schemes[name]
+    known = ", ".join(f"{scheme}:" for scheme in sorted(_schemes))
+    if name in _LATER:
+        raise ValueError(f"{name}: stands for {_LATER[name]}; this version of fscoord has none yet, only {known}")
+    raise ValueError(
+        f"unknown scheme {name}: in the store's address; known are {known}."
+        " (A path with a colon before its first slash is written ./a:b)"
+    )
+
+
+def _convert(name: str, text: str, convert: Converter) -> Any:
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise ValueError(f"option {name}={text}: {error}") from error
+
+
+def _yes(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _octal(text: str) -> int:
+    return int(text, 8)
+
+
+def _open_file(host: str, path: str, **options: Any) -> Store:
+    if host not in ("", "localhost"):
+        raise ValueError(
+            f"file://{host}{path} names the host {host!r}; an absolute path has three slashes: file:///..."
+        )
+    if not path:
+        raise ValueError("file: needs a path, such as file:///shared/job/store")
+    from fscoord.stores.file import FileStore
+
+    return FileStore(path, **options)
+
+
+def _open_memory(host: str, path: str, **options: Any) -> Store:
+    from fscoord.stores.memory import HashStore
+
+    return HashStore.named(host + path, **options) if host + path else HashStore(**options)
+
+
+register_scheme(
+    "file",
+    _open_file,
+    {
+        "timeout": float,
+        "world_size": int,
+        "rank": int,
+        "label": str,
+        "run_id": str,
+        "lock": str,
+        "watch": str,
+        "durable": _yes,
+        "read_only": _yes,
+        "mode": _octal,
+    },
+)
+register_scheme("mem", _open_memory, {"timeout": float})
