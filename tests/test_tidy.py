@@ -1,0 +1,187 @@
+"""The source itself: who may import whom, where the system is touched, how large things are, what is documented.
+
+`ruff` sees to the rest (docstrings of functions, prints, leftover notes, formatting): see pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import fscoord
+
+PACKAGE = Path(fscoord.__file__).parent
+REPOSITORY = Path(__file__).parent.parent
+
+MODULE_LINES_MAX = 350
+FUNCTION_LINES_MAX = 50
+
+# Which module may import which: the first pattern that fits counts. A module that nothing fits has no place yet.
+LAYERS = [
+    ("errors", []),
+    ("_system", ["errors"]),
+    ("_log.record", ["errors"]),
+    ("_log.file", ["_log.*", "_system", "errors"]),
+    ("_log.*", ["_system", "errors"]),
+    ("store", ["_system", "errors"]),
+    ("environment", ["_system", "errors"]),
+    ("stores.file", ["_log.*", "store", "_system", "errors"]),
+    ("stores.url", ["stores.*", "store", "_system", "errors"]),
+    ("stores.*", ["store", "_system", "errors"]),
+    ("collectives", ["store", "_system", "errors"]),
+    ("recipes.*", ["store", "_system", "errors"]),
+    ("cli", ["cli.*", "*"]),
+    ("cli.*", ["*"]),
+    ("__main__", ["cli"]),
+    ("", ["*"]),
+]
+PACKAGES = {"_log", "stores"}  # mere folders: their __init__ imports nothing
+
+# What touches files, locks, processes or clocks, and so is for _system alone.
+SYSTEM = {
+    "asyncio", "concurrent", "ctypes", "fcntl", "filelock", "glob", "io", "mmap", "multiprocessing", "os", "pathlib",
+    "portalocker", "posix", "resource", "sched", "select", "selectors", "shutil", "signal", "socket", "stat",
+    "subprocess", "tempfile", "time", "watchdog",
+}  # fmt: skip
+SYSTEM_ALLOWED: dict[str, tuple[set[str], str]] = {}
+
+# Extras, and the only modules that may ask for them.
+EXTRAS = {"click": ["cli", "cli.*"], "rich": ["cli", "cli.*"], "torch": [], "etcd3gw": []}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name without `fscoord.`; the package itself is the empty name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+every_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "fscoord")
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def imports(name: str) -> Iterator[str]:
+    """Every dotted name that the module imports, wherever in it; `from a import b` is `a.b`."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively in line {node.lineno}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(name: str) -> set[str]:
+    """The modules of fscoord that the module imports."""
+    found = set()
+    for dotted in imports(name):
+        if dotted == "fscoord" or dotted.startswith("fscoord."):
+            target = dotted.removeprefix("fscoord").removeprefix(".")
+            while target not in MODULES:
+                target = target.rpartition(".")[0]
+            found.add(target)
+    return found
+
+
+@every_module
+def test_imports_point_downward(name: str) -> None:
+    if name in PACKAGES:
+        assert own_imports(name) == set()
+        return
+    allowed = next((targets for pattern, targets in LAYERS if fnmatchcase(name, pattern)), None)
+    assert allowed is not None, f"{name} is in no layer: give it its place in LAYERS and in docs/contributing"
+    wrong = {target for target in own_imports(name) if not any(fnmatchcase(target, pattern) for pattern in allowed)}
+    assert not wrong, f"{name} may import {allowed}, not {sorted(wrong)}"
+
+
+@every_module
+def test_the_system_is_touched_in_one_module_only(name: str) -> None:
+    used = {dotted.partition(".")[0] for dotted in imports(name)} & SYSTEM
+    used |= {"open"} & {
+        node.func.id for node in ast.walk(tree(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    used |= {dotted for dotted in imports(name) if dotted.startswith("datetime") and dotted != "datetime.timedelta"}
+    if name != "_system":
+        allowed, _reason = SYSTEM_ALLOWED.get(name, (set(), ""))
+        assert used == allowed, f"{name} uses {sorted(used)} itself: `from fscoord import _system as system`"
+
+
+@every_module
+def test_extras_are_asked_for_only_where_they_belong(name: str) -> None:
+    for extra in {dotted.partition(".")[0] for dotted in imports(name)} & EXTRAS.keys():
+        assert any(fnmatchcase(name, pattern) for pattern in EXTRAS[extra]), f"{name} imports {extra}"
+
+
+@every_module
+def test_everything_imported_is_declared(name: str) -> None:
+    known = sys.stdlib_module_names | SYSTEM | EXTRAS.keys() | {"fscoord"}
+    assert {dotted.partition(".")[0] for dotted in imports(name)} <= known
+
+
+@every_module
+def test_a_module_says_its_responsibility_in_its_first_line(name: str) -> None:
+    docstring = ast.get_docstring(tree(name))
+    assert docstring, f"{MODULES[name]} has no docstring"
+    first = docstring.splitlines()[0]
+    assert first.endswith((".", ":")), f"the first line is no sentence: {first!r}"
+
+
+@every_module
+def test_modules_and_functions_stay_small(name: str) -> None:
+    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+    assert lines <= MODULE_LINES_MAX, f"{name} has {lines} lines: is there a seam?"
+    for node in ast.walk(tree(name)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            documented = ast.get_docstring(node) is not None
+            start = node.body[0].end_lineno if documented else node.lineno
+            size = node.end_lineno - start
+            assert size <= FUNCTION_LINES_MAX, f"{name}.{node.name} has {size} lines under its docstring"
+
+
+@every_module
+def test_help_explains_every_public_name(name: str) -> None:
+    if name == "__main__":
+        return
+    module = importlib.import_module(f"fscoord.{name}".rstrip("."))
+    for public, thing in vars(module).items():
+        if public.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+            continue
+        assert inspect.getdoc(thing), f"{name}.{public} has no docstring"
+        if inspect.isclass(thing):
+            silent = [member for member, value in public_members(thing) if not inspect.getdoc(value)]
+            assert not silent, f"{name}.{public}: no docstring for {silent}, inherited or not"
+
+
+def public_members(thing: type) -> Iterator[tuple[str, object]]:
+    for member in vars(thing):
+        value = inspect.getattr_static(thing, member)
+        if not member.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod))):
+            yield member, getattr(thing, member)
+
+
+def test_public_names_are_all_there_sorted_and_in_the_reference() -> None:
+    groups = re.split(r"# .*\n", inspect.getsource(fscoord).partition("__all__ = [")[2])[1:]
+    names = [re.findall(r'"(\w+)"', group) for group in groups]
+    assert [name for group in names for name in group] == fscoord.__all__
+    assert names == [sorted(group) for group in names]
+    assert all(hasattr(fscoord, name) for name in fscoord.__all__)
+    public = {name for name, thing in vars(fscoord).items() if name[0] != "_" and not inspect.ismodule(thing)}
+    assert public == set(fscoord.__all__) - {"__version__"}
+    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\.\. auto\w+:: fscoord\.(\w+)$", reference, re.MULTILINE))
+    assert documented == public
