@@ -1,0 +1,28 @@
+"""How the documentation is built: `tox -e docs`."""
+
+import fscoord
+
+project = "fscoord"
+author = "The fscoord authors"
+copyright = "2026, the fscoord authors"
+version = release = fscoord.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+nitpicky = True
+nitpick_ignore_regex = [
+    # Names of the standard library and of type aliases: this build looks nothing up on the network.
+    ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),
+]
+default_role = "py:obj"
+
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"fscoord {release}"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True

@@ -1,0 +1,99 @@
+"""The package as it is installed: what an import brings, what it does without, and what its metadata claim."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import fscoord
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def run(code: str, *arguments: str, status: int = 0) -> str:
+    """Run `code` in a fresh interpreter and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def test_importing_fscoord_loads_no_dependency() -> None:
+    heavy = {"asyncio", "click", "ctypes", "filelock", "multiprocessing", "portalocker", "rich", "torch", "watchdog"}
+    loaded = run("import fscoord, sys; print(*{name.partition('.')[0] for name in sys.modules})")
+    assert not set(loaded.split()) & heavy
+
+
+def test_a_store_without_waiting_loads_no_dependency_either(tmp_path: Path) -> None:
+    code = "import fscoord, sys; fscoord.FileStore(sys.argv[1]).set('k', 'v'); print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in run(code, str(tmp_path / "store")).split()}
+    assert not loaded & {"filelock", "portalocker", "watchdog"}
+
+
+def test_without_fcntl_the_package_imports_and_file_store_names_the_platform(tmp_path: Path) -> None:
+    """This is how Windows looks to fscoord."""
+    said = run(
+        """
+import sys
+sys.modules["fcntl"] = None  # from now on, importing it is an ImportError
+import fscoord
+store = fscoord.HashStore()
+store.set("k", "v")
+assert store.get("k") == b"v"
+assert fscoord.open_store("mem:").add("n", 1) == 1
+for arguments in [(sys.argv[1],), ()]:
+    try:
+        fscoord.FileStore(*arguments)
+    except fscoord.UnsupportedFilesystemError as error:
+        print(error)
+    else:
+        raise SystemExit("FileStore opened without locks")
+""",
+        str(tmp_path / "store"),
+    )
+    assert said.count(sys.platform) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_the_command_says_which_one_to_install() -> None:
+    said = run(
+        "import sys, runpy; sys.modules['click'] = None; runpy.run_module('fscoord', run_name='__main__')", status=69
+    )
+    assert "fscoord[cli]" in said
+    assert "Traceback" not in said
+
+
+def test_the_version_comes_from_one_place() -> None:
+    assert metadata.version("fscoord") == fscoord.__version__
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changelog, re.MULTILINE)[0] == fscoord.__version__
+
+
+def test_type_checkers_are_told_that_the_package_is_typed() -> None:
+    assert (Path(fscoord.__file__).parent / "py.typed").exists()
+
+
+def test_the_lower_environment_pins_what_the_metadata_allow_at_least() -> None:
+    requirements = " ".join(
+        text
+        for text in metadata.requires("fscoord") or []
+        if "extra" not in text or 'extra == "cli"' in text.replace("'", '"')
+    )
+    lowest = dict(re.findall(r"(\w+)[^ ]*?>=([\d.]+)", requirements))
+    tox = (
+        (REPOSITORY / "tox.ini")
+        .read_text(encoding="utf-8")
+        .partition("[testenv:lower]")[2]
+        .partition("[testenv:cov]")[0]
+    )
+    assert dict(re.findall(r"(\w+)==([\d.]+)", tox)) == lowest
