@@ -13,6 +13,7 @@ import random
 import select
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -41,6 +42,11 @@ hypothesis.settings.load_profile("fscoord")
 
 def pytest_report_header() -> str:
     return f"fscoord: FSCOORD_SEED={SEED} FSCOORD_SCALE={SCALE:g}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _python_in_report(record_testsuite_property: Callable[[str, object], None]) -> None:
+    record_testsuite_property("python", f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,130 @@
+"""Code that uses the public names, checked by `mypy --strict` and never run."""
+
+import math
+from datetime import timedelta
+from pathlib import Path
+
+from typing_extensions import assert_type
+
+import fscoord
+from fscoord import (
+    BarrierError,
+    BrokenBarrierError,
+    CorruptLogError,
+    FileStore,
+    FscoordError,
+    HashStore,
+    InsecurePathError,
+    LimitExceededError,
+    PrefixStore,
+    QueueEmptyError,
+    StaleRunError,
+    Store,
+    StoreClosedError,
+    StoreError,
+    StoreGoneError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    UnsupportedFilesystemError,
+    barrier,
+    broadcast,
+    gather,
+    get_all,
+    open_store,
+    store_timeout,
+    synchronize,
+)
+
+
+def contract(store: Store) -> None:
+    store.set("text", "text")
+    store.set(b"bytes", bytearray(b"bytes"))
+    store.set("view", memoryview(b"view"))
+    assert_type(store.get("text"), bytes)
+    assert_type(store.add("count", 1), int)
+    assert_type(store.compare_set("text", "text", b"other"), bytes)
+    assert_type(store.check(["text", b"bytes"]), bool)
+    store.wait(["text"])
+    store.wait(key for key in ("a", "b"))
+    store.wait(("text",), 0.5)
+    store.wait(["text"], timeout=timedelta(seconds=1))
+    assert_type(store.delete_key("text"), bool)
+    assert_type(store.num_keys(), int)
+    assert_type(store.list_keys(), list[str])
+    assert_type(store.list_keys("prefix"), list[str])
+    store.append("text", b"more")
+    assert_type(store.multi_get(["text", "count"]), list[bytes])
+    store.multi_set(["text", "count"], ["value", b"1"])
+    store.queue_push("queue", "item")
+    assert_type(store.queue_pop("queue"), bytes)
+    assert_type(store.queue_pop("queue", block=False), bytes)
+    assert_type(store.queue_len("queue"), int)
+    store.barrier("barrier", 2)
+    store.barrier("barrier", 2, timeout=math.inf)
+    assert_type(store.timeout, timedelta)
+    store.set_timeout(5)
+    assert_type(store.has_extended_api(), bool)
+    store.close()
+
+
+def stores(path: Path) -> None:
+    file = FileStore(path, 2, timeout=timedelta(minutes=1), rank=0, label="trainer", lock="flock", durable=True)
+    assert_type(file.clone(), FileStore)
+    assert_type(file.path, str)
+    with FileStore() as private:
+        assert_type(private, FileStore)
+    with FileStore(str(path), read_only=True, watch="poll", mode=0o640) as observer:
+        contract(observer)
+    memory = HashStore()
+    assert_type(memory.clone(), HashStore)
+    view = PrefixStore("prefix", memory)
+    assert_type(view.underlying_store, Store)
+    contract(view.clone())
+    assert_type(open_store("mem:"), Store)
+    assert_type(open_store(path, timeout=5, world_size=2), Store)
+    assert_type(open_store(), Store)
+
+
+def collectives(store: Store, rank: int, world_size: int) -> None:
+    with store_timeout(store, 5):
+        assert_type(synchronize(store, b"data", rank, world_size, "prefix", timeout=5), list[bytes])
+        assert_type(get_all(store, rank, "prefix", world_size), list[bytes])
+    barrier(store, world_size, "prefix", 5)
+    barrier(store, world_size, "prefix", 5, rank, lambda rank: f"node{rank}", 2)
+    assert_type(fscoord.__version__, str)
+
+
+def errors(error: FscoordError) -> None:
+    if isinstance(error, StoreTimeoutError):
+        assert_type(error.keys, tuple[str, ...])
+        assert_type(error.missing_ranks, tuple[str, ...])
+        assert_type(error.holder, str | None)
+        assert_type(error.waited, float)
+    elif isinstance(error, CorruptLogError):
+        assert_type(error.offset, int)
+        assert_type(error.reason, str)
+    elif isinstance(error, StoreUnavailableError):
+        assert_type(error.errno, int | None)
+    elif isinstance(error, StoreError):
+        assert_type(error.path, str | None)
+        assert_type(error.maybe_applied, bool)
+    elif isinstance(error, BrokenBarrierError):
+        assert_type(error.missing, tuple[str, ...])
+        assert_type(error.dead, tuple[str, ...])
+
+
+def built_in(
+    closed: StoreClosedError,
+    gone: StoreGoneError,
+    stale: StaleRunError,
+    empty: QueueEmptyError,
+    limit: LimitExceededError,
+    insecure: InsecurePathError,
+    unsupported: UnsupportedFilesystemError,
+    usage: BarrierError,
+) -> list[RuntimeError]:
+    value: ValueError = limit
+    permission: PermissionError = insecure
+    system: OSError = unsupported
+    print(value, permission, system, broadcast, gather)
+    return [closed, gone, stale, empty, limit, usage]
