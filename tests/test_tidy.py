@@ -29,16 +29,24 @@ LAYERS = [
     ("errors", []),
     ("_system", ["errors"]),
     ("_log.record", ["errors"]),
-    ("_log.file", ["_log.*", "_system", "errors"]),
+    ("_log.lock", ["_system", "errors"]),
+    ("_log.mount", ["_system", "errors"]),
+    ("_log.path", ["_system", "errors"]),
     ("_log.tail", ["_log.record", "_system", "errors"]),
-    ("_log.*", ["_system", "errors"]),
+    ("_log.bell", ["_log.path", "_system", "errors"]),
+    ("_log.watch", ["_log.bell", "_log.path", "_system", "errors"]),
+    ("_log.reader", ["_log.tail", "_log.path", "_log.record", "_system", "errors"]),
+    ("_log.opening", ["_log.lock", "_log.mount", "_log.path", "_log.record", "_system", "errors"]),
+    ("_log.file", ["_log.*", "_system", "errors"]),
     ("store", ["_system", "errors"]),
     ("environment", ["_system", "errors"]),
     ("stores.file", ["_log.*", "store", "_system", "errors"]),
     ("stores.url", ["stores.*", "store", "_system", "errors"]),
     ("stores.*", ["store", "_system", "errors"]),
-    ("collectives", ["store", "_system", "errors"]),
+    ("_roll", ["store", "_system", "errors"]),
+    ("collectives", ["_roll", "store", "_system", "errors"]),
     ("recipes.*", ["store", "_system", "errors"]),
+    ("demo", ["collectives", "store", "stores.*", "_system", "errors"]),
     ("cli", ["*"]),
     ("cli.*", ["*"]),
     ("__main__", ["cli"]),
@@ -52,7 +60,9 @@ SYSTEM = {
     "portalocker", "posix", "resource", "sched", "select", "selectors", "shutil", "signal", "socket", "stat",
     "subprocess", "tempfile", "time", "watchdog",
 }  # fmt: skip
-SYSTEM_ALLOWED: dict[str, tuple[set[str], str]] = {}
+SYSTEM_ALLOWED = {
+    "demo": ({"signal", "subprocess"}, "it starts processes, kills one, and ends them when it is told to end itself"),
+}
 
 # Extras, and the only modules that may ask for them.
 EXTRAS = {"click": ["cli", "cli.*"], "rich": ["cli", "cli.*"], "torch": [], "etcd3gw": []}
