@@ -1,0 +1,191 @@
+"""Who has come: the roll that ranks keep in a store, and the words of a time-out that names the missing.
+
+A roll is one key, ``{prefix}/arrivals``, to which every arrival appends ``RANK/WORLD_SIZE`` and a space. With a minus
+sign in front, that rank has told its caller of a time-out: it still counts, and may come again even when all are
+through. ``{prefix}/complete`` appears when all have come, so that whoever waits for that waits for one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fscoord import _system as system
+from fscoord.errors import BarrierError, FscoordError, StoreTimeoutError
+from fscoord.store import Key, Store, Timeout, integer, key_bytes, key_text, positive, seconds
+
+__all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "attempt", "check_rank"]
+
+MISSING_MAX = 16
+"""How many missing ranks a time-out names, as in torch."""
+
+Decoder = Callable[[int], str]
+Event = tuple[int, bool]
+
+
+class Attempt(NamedTuple):
+    """One rank's call, and how long it may take, in seconds."""
+
+    prefix: bytes
+    rank: int
+    world_size: int
+    timeout: float
+    trace_timeout: float
+    decoder: Decoder | None
+    start: float
+
+    def waited(self) -> float:
+        """Return how long the call has taken so far."""
+        return system.time.monotonic() - self.start
+
+    def left(self) -> float:
+        """Return how long it may still wait."""
+        return max(0.0, self.timeout - self.waited())
+
+    def trace_left(self) -> float:
+        """Return how long it may still take to find out, and say, who is missing."""
+        return max(0.0, self.timeout + self.trace_timeout - self.waited())
+
+    def time_out(self, what: str, missing: list[int], cause: StoreTimeoutError, hint: str = "") -> StoreTimeoutError:
+        """Return the error that names `missing`, in torch's words."""
+        names = [self._named(rank) for rank in missing[:MISSING_MAX]]
+        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+        holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
+        return StoreTimeoutError(
+            f"Timed out {what} on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
+            f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], timeout={self.timeout:g})"
+            f"{hint}{holder}",
+            keys=cause.keys,
+            missing_ranks=names,
+            holder=cause.holder,
+            waited=self.waited(),
+        )
+
+    def used_before(self) -> BarrierError:
+        """Return the error for a prefix that has served already."""
+        return BarrierError(
+            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
+            " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
+        )
+
+    def _named(self, rank: int) -> str:
+        """Return what the decoder says of `rank`, or its number when there is none, or no time, or it fails."""
+        if self.decoder is None or not self.trace_left():
+            return str(rank)
+        try:
+            return str(self.decoder(rank))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the time-out matters more
+            return f"{rank} (rank_tracing_decoder raised {error!r})"
+
+
+def attempt(
+    prefix: Key,
+    rank: int,
+    world_size: int,
+    timeout: Timeout,
+    trace_timeout: Timeout = 0.0,
+    decoder: Decoder | None = None,
+) -> Attempt:
+    """Return the call with these arguments, checked, that begins now."""
+    start = system.time.monotonic()
+    check_rank(rank, positive("world_size", world_size))
+    return Attempt(key_bytes(prefix), rank, world_size, seconds(timeout), seconds(trace_timeout), decoder, start)
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise unless `rank` is one of `world_size`."""
+    if not 0 <= integer("rank", rank) < world_size:
+        raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
+
+
+class Roll:
+    """The roll at `prefix`, for the rank that makes `call`."""
+
+    def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
+        self._store = store
+        self._call = call
+        self._arrivals = prefix + b"/arrivals"
+        self._complete = prefix + b"/complete"  # as long as the other: a prefix that is too long fails at the first
+
+    def arrive(self) -> bool:
+        """Put this rank on the roll; return whether all are there.
+
+        Raises:
+            BarrierError: all were there before this rank came, and it did not leave with a time-out.
+        """
+        rank, world_size = self._call.rank, self._call.world_size
+        self._store.append(self._arrivals, b"%d/%d " % (rank, world_size))
+        text = self._store.get(self._arrivals)
+        count = text.count(b" ")
+        if count < world_size and count == text.count(b"/%d " % world_size):
+            return False
+        events = self._events(text)
+        own = max(index for index, event in enumerate(events) if event == (rank, True))
+        before = _present(events[:own])
+        if len(before) == world_size:
+            self._refuse_unless_signed_off(events[:own])
+        elif len(before | {rank}) == world_size:
+            self._store.set(self._complete, b"1")
+        return len(_present(events)) == world_size
+
+    def wait(self) -> None:
+        """Wait until all are there."""
+        self._store.wait([self._complete], self._call.left())
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come."""
+        present = _present(self._read())
+        return [rank for rank in range(self._call.world_size) if rank not in present]
+
+    def sign_off(self, timed_out: bool, timeout: float) -> None:
+        """Leave word that this rank gives up for now; or, if all have come, do what the last of them died before.
+
+        It must not outlast `timeout`, which only a handle of our own can be told without telling others too.
+        """
+        try:
+            with self._store.clone() as handle:
+                handle.set_timeout(timeout)
+                if timed_out:
+                    handle.append(self._arrivals, b"-%d/%d " % (self._call.rank, self._call.world_size))
+                else:
+                    handle.set(self._complete, b"1")
+        except FscoordError:
+            pass  # the time-out says it all; without the word, a second try after all are through is refused
+
+    def refuse_if_finished(self, data_key: bytes) -> None:
+        """Raise if this rank is through, or if others were without its data, which would be in `data_key`."""
+        events = self._read()
+        if (self._call.rank, True) in events:
+            self._refuse_unless_signed_off(events)
+        elif events and not self._store.check([data_key]):
+            raise self._call.used_before()
+
+    def _refuse_unless_signed_off(self, events: list[Event]) -> None:
+        if [came for rank, came in events if rank == self._call.rank][-1]:
+            raise self._call.used_before()
+
+    def _read(self) -> list[Event]:
+        if not self._store.check([self._arrivals]):
+            return []
+        return self._events(self._store.get(self._arrivals))
+
+    def _events(self, text: bytes) -> list[Event]:
+        """Return every arrival as (rank, True) and every sign-off as (rank, False)."""
+        events = []
+        for token in text.split():
+            name, _, size = token.partition(b"/")
+            if not (name.removeprefix(b"-").isdigit() and size.isdigit()):
+                raise BarrierError(f"key {key_text(self._arrivals)!r} holds {token[:40]!r}, which is no arrival")
+            rank = abs(int(name))
+            if int(size) != self._call.world_size:
+                raise BarrierError(
+                    f"rank {rank} came to {key_text(self._call.prefix)!r} with world_size={int(size)}, rank"
+                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same, and every"
+                    " barrier and exchange a prefix of its own"
+                )
+            events.append((rank, not name.startswith(b"-")))
+        return events
+
+
+def _present(events: list[Event]) -> set[int]:
+    return {rank for rank, came in events if came}

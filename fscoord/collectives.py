@@ -1,0 +1,347 @@
+"""Barriers and exchanges of data between ranks, on the contract of `~fscoord.Store` alone.
+
+Names, arguments and the words of a time-out follow ``torch.distributed.elastic.utils.store``. A key prefix serves
+once: nothing is removed afterwards, and whoever uses a finished prefix again gets a `~fscoord.BarrierError`.
+
+**Keys.** Of torch's keys these are kept:
+
+- ``{prefix}/num_members`` and ``{prefix}/last_member`` for a barrier without ranks: it is `Store.barrier`, which is
+  c10d's, so that torch's processes can meet ours at it, and some stores do it in one round trip.
+- ``{prefix}{i}`` for the data of `get_all`, because its callers write that data; and ``{prefix}/finished`` for what
+  follows, as the prefix of a barrier with ranks.
+
+A barrier with ranks can't use the first two: a counter counts a rank that tries again twice, and can't say who is
+missing. It keeps a roll instead, ``{prefix}/arrivals``, to which each arrival appends one token, and which therefore
+knows at any time, for everybody, who has come; ``{prefix}/complete`` appears when all have, and is all that the others
+wait for. So a time-out needs no second meeting to find the missing, and ``{prefix}{rank}/TRACE`` and
+``{prefix}/TRACING_GATE`` are gone, and with them the prefixes that collided (``a1`` + ``0`` = ``a`` + ``10``).
+
+Where ``{prefix}{rank}`` holds data that is written here (`synchronize`, `gather`), a prefix that ends in a digit or a
+colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all others are as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+from fscoord import _system as system
+from fscoord._roll import Attempt, Decoder, Roll, attempt, check_rank
+from fscoord.errors import BarrierError, StoreClosedError, StoreTimeoutError
+from fscoord.store import (
+    DEFAULT_TIMEOUT,
+    Key,
+    Store,
+    Timeout,
+    Value,
+    duration,
+    key_bytes,
+    key_text,
+    positive,
+    seconds,
+    value_bytes,
+)
+
+__all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
+
+_SIGN_OFF_S = 0.05
+"""How late a time-out may be in order to leave a word in the store, where no trace timeout says more."""
+
+
+def barrier(
+    store: Store,
+    world_size: int,
+    key_prefix: Key,
+    barrier_timeout: Timeout = DEFAULT_TIMEOUT,
+    rank: int | None = None,
+    rank_tracing_decoder: Decoder | None = None,
+    trace_timeout: Timeout = 10.0,
+) -> None:
+    """Wait until `world_size` callers have called this with `key_prefix`.
+
+    With `rank`, arriving is idempotent: a rank that tries again, after a time-out or in a new process, counts once,
+    and passes if the others have come meanwhile. Without it every call counts. All callers of one barrier give a
+    rank, or none does.
+
+    Each rank costs one write, one read and one wait; the last one, one write more.
+
+    Args:
+        store: where the callers meet.
+        world_size: how many must come; the same for all.
+        key_prefix: names the barrier; it serves once.
+        barrier_timeout: how long to wait for the others, in seconds or as a `timedelta`.
+        rank: which caller this is, 0 to `world_size` - 1.
+        rank_tracing_decoder: turns a missing rank into what the error says of it, such as its host.
+        trace_timeout: how much later than `barrier_timeout` the error may come, in order to name the missing ranks.
+            (Writing one's own arrival is bounded by the store's timeout, as every write is.)
+
+    Raises:
+        StoreTimeoutError: not all came. On every rank, and on every store, it says rank, key prefix, world size,
+            timeout and the ranks that are missing (16 at most, and how many more).
+        BarrierError: more than `world_size` callers came, or the barrier was finished before, or the callers
+            disagree about `world_size`, or `rank` is not below it.
+        ValueError: there is a decoder but no `rank`.
+    """
+    if rank is None:
+        if rank_tracing_decoder is not None:
+            raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
+        seconds(trace_timeout)
+        _anonymous_barrier(store, positive("world_size", world_size), key_bytes(key_prefix), seconds(barrier_timeout))
+        return
+    call = attempt(key_prefix, rank, world_size, barrier_timeout, trace_timeout, rank_tracing_decoder)
+    roll = Roll(store, call.prefix, call)
+    try:
+        if not roll.arrive():
+            roll.wait()
+    except StoreTimeoutError as error:
+        missing = roll.missing()
+        roll.sign_off(bool(missing), call.trace_left())
+        if missing:
+            mixed = store.check([call.prefix + b"/num_members"])
+            hint = "; some callers gave no rank: either all do, or none" if mixed else ""
+            raise call.time_out("waiting on barrier", missing, error, hint) from error
+
+
+def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes]:
+    """Return the values of ``{prefix}0`` to ``{prefix}{world_size - 1}``, waiting for them up to the store's timeout.
+
+    Rank 0 returns last, after all other ranks have read everything, because its process often runs the store.
+
+    Raises:
+        StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
+        BarrierError: this rank has done this before, and all were through.
+    """
+    call = attempt(prefix, rank, world_size, store.timeout, _SIGN_OFF_S)
+    return _collect(store, call, call.prefix, "get_all")
+
+
+def synchronize(
+    store: Store,
+    data: Value,
+    rank: int,
+    world_size: int,
+    key_prefix: Key,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> list[bytes]:
+    """Give `data` to all ranks and return the data of all ranks, in their order.
+
+    Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix serves once. A rank may
+    try again after a time-out, with the same data: somebody may have read it.
+
+    Args:
+        store: where the ranks meet.
+        data: what this rank has to say.
+        rank: which rank this is, 0 to `world_size` - 1.
+        world_size: how many ranks there are.
+        key_prefix: names the exchange.
+        timeout: one limit for the whole of it, in seconds or as a `timedelta`.
+
+    Raises:
+        StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
+        BarrierError: the prefix was used before. Nothing has been overwritten.
+    """
+    call, content = attempt(key_prefix, rank, world_size, timeout, _SIGN_OFF_S), value_bytes(data)
+    prefix = _data_prefix(call.prefix)
+    own = prefix + b"%d" % rank
+    Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
+    _give(store, own, content)
+    return _collect(store, call, prefix, "synchronize")
+
+
+def broadcast(
+    store: Store,
+    data: Value | None,
+    rank: int,
+    world_size: int,
+    key_prefix: Key,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    *,
+    source: int = 0,
+) -> bytes:
+    """Give the `data` of rank `source` to all ranks, and return it.
+
+    The source does not wait for the others; they wait for it. The data stays, under ``{key_prefix}/broadcast``.
+
+    Args:
+        store: where the ranks meet.
+        data: what the source has to say; the others' is ignored, and may be None.
+        rank: which rank this is, 0 to `world_size` - 1.
+        world_size: how many ranks there are.
+        key_prefix: names the exchange.
+        timeout: how long to wait for the source, in seconds or as a `timedelta`.
+        source: the rank that speaks.
+
+    Raises:
+        StoreTimeoutError: the source did not come.
+        BarrierError: on the source, other data was broadcast under this prefix before. Nothing has been overwritten.
+    """
+    call = attempt(key_prefix, rank, world_size, timeout)
+    check_rank(source, world_size)
+    key = call.prefix + b"/broadcast"
+    if rank == source:
+        if data is None:
+            raise TypeError(f"rank {rank} is the source: its data is str or bytes-like, not None")
+        content = value_bytes(data)
+        _give(store, key, content)
+        return content
+    try:
+        store.wait([key], call.left())
+    except StoreTimeoutError as error:
+        raise call.time_out("in broadcast", [source], error) from error
+    return store.get(key)
+
+
+def gather(
+    store: Store,
+    data: Value,
+    rank: int,
+    world_size: int,
+    key_prefix: Key,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    *,
+    target: int = 0,
+) -> list[bytes] | None:
+    """Give the `data` of all ranks to rank `target`, which gets it in the order of the ranks; the others get None.
+
+    Only the target waits. The data stays in the store.
+
+    Args:
+        store: where the ranks meet.
+        data: what this rank has to say.
+        rank: which rank this is, 0 to `world_size` - 1.
+        world_size: how many ranks there are.
+        key_prefix: names the exchange.
+        timeout: how long the target waits, in seconds or as a `timedelta`.
+        target: the rank that listens.
+
+    Raises:
+        StoreTimeoutError: on the target; it names the ranks whose data did not come.
+        BarrierError: the prefix was used before. Nothing has been overwritten.
+    """
+    call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
+    check_rank(target, world_size)
+    prefix = _data_prefix(call.prefix)
+    end = prefix + b"/gathered"
+    if store.check([end]):
+        raise call.used_before()
+    _give(store, prefix + b"%d" % rank, content)
+    if rank != target:
+        return None
+    values = _read_all(store, call, prefix, "gather")
+    store.set(end, b"1")
+    return values
+
+
+@contextmanager
+def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
+    """Set the timeout of `store` for the body of the ``with``, and the old one again afterwards, after an error too.
+
+    It is the handle's timeout, for all its threads: where several nest this on one handle, or on `PrefixStore` views
+    of it, the latest still in force holds, and when the last leaves, in whatever order, the handle has the timeout
+    that it had before the first. A thread that wants a timeout of its own works on a `Store.clone`.
+
+    Args:
+        store: the handle.
+        timeout: seconds or a `timedelta`.
+    """
+    limit = duration(seconds(timeout))
+    base = _base(store)
+    token = _Token(limit)
+    try:
+        with _tokens_lock:
+            stack = _tokens.setdefault(base, [_Token(base.timeout)])
+            base.set_timeout(limit)
+            stack.append(token)
+        yield
+    finally:
+        with _tokens_lock:
+            _take_away(base, token)
+
+
+class _Token:
+    """One timeout that holds until it is taken away; told from others by identity."""
+
+    def __init__(self, limit: timedelta) -> None:
+        self.limit = limit
+
+
+_tokens: WeakKeyDictionary[Store, list[_Token]] = WeakKeyDictionary()
+_tokens_lock = system.threading.Lock()
+
+
+def _take_away(base: Store, token: _Token) -> None:
+    stack = _tokens.get(base, [])
+    if token in stack:
+        stack.remove(token)
+    if stack:
+        if len(stack) == 1:
+            del _tokens[base]
+        try:
+            base.set_timeout(stack[-1].limit)
+        except StoreClosedError:
+            pass  # closed in the body: no timeout is left to restore
+
+
+def _base(store: Store) -> Store:
+    """Return the store whose timeout `store` shows: a view has none of its own."""
+    inner = getattr(store, "underlying_store", None)
+    return _base(inner) if isinstance(inner, Store) else store
+
+
+def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> None:
+    start = system.time.monotonic()
+    try:
+        store.barrier(prefix, world_size, timeout)
+    except StoreTimeoutError as error:
+        counter = prefix + b"/num_members"
+        came = store.get(counter).decode("ascii", "replace") if store.check([counter]) else "none"
+        mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
+        raise StoreTimeoutError(
+            f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
+            f" timeout={timeout:g}): {came} came; with rank it would name the missing{mixed}",
+            keys=error.keys,
+            holder=error.holder,
+            waited=system.time.monotonic() - start,
+        ) from error
+
+
+def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> list[bytes]:
+    values = _read_all(store, call, prefix, what)
+    roll = Roll(store, prefix + b"/finished", call)
+    try:
+        if not roll.arrive() and call.rank == 0:
+            roll.wait()
+    except StoreTimeoutError as error:
+        missing = roll.missing()
+        roll.sign_off(bool(missing), call.trace_left())
+        if missing:
+            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error) from error
+    return values
+
+
+def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> list[bytes]:
+    keys = [prefix + b"%d" % rank for rank in range(call.world_size)]
+    try:
+        store.wait(keys, call.left())
+    except StoreTimeoutError as error:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        if missing:
+            raise call.time_out(f"in {what}", missing, error) from error
+    return store.multi_get(keys)
+
+
+def _give(store: Store, key: bytes, content: bytes) -> None:
+    """Set `key` to `content`, unless it has another value: somebody may have read that."""
+    if not store.check([key]):
+        store.set(key, content)
+    elif store.get(key) != content:
+        raise BarrierError(
+            f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
+            " rank; give every exchange a prefix of its own"
+        )
+
+
+def _data_prefix(prefix: bytes) -> bytes:
+    return prefix + b":" if prefix[-1:].isdigit() or prefix.endswith(b":") else prefix
