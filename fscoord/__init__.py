@@ -1,5 +1,6 @@
 """Processes that share nothing but a directory find each other and agree."""
 
+from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
     BarrierError,
     BrokenBarrierError,
@@ -17,16 +18,27 @@ from fscoord.errors import (
     UnsupportedFilesystemError,
 )
 from fscoord.store import Store
+from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
+from fscoord.stores.url import open_store
 
 __version__ = "0.1.0"
 
 __all__ = [
     # stores
+    "FileStore",
     "HashStore",
     "PrefixStore",
     "Store",
+    "open_store",
+    # collectives
+    "barrier",
+    "broadcast",
+    "gather",
+    "get_all",
+    "store_timeout",
+    "synchronize",
     # errors
     "BarrierError",
     "BrokenBarrierError",

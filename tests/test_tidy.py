@@ -38,21 +38,23 @@ LAYERS = [
     ("_log.reader", ["_log.tail", "_log.path", "_log.record", "_system", "errors"]),
     ("_log.opening", ["_log.lock", "_log.mount", "_log.path", "_log.record", "_system", "errors"]),
     ("_log.file", ["_log.*", "_system", "errors"]),
+    ("_log.dump", ["_log.*", "_system", "errors"]),
     ("store", ["_system", "errors"]),
     ("environment", ["_system", "errors"]),
-    ("stores.file", ["_log.*", "store", "_system", "errors"]),
+    ("stores.file", ["_log.*", "stores.state", "store", "_system", "errors"]),
+    ("stores.state", ["_log.record", "store", "_system", "errors"]),  # a part of stores.file
     ("stores.url", ["stores.*", "store", "_system", "errors"]),
     ("stores.*", ["store", "_system", "errors"]),
     ("_roll", ["store", "_system", "errors"]),
     ("collectives", ["_roll", "store", "_system", "errors"]),
     ("recipes.*", ["store", "_system", "errors"]),
-    ("demo", ["collectives", "store", "stores.*", "_system", "errors"]),
+    ("demo.*", ["demo.*", "collectives", "store", "stores.*", "_system", "errors"]),
     ("cli", ["*"]),
     ("cli.*", ["*"]),
     ("__main__", ["cli"]),
     ("", ["*"]),
 ]
-PACKAGES = {"_log", "stores"}  # mere folders: their __init__ imports nothing
+PACKAGES = {"_log", "demo", "stores"}  # mere folders: their __init__ imports nothing
 
 # What touches files, locks, processes or clocks, and so is for _system alone.
 SYSTEM = {
@@ -61,7 +63,7 @@ SYSTEM = {
     "subprocess", "tempfile", "time", "watchdog",
 }  # fmt: skip
 SYSTEM_ALLOWED = {
-    "demo": ({"signal", "subprocess"}, "it starts processes, kills one, and ends them when it is told to end itself"),
+    "demo.launcher": ({"signal", "subprocess"}, "starts processes, kills one, ends them when it is told to end itself"),
 }
 
 # Extras, and the only modules that may ask for them.
