@@ -1,0 +1,1 @@
+"""One append-only file that processes share: framed, checksummed, locked, followed. It knows no keys."""

@@ -1,0 +1,370 @@
+"""`LogFile`: one handle on one log: what `LogReader` follows, and records appended under the lock.
+
+A writer holds the lock, has read to the end, and appends each record with one write(2). Nothing is ever cut or
+overwritten: what a dying writer left torn is voided by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record, tail
+from fscoord._log.lock import LogLock
+from fscoord._log.mount import Mount, find_mount
+from fscoord._log.opening import Wanted, open_log
+from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, Consumer, LogReader, Suspect
+from fscoord._log.record import Session
+from fscoord.errors import (
+    FscoordError,
+    StoreClosedError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+
+__all__ = ["Decide", "LogFile"]
+
+Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
+"""Called with the lock, up to date, with a key and a value; returns ``(result, kind, value)``, kind 0 to write nothing."""
+
+SPINS: Final = 20
+NAPS: Final = 10
+NAP_S: Final = 0.0005
+LOCK_GRACE_S: Final = 0.03
+"""How long the lock is waited for even by who does not want to wait: it is held for microseconds."""
+
+_NOT_APPLIED = frozenset(getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF"))
+
+
+class LogFile(LogReader):
+    """One handle on the log at `path`, which appears, with its header, if it is not there.
+
+    Args:
+        path: an absolute path, as `path.resolve` returns it.
+        consumer: is given every data record once, in order.
+        wanted: what the log must be like.
+        introduce: returns who this handle is, when it first writes.
+        participants: the handle is over when so many have left; 0 for never.
+    """
+
+    _lock: LogLock
+
+    def __init__(
+        self,
+        path: str,
+        consumer: Consumer,
+        wanted: Wanted,
+        introduce: Callable[[], Session],
+        participants: int = 0,
+    ) -> None:
+        super().__init__(path, consumer, participants)
+        self.read_only = wanted.read_only
+        self._wanted = wanted
+        self._introduce_as = introduce
+        self._directory_synced = False
+        self.mount: Mount = find_mount(path)
+        self._reads_need_lock = not self.mount.is_local
+        try:
+            self._open()
+        except FscoordError:
+            raise
+        except OSError as error:
+            raise paths.unavailable(error, path, "opening the log") from error
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        opened = open_log(self.path, self._wanted)
+        self._adopt(opened.reader, opened.header, opened.size, opened.chain)
+        if not self.read_only:
+            fd = self._hold(opened.writer)
+            self._lock = LogLock(self.path, fd, opened.header.lock_kind, self.mutex, self._descriptors)
+
+    def _open_again(self) -> None:
+        """In a forked child: open descriptors of our own on the same log."""
+        log_id, offset, chain = self.header.log_id, self._offset, self._chain
+        self._open()
+        if self.header.log_id != log_id:
+            raise self._gone("was replaced by another log")
+        self._offset, self._chain = offset, chain
+
+    def after_fork(self) -> None:
+        """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
+        if not self.read_only:
+            system.close_quietly(*self._lock.abandon())
+        super().after_fork()
+
+    # -- the two things that one does with a log -------------------------------------------------------------------
+
+    def refresh(self, limit: float) -> None:
+        """Give the consumer every record that is complete by now.
+
+        Raises:
+            StoreGoneError: the file was deleted, replaced or truncated.
+            CorruptLogError: the log is damaged.
+            StoreTimeoutError: the lock was needed (to be sure of damage, or on a shared file system) and did not come.
+        """
+        if self._pid != system.os.getpid():
+            self.after_fork()
+        if self._reads_need_lock:
+            self.refresh_locked(limit)
+            return
+        shared = self._shared
+        with shared.mutex:
+            if self._trouble or shared.busy:
+                self._sort_out()
+            try:
+                shared.busy = True
+                self._trouble = DIRTY
+                self._read()
+                self._trouble = 0
+                return
+            except Suspect:
+                pass
+            except FscoordError:
+                raise
+            except OSError as error:
+                raise paths.unavailable(error, self.path, "reading the log") from error
+            finally:
+                shared.busy = False
+        self.refresh_locked(limit)
+
+    def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
+        """With the lock, and up to date, append the record ``(kind, key, value)`` or what `decide` makes of it.
+
+        Raises:
+            StoreTimeoutError: the lock did not come within `limit` seconds; its ``holder`` names who has it.
+            StoreUnavailableError: the file system refused; ``maybe_applied`` says whether the record may be there.
+            StoreGoneError, CorruptLogError: as in `refresh`.
+        """
+        attempt, started = 0, 0.0
+        while True:
+            if self._pid != system.os.getpid():
+                self.after_fork()
+            shared = self._shared
+            with shared.mutex:
+                if self._trouble or shared.busy:
+                    self._sort_out()
+                lock = self._lock
+                try:
+                    shared.busy = True
+                    try:
+                        if lock.granted:
+                            lock.take_grant()
+                        else:
+                            lock.try_lock()
+                        self._trouble = DIRTY
+                        result = self._update_locked(kind, key, value, decide)
+                        self._trouble = 0
+                        return result
+                    finally:
+                        lock.unlock()
+                except FscoordError:
+                    raise
+                except OSError as error:
+                    self._explain(error)
+                finally:
+                    shared.busy = False
+            if not attempt:
+                started = system.time.monotonic()
+            attempt += 1
+            self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S))
+
+    def refresh_locked(self, limit: float) -> None:
+        """As `refresh`, but with the lock: what it finds is final."""
+        if self.read_only:
+            self._refresh_with_shared_lock(limit)
+        else:
+            self.update(0, b"", b"", None, limit)
+
+    def leave(self, participants: int, limit: float) -> None:
+        """Say that this participant will not come back; the last of them removes the file."""
+        self._participants = 0
+        self.update(record.LEAVE, b"", b"", None, limit)
+        if self.left >= participants:
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove the file, if its name still leads to it."""
+        if self.is_there():
+            try:
+                system.os.unlink(self.path)
+            except OSError:
+                pass  # gone meanwhile, or for the next run to find: removing is a courtesy
+
+    def is_there(self) -> bool:
+        """Return whether the path still leads to this log."""
+        try:
+            named = system.os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return (named.st_dev, named.st_ino) == self._identity
+
+    def close(self) -> None:
+        """Give the descriptors back; every later operation raises `StoreClosedError`."""
+        if self._pid != system.os.getpid():
+            self.after_fork()
+        with self.mutex:
+            self._finish(StoreClosedError, "is closed; open the store again")
+            if not self.read_only:
+                self._lock.forget()
+            for fd in list(self._descriptors):
+                self._drop(fd)
+
+    # -- with the lock ---------------------------------------------------------------------------------------------
+
+    def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
+        data = system.os.read(self._rfd, CHUNK)
+        if data:
+            self._advance(data, locked=True)
+        now = system.time.monotonic()
+        if now - self._looked > LOOK_S or self._reads_need_lock:
+            self._look(now)
+        self._trouble = 0
+        result = None
+        if decide is not None:
+            result, kind, value = decide(key, value)
+        if not kind:
+            return result
+        self._trouble = DIRTY
+        if self._pending or self._torn:
+            self._void_tail()
+        session = self._lock.session or self._introduce()
+        self._append(kind, key, value, session)
+        return result
+
+    def _append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
+        time_ns = system.time.time_ns()
+        data, chain = record.encode(kind, key, value, session, time_ns, self._chain)
+        self._write(data)
+        system.os.lseek(self._rfd, len(data), 1)
+        self._trouble = APPLYING
+        entry = (kind, key, value, session, time_ns)
+        if kind in record.DATA_KINDS:
+            self._consumer.apply((entry,))
+        else:
+            self._note((entry,))
+        self._offset += len(data)
+        self._chain = chain
+        self._trouble = DIRTY
+
+    def _write(self, data: bytes) -> None:
+        """Write `data` at the end of the log, and sync it if the log is durable."""
+        fd = self._lock.fd
+        try:
+            written = system.os.write(fd, data)
+            if written != len(data):
+                paths.write_all(fd, data[written:])
+        except OSError as error:
+            applied = error.errno not in _NOT_APPLIED
+            raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=applied) from error
+        if self.header.durable:
+            self._sync(fd)
+
+    def _sync(self, fd: int) -> None:
+        """Make what was written survive a power loss. The kernel may drop what it failed to write, so there is no retry."""
+        try:
+            system.os.fdatasync(fd)
+            if not self._directory_synced:
+                paths.sync_directory(self.path)
+                self._directory_synced = True
+        except OSError as error:
+            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+
+    def _introduce(self) -> int:
+        """Say once who writes; from now on the length of the lock's range names this handle."""
+        session = self._last_session + 1
+        self._append(record.SESSION, b"", self._introduce_as().encode(), session)
+        self._lock.bind(self._lock.fd, session)
+        return session
+
+    def _void_tail(self) -> None:
+        """Void the torn record at the end of the log: its writer is gone, for we hold the lock."""
+        verdict = self._examine()
+        if isinstance(verdict, tail.Damage):
+            raise self._corrupt(verdict)
+        if isinstance(verdict, tail.Torn):
+            fd = self._lock.fd
+            if system.os.fstat(fd).st_size < verdict.place:
+                system.os.ftruncate(fd, verdict.place)
+            time_ns = system.time.time_ns()
+            data, chain = record.encode_void(self._offset, self._lock.session, time_ns, self._chain)
+            self._write(data)
+            verdict = tail.Skip(verdict.place + len(data), chain)
+        self._move(verdict.offset, verdict.chain)
+
+    # -- waiting for the lock --------------------------------------------------------------------------------------
+
+    def _explain(self, error: OSError) -> None:
+        """Return if `error` means that somebody else has the lock; raise it as one of our own otherwise."""
+        if self._trouble:
+            raise paths.unavailable(error, self.path, "using the log") from error
+        if not isinstance(error, (BlockingIOError, PermissionError)):
+            raise self._lock.refuse(error) or paths.unavailable(error, self.path, "locking the log") from error
+
+    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
+        """Return when it is worth trying again."""
+        waited = system.time.monotonic() - started
+        if waited >= limit:
+            raise self._lock_timeout(waited)
+        if attempt <= SPINS and not self._reads_need_lock:
+            system.time.sleep(0)
+        elif attempt <= SPINS + NAPS and not self._reads_need_lock:
+            system.time.sleep(min(NAP_S, limit - waited))
+        elif self._lock.can_block:
+            self._lock.wait(limit - waited, self._reopen_for_lock)
+        else:
+            system.time.sleep(min(0.001 * attempt, 0.05, limit - waited))
+
+    def _reopen_for_lock(self) -> int:
+        return self._reopen(system.os.O_RDWR | system.os.O_APPEND)
+
+    def _lock_timeout(self, waited: float) -> StoreTimeoutError:
+        holder = self._holder()
+        return StoreTimeoutError(
+            f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
+            " and is stopped, or stuck in a call",
+            holder=holder,
+            waited=waited,
+        )
+
+    def _holder(self) -> str | None:
+        """Return who holds the lock, as ``host:pid`` if it is known."""
+        number = self._lock.holder()
+        if not isinstance(number, int):
+            return number
+        if number == 0:
+            return "a process that has not written yet"
+        if number not in self.sessions:
+            with self.mutex:
+                try:
+                    self._sort_out()
+                    self._read()
+                except (OSError, FscoordError, Suspect):
+                    self._trouble |= DIRTY
+        return str(self.sessions.get(number, f"session {number}"))
+
+    def _refresh_with_shared_lock(self, limit: float) -> None:
+        """Read with a shared lock, for which a descriptor open for reading is enough."""
+        deadline = system.time.monotonic() + max(limit, LOCK_GRACE_S)
+        with self.mutex:
+            if self._trouble:
+                self._sort_out()
+            lock = LogLock(self.path, self._rfd, self.header.lock_kind, self.mutex, set())
+            while True:
+                try:
+                    lock.try_lock_shared()
+                    self._trouble = DIRTY
+                    data = system.os.read(self._rfd, CHUNK)
+                    self._advance(data, locked=True)
+                    self._look(system.time.monotonic())
+                    self._trouble = 0
+                    return
+                except (BlockingIOError, PermissionError):
+                    if system.time.monotonic() > deadline:
+                        raise self._lock_timeout(limit) from None
+                finally:
+                    lock.unlock()
+                system.time.sleep(NAP_S)

@@ -1,0 +1,176 @@
+"""Open a log: let it be born if there is none, give an empty file its header, check that all agree on what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record
+from fscoord._log.lock import KIND_NAMES, OFD, LogLock
+from fscoord._log.record import Header
+from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
+
+__all__ = ["Opened", "Wanted", "open_log"]
+
+ATTEMPTS: Final = 100
+PAUSE_S: Final = 0.001
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a handle asks of its log.
+
+    Attributes:
+        lock_kind: a value of `lock.KINDS`; what the header says must be the same.
+        durable: make a new log durable, and refuse an old one that is not.
+        read_only: open for reading; nothing is ever written.
+        mode: the permissions of a new log, and the most that an old one may have.
+        limit: the seconds to wait for the lock of a file that is found empty.
+    """
+
+    lock_kind: int
+    durable: bool = False
+    read_only: bool = False
+    mode: int = 0o600
+    limit: float = 300.0
+
+    def header(self) -> bytes:
+        """Return the header of a new log."""
+        header = Header(system.random_bytes(16), self.lock_kind, self.durable, created_ns=system.time.time_ns())
+        return header.encode()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open log: its descriptors (``writer`` is -1 when read-only) and what it begins with."""
+
+    reader: int
+    writer: int
+    header: Header
+    size: int
+    chain: int
+
+
+def open_log(path: str, wanted: Wanted) -> Opened:
+    """Open the log at `path` as `wanted`, creating it if need be.
+
+    Raises:
+        OSError: as the system says it; the caller knows the words.
+        InsecurePathError: it is no file that only those whom ``mode`` allows can write.
+        CorruptLogError: it does not begin with a header.
+        StoreError: it is locked in another way, or not durable.
+    """
+    for _ in range(ATTEMPTS):
+        writer = -1 if wanted.read_only else _open_for_writing(path, wanted)
+        reader = -1
+        try:
+            reader = paths.open_descriptor(path, system.os.O_RDONLY)
+            paths.check(path, reader if wanted.read_only else writer, wanted.mode, read_only=wanted.read_only)
+            data = read_header(reader)
+            if wanted.read_only or paths.same_file(system.os.fstat(reader), system.os.fstat(writer)):
+                if not Header.is_partial(data):
+                    return _settle(path, wanted, reader, writer, data)
+                _initialise(path, wanted, writer)
+        except FileNotFoundError:
+            if wanted.read_only:
+                raise
+        except BaseException:
+            system.close_quietly(writer, reader)
+            raise
+        system.close_quietly(writer, reader)
+    raise StoreUnavailableError(f"{path} was replaced again and again while it was opened; try again", path=path)
+
+
+def read_header(fd: int) -> bytes:
+    """Return the first bytes of a log, the whole header among them if it is there."""
+    data = system.os.read(fd, 4096)
+    while Header.is_partial(data):
+        more = system.os.read(fd, record.HEADER_MAX)
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _open_for_writing(path: str, wanted: Wanted) -> int:
+    flags = system.os.O_RDWR | system.os.O_APPEND
+    try:
+        return paths.open_descriptor(path, flags)
+    except FileNotFoundError:
+        paths.create(path, wanted.header(), wanted.mode, durable=wanted.durable)
+        # O_CREAT, because NFS may answer from the memory that there was nothing: nfs(5), "lookupcache"
+        return paths.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode)
+
+
+def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) -> Opened:
+    try:
+        header, size, chain = Header.decode(data)
+    except ValueError as error:
+        raise CorruptLogError(
+            f"{path} can't be used: {error}. Nothing was changed; choose another path, or remove the file",
+            path=path,
+            offset=0,
+            reason=str(error),
+        ) from None
+    known = KIND_NAMES.get(header.lock_kind, f"kind {header.lock_kind}")
+    if header.lock_kind != wanted.lock_kind and not wanted.read_only:
+        raise StoreError(
+            f'{path}: this log is locked by "{known}" locks, not by "{KIND_NAMES[wanted.lock_kind]}";'
+            f' pass lock="{known}" here, or remove the log',
+            path=path,
+        )
+    if wanted.durable and not header.durable:
+        raise StoreError(
+            f"{path}: this log was not made durable, and that can't be changed; remove it, or pass durable=False",
+            path=path,
+        )
+    return Opened(reader, writer, header, size, chain)
+
+
+def _initialise(path: str, wanted: Wanted, fd: int) -> None:
+    """Give a file that was found empty its header, under the lock.
+
+    Which kind of lock its users agree on is not written yet, so the OFD lock is taken as well where there is one. A part
+    of a header is what a dying initialiser left; nobody has taken it for anything, so it may be cut.
+    """
+    if wanted.read_only:
+        raise StoreUnavailableError(
+            f"{path} is empty: no writer has opened it yet", path=path, errno=system.errno.ENOENT
+        )
+    deadline = system.time.monotonic() + wanted.limit
+    mutex = system.threading.RLock()
+    kinds = dict.fromkeys((OFD, wanted.lock_kind) if system.has_ofd_locks() else (wanted.lock_kind,))
+    locks = [LogLock(path, fd, kind, mutex, set()) for kind in kinds]
+    while True:
+        try:
+            for lock in locks:
+                lock.try_lock()
+            _write_header(path, wanted, fd)
+            return
+        except (BlockingIOError, PermissionError):
+            if system.time.monotonic() >= deadline:
+                raise StoreTimeoutError(
+                    f"{path} is empty, and the lock to initialise it did not come within {wanted.limit:.3g} s",
+                    waited=wanted.limit,
+                ) from None
+        except OSError as error:
+            raise locks[-1].refuse(error) or error from None
+        finally:
+            for lock in locks:
+                lock.unlock()
+        system.time.sleep(PAUSE_S)
+
+
+def _write_header(path: str, wanted: Wanted, fd: int) -> None:
+    reader = paths.open_descriptor(path, system.os.O_RDONLY)
+    try:
+        found = read_header(reader)
+    finally:
+        system.close_quietly(reader)
+    if Header.is_partial(found):
+        if found:
+            system.os.ftruncate(fd, 0)
+        paths.write_all(fd, wanted.header())
+        if wanted.durable:
+            system.os.fsync(fd)

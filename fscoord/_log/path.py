@@ -1,0 +1,179 @@
+"""Open the path of a log safely: born whole, no link or stranger's file followed, nothing truncated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fscoord import _system as system
+from fscoord.errors import InsecurePathError, StoreUnavailableError
+
+__all__ = ["check", "create", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
+
+BIRTH_SUFFIX = ".new"
+_NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
+
+
+def resolve(path: Any) -> str:
+    """Return `path` as an absolute path whose directory holds no symbolic link; a later chdir(2) changes nothing."""
+    name = system.os.fsdecode(system.os.fspath(path))
+    if not name:
+        raise ValueError("the path of a store is empty")
+    directory, base = system.os.path.split(system.os.path.abspath(name))
+    return system.os.path.join(system.os.path.realpath(directory), base)
+
+
+def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = False) -> StoreUnavailableError:
+    """Return `error`, met while `doing` something with the log, as one of our own, with the next step."""
+    number, text = error.errno, error.strerror or str(error)
+    directory = system.os.path.dirname(path)
+    advice = {
+        system.errno.ENOENT: f"; there is no such log, or its directory {directory} does not exist: create it first",
+        system.errno.ENOTDIR: f"; {directory} is not a directory",
+        system.errno.EACCES: "; check who owns the log and its directory, and their modes",
+        system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
+        system.errno.ENOSPC: "; free some space and try again",
+        system.errno.EDQUOT: "; free some of the quota and try again",
+        system.errno.EMFILE: "; close stores or files, or raise the limit (ulimit -n)",
+    }.get(number or 0, "")
+    return StoreUnavailableError(
+        f"{path}: {doing} failed: {text}{advice}", path=path, maybe_applied=maybe_applied, errno=number
+    )
+
+
+def open_descriptor(path: str, flags: int, mode: int = 0o600) -> int:
+    """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program."""
+    extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
+    try:
+        return system.os.open(path, flags | extra, mode)
+    except OSError as error:
+        if error.errno == system.errno.ELOOP:
+            raise InsecurePathError(f"{path} is a symbolic link; name the file itself", path=path) from error
+        if error.errno in (system.errno.EISDIR, system.errno.ENXIO):
+            raise InsecurePathError(f"{path} is no regular file; name a file", path=path) from error
+        raise
+
+
+def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
+    """Refuse the open file `fd` if it is not a regular file that only those whom `mode` allows can write.
+
+    A reader checks every byte, so it may read whatever it is allowed to open.
+
+    Raises:
+        InsecurePathError: the text says what is wrong, and what to do.
+    """
+    found = system.os.fstat(fd)
+    if not system.stat.S_ISREG(found.st_mode):
+        raise InsecurePathError(f"{path} is no regular file; name a file", path=path)
+    if read_only:
+        return
+    strangers = found.st_mode & 0o022 & ~mode
+    if strangers:
+        raise InsecurePathError(
+            f"{path} has mode {system.stat.S_IMODE(found.st_mode):#o}, so that others can write it;"
+            f" chmod it, or pass mode={system.stat.S_IMODE(found.st_mode):#o} if they are meant to",
+            path=path,
+        )
+    if not mode & 0o022 and found.st_uid != system.os.geteuid() and found.st_uid != _uid_given_to_ours(path):
+        raise InsecurePathError(
+            f"{path} belongs to uid {found.st_uid}, not to {system.os.geteuid()}; remove it or choose another path",
+            path=path,
+        )
+    if found.st_nlink > 1:
+        _remove_births(path, found)
+        if system.os.fstat(fd).st_nlink > 1:
+            raise InsecurePathError(f"{path} has several names (hard links); remove the others", path=path)
+
+
+def _uid_given_to_ours(path: str) -> int:
+    """Return the owner that a file of ours gets beside `path`: root squash and id mapping may show another than us."""
+    probe = _birth_name(path)
+    try:
+        fd = open_descriptor_new(probe, 0o600)
+    except OSError:
+        return -1
+    try:
+        return system.os.fstat(fd).st_uid
+    finally:
+        system.close_quietly(fd)
+        _unlink_quietly(probe)
+
+
+def _remove_births(path: str, found: Any) -> None:
+    """Unlink temporary names of the log's own birth: its maker is about to, or died before it could."""
+    directory, base = system.os.path.split(path)
+    for name in system.os.listdir(directory):
+        if name.startswith(base + ".") and name.endswith(BIRTH_SUFFIX):
+            other = system.os.path.join(directory, name)
+            try:
+                if same_file(system.os.stat(other, follow_symlinks=False), found):
+                    system.os.unlink(other)
+            except OSError:
+                continue
+
+
+def same_file(one: Any, other: Any) -> bool:
+    """Return whether two stat results are of one file, both of which are open or were looked at just now."""
+    return bool(one.st_ino == other.st_ino and one.st_dev == other.st_dev)
+
+
+def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
+    """Let the log appear at `path` with all of `header` in it, unless something is there already.
+
+    link(2) refuses an existing name and never shows half a file. Where there are no hard links the file appears empty,
+    and its first opener initialises it under the lock.
+    """
+    birth = _birth_name(path)
+    fd = open_descriptor_new(birth, mode)
+    try:
+        try:
+            if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:  # the umask took something
+                system.os.chmod(birth, mode)
+            write_all(fd, header)
+            if durable:
+                system.os.fsync(fd)
+        finally:
+            system.close_quietly(fd)
+        try:
+            system.os.link(birth, path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            system.close_quietly(system.os.open(path, system.os.O_CREAT | system.os.O_WRONLY | system.O_CLOEXEC, mode))
+    finally:
+        _unlink_quietly(birth)
+    if durable:
+        sync_directory(path)
+
+
+def open_descriptor_new(path: str, mode: int) -> int:
+    """Create the file `path`, which must not exist, and open it for writing."""
+    flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
+    return system.os.open(path, flags, mode)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, in as many calls as the kernel wants."""
+    while data:
+        data = data[system.os.write(fd, data) :]
+
+
+def sync_directory(path: str) -> None:
+    """Make the name of `path` survive a power loss, fsync(2)."""
+    fd = system.os.open(system.os.path.dirname(path), system.os.O_RDONLY | system.O_CLOEXEC)
+    try:
+        system.os.fsync(fd)
+    finally:
+        system.close_quietly(fd)
+
+
+def _birth_name(path: str) -> str:
+    return f"{path}.{system.random_bytes(6).hex()}{BIRTH_SUFFIX}"
+
+
+def _unlink_quietly(path: str) -> None:
+    try:
+        system.os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,319 @@
+"""`LogReader`: follow a log: open it, read forward, skip what is void, notice when it is gone.
+
+On a local file system a reader takes no lock: the checksums say whether the last record is complete. Without the lock
+the next bytes are "valid" or "incomplete", never "damaged": that verdict is repeated with it.
+
+Invariant: the descriptor stands ``len(_pending)`` bytes behind ``_offset``, and the consumer has applied every record
+before ``_offset``, unless ``_trouble`` says that an interruption left that in doubt; the next operation mends it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record, tail
+from fscoord._log.record import Header, Record, Session
+from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError
+
+__all__ = ["Consumer", "LogReader"]
+
+CHUNK: Final = 1 << 16
+LOOK_S: Final = 0.05
+"""How old the last look at the file's name and size may be."""
+
+DIRTY, APPLYING, REOPEN, ENDED = 1, 2, 4, 8
+"""Where the reader stands is unknown; what was applied is unknown; the descriptors are gone; the handle is over."""
+
+
+class Consumer(Protocol):
+    """Who makes sense of the data records."""
+
+    def apply(self, records: Sequence[Record]) -> None:
+        """Take in the next records."""
+
+    def reset(self) -> None:
+        """Forget every record: they come again from the first."""
+
+
+class Suspect(Exception):
+    """Without the lock, the next bytes look damaged: look again with it."""
+
+
+class Shared:
+    """What all handles of this process on one log share: the mutex, and whether its owner is inside an operation.
+
+    The mutex is re-entrant so that a signal handler that calls in gets an error instead of a deadlock.
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew in a forked child, where whoever held the mutex does not exist."""
+        self.pid = system.os.getpid()
+        self.mutex = system.threading.RLock()
+        self.busy = False
+
+
+_shared: weakref.WeakValueDictionary[bytes, Shared] = weakref.WeakValueDictionary()
+_readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
+_guard = [system.threading.Lock()]
+
+
+def _after_fork_in_child() -> None:
+    _guard[0] = system.threading.Lock()
+    for reader in list(_readers):
+        reader.after_fork()
+
+
+system.after_fork_in_child(_after_fork_in_child)
+
+
+def _close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
+    """Close what a handle that was thrown away held, in the file system that it was opened in."""
+    for descriptor in descriptors:
+        try:
+            close(descriptor)
+        except OSError:
+            pass
+
+
+class LogReader:
+    """The reading half of `~fscoord._log.file.LogFile`.
+
+    Attributes:
+        path: the absolute path of the log.
+        header: what the log begins with.
+        mutex: excludes the threads of this process; hold it to look at the consumer's state.
+        sessions: who has introduced themselves, by session number.
+        bell: how often a bell was announced (see `bell`); 0 if nobody has waited yet.
+        left: how many participants have left for good.
+    """
+
+    header: Header
+    mutex: Any
+
+    def __init__(self, path: str, consumer: Consumer, participants: int) -> None:
+        self.path = path
+        self._consumer = consumer
+        self._participants = participants
+        self._pid = system.os.getpid()
+        self._rfd = -1
+        self._end: tuple[type[StoreError], str] = (StoreError, "")
+        self._trouble = 0
+        self._looked = 0.0
+        self.sessions: dict[int, Session] = {}
+        self.bell = 0
+        self.left = 0
+        self._last_session = 0
+        self._descriptors: set[int] = set()
+        self._finalizer = weakref.finalize(self, _close_all, system.os.close, self._descriptors)
+        self._finalizer.atexit = False
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _adopt(self, rfd: int, header: Header, size: int, chain: int) -> None:
+        """Begin to follow the log that `rfd` is open on, just behind its header."""
+        found = system.os.fstat(rfd)
+        self._identity = (found.st_dev, found.st_ino)
+        self.header, self._header_size, self._header_chain = header, size, chain
+        with _guard[0]:
+            self._shared = _shared.setdefault(header.log_id, Shared())
+        self.mutex = self._shared.mutex
+        self._rfd = self._hold(rfd)
+        self._rewind()
+        _readers.add(self)
+
+    def _hold(self, fd: int) -> int:
+        self._descriptors.add(fd)
+        return fd
+
+    def _drop(self, fd: int) -> None:
+        self._descriptors.discard(fd)
+        system.close_quietly(fd)
+
+    def _rewind(self) -> None:
+        system.os.lseek(self._rfd, self._header_size, 0)
+        self._offset, self._chain, self._pending, self._torn = self._header_size, self._header_chain, b"", False
+
+    def _open_again(self) -> None:
+        raise AssertionError("the half that knows how to open a log")
+
+    def _reopen(self, flags: int) -> int:
+        """Return another descriptor of the log, which must still be the same file."""
+        try:
+            fd = paths.open_descriptor(self.path, flags)
+        except FileNotFoundError:
+            raise self._gone("was deleted") from None
+        found = system.os.fstat(fd)
+        if (found.st_dev, found.st_ino) != self._identity:
+            system.close_quietly(fd)
+            raise self._gone("was replaced by another file")
+        return fd
+
+    # -- following -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Give the consumer every record that is complete by now. The caller holds the mutex and watches over it."""
+        data = system.os.read(self._rfd, CHUNK)
+        if data:
+            self._advance(data, locked=False)
+        now = system.time.monotonic()
+        if now - self._looked > LOOK_S:
+            self._look(now)
+
+    def _advance(self, data: bytes, *, locked: bool) -> None:
+        """Take in `data`, just read, and what follows it in the file."""
+        asked = CHUNK
+        while True:
+            full = len(data) >= asked
+            if self._pending:
+                data = self._pending + data
+            records, others, used, chain, missing = record.decode(data, self._chain)
+            if used:
+                self._trouble = APPLYING
+                if records:
+                    self._consumer.apply(records)
+                self._offset += used
+                self._chain = chain
+                if others:
+                    self._note(others)
+                self._trouble = DIRTY
+            self._pending = data[used:]
+            if missing < 0:
+                if not self._skip_void(locked=locked):
+                    break
+                full = True
+            if not full and missing <= 0:
+                break
+            asked = self._worth_reading(missing)
+            data = system.os.read(self._rfd, asked)
+            if not data:
+                break
+        if self.header.durable:  # whoever sees a record may act on it, so it must not be lost any more
+            system.os.fdatasync(self._rfd)
+
+    def _worth_reading(self, missing: int) -> int:
+        """Return how much to read next: what a long record still needs, if the file has that much."""
+        if missing <= CHUNK:
+            return CHUNK
+        size = system.os.fstat(self._rfd).st_size - self._offset - len(self._pending)
+        return missing if size >= missing else CHUNK
+
+    def _skip_void(self, *, locked: bool) -> bool:
+        """Pass the bad bytes at the offset if a VOID says that they are torn; False if they may yet be voided."""
+        verdict = self._examine()
+        if isinstance(verdict, tail.Damage):
+            if not locked:
+                raise Suspect
+            raise self._corrupt(verdict)
+        if isinstance(verdict, tail.Torn):
+            self._move(self._offset, self._chain)
+            self._torn = True
+            return False
+        self._move(verdict.offset, verdict.chain)
+        return True
+
+    def _examine(self) -> tail.Skip | tail.Torn | tail.Damage:
+        fd = self._reopen(system.os.O_RDONLY)
+        try:
+            return tail.examine(fd, self._offset, self._chain, durable=self.header.durable)
+        finally:
+            system.close_quietly(fd)
+
+    def _move(self, offset: int, chain: int) -> None:
+        """Go on reading at `offset`, on a new descriptor: where the old one stands is not known, or not wanted."""
+        fd = self._hold(self._reopen(system.os.O_RDONLY))
+        system.os.lseek(fd, offset, 0)
+        old, self._rfd = self._rfd, fd
+        self._drop(old)
+        self._offset, self._chain, self._pending, self._torn = offset, chain, b"", False
+
+    def _note(self, others: Sequence[Record]) -> None:
+        """Take in records that are not data."""
+        for kind, _, value, writer, _ in others:
+            if kind == record.SESSION:
+                self.sessions[writer] = Session.decode(value)
+                self._last_session = max(self._last_session, writer)
+            elif kind == record.BELL:
+                self.bell += 1
+            elif kind == record.LEAVE:
+                self.left += 1
+                if 0 < self._participants <= self.left:
+                    raise self._gone(f"is finished: all {self._participants} participants have closed it")
+            elif not ord("a") <= kind <= ord("z"):
+                raise self._corrupt(tail.Damage(self._offset, f"record kind {kind} needs a newer fscoord; upgrade it"))
+
+    def _look(self, now: float) -> None:
+        """Make sure that the file is still the one that its name leads to, and has not shrunk."""
+        found = system.os.fstat(self._rfd)
+        if found.st_size < self._offset:
+            raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
+        try:
+            named = system.os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            raise self._gone("was deleted") from None
+        if found.st_nlink == 0 or not paths.same_file(named, found):
+            raise self._gone("was replaced by another file")
+        self._looked = now
+
+    # -- trouble ---------------------------------------------------------------------------------------------------
+
+    def _sort_out(self) -> None:
+        """Under the mutex, before an operation: mend what an interruption or a fork left, or say that all is over."""
+        if self._shared.busy:
+            raise StoreError(
+                f"{self.path}: the store was called by a signal handler or finalizer that interrupted a call of the"
+                " same thread; hand the work to another thread",
+                path=self.path,
+            )
+        trouble = self._trouble
+        if trouble & ENDED:
+            kind, message = self._end
+            raise kind(f"{self.path} {message}", path=self.path)
+        try:
+            if trouble & REOPEN:
+                self._open_again()
+            if trouble & APPLYING:
+                self._consumer.reset()
+                self.sessions.clear()
+                self.left = self.bell = self._last_session = 0
+                self._rewind()
+            self._move(self._offset, self._chain)
+        except FscoordError:
+            raise
+        except OSError as error:
+            raise paths.unavailable(error, self.path, "opening the log again") from error
+        self._trouble = 0
+
+    def _finish(self, kind: type[StoreError], message: str) -> None:
+        """Let every later operation raise `kind`."""
+        self._end = (kind, message)
+        self._trouble |= ENDED
+
+    def _gone(self, how: str) -> StoreGoneError:
+        message = f"{how}; open the store again"
+        self._finish(StoreGoneError, message)
+        return StoreGoneError(f"{self.path} {message}", path=self.path)
+
+    def _corrupt(self, damage: tail.Damage) -> CorruptLogError:
+        return CorruptLogError(
+            f"{self.path} is damaged at offset {damage.offset}: {damage.reason}. Nothing was repaired; records before it"
+            f" can be read with `fscoord dump`",
+            path=self.path,
+            offset=damage.offset,
+            reason=damage.reason,
+        )
+
+    def after_fork(self) -> None:
+        """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
+        if self._shared.pid != system.os.getpid():
+            self._shared.renew()
+        self.mutex = self._shared.mutex
+        for fd in list(self._descriptors):
+            self._drop(fd)
+        self._pid = system.os.getpid()
+        self._trouble |= REOPEN

@@ -1,0 +1,332 @@
+"""Bytes to records and back: framing, checksums and limits of the format that docs/format.md specifies. Pure.
+
+A record's checksums are seeded with the body checksum of the record before it (for the first one, with the header's),
+so that a record out of place is as bad as a damaged one. A record's last byte is its kind, which is never zero and
+never one bit away from zero: zeros appended to a torn record can't complete it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct, error as StructError
+from typing import Final
+from zlib import crc32
+
+__all__ = ["Header", "Record", "Session", "decode", "encode", "is_void", "void_place"]
+
+MAGIC: Final = b"fscoord\n"
+VERSION: Final = 1
+HEADER_MAX: Final = 64 * 1024
+
+# Capital letters change what the log means: a reader that does not know one must stop. Small ones may be ignored.
+SET: Final = ord("S")
+DELETE: Final = ord("D")
+APPEND: Final = ord("A")
+MULTI_SET: Final = ord("M")
+ADD: Final = ord("I")
+COMPARE_SET: Final = ord("C")
+PUSH: Final = ord("P")
+POP: Final = ord("O")
+VOID: Final = ord("V")
+SEAL: Final = ord("Z")  # reserved: the end of a generation, names the next
+FORWARD: Final = ord("f")  # reserved: a hint to the newest generation
+FINISHED: Final = ord("E")  # reserved: the end of a run
+DEATH: Final = ord("X")  # reserved: a session was found dead
+SESSION: Final = ord("s")
+BELL: Final = ord("b")
+LEAVE: Final = ord("l")
+
+NAMES: Final = {
+    SET: "set",
+    DELETE: "delete",
+    APPEND: "append",
+    MULTI_SET: "multi_set",
+    ADD: "add",
+    COMPARE_SET: "compare_set",
+    PUSH: "queue_push",
+    POP: "queue_pop",
+    VOID: "void",
+    SEAL: "seal",
+    FORWARD: "forward",
+    FINISHED: "finished",
+    DEATH: "death",
+    SESSION: "session",
+    BELL: "bell",
+    LEAVE: "leave",
+}
+DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
+
+_FRAME = Struct("<II")  # length of the body, checksum of the body
+_CHECKED_FRAME = Struct("<III")  # and checksum of these two
+_BODY = Struct("<IQH")  # writer, wall time in ns, length of the key
+_U32 = Struct("<I")
+_U64 = Struct("<Q")
+_PAIR = Struct("<HI")
+FRAME_SIZE: Final = _CHECKED_FRAME.size
+_BODY_SIZE = _BODY.size
+BODY_MIN: Final = _BODY_SIZE + 1
+BODY_MAX: Final = BODY_MIN + 1024 + 2 * 64 * 1024 * 1024
+_KIND = [bytes([number]) for number in range(256)]
+
+SECTOR: Final = 512
+VOID_SIZE: Final = FRAME_SIZE + BODY_MIN + 8
+
+Record = tuple[int, bytes, bytes, int, int]
+"""Kind, key, value, writer, wall time in ns since the epoch."""
+
+_frame, _checked, _body, _u32 = _FRAME.pack, _CHECKED_FRAME.unpack_from, _BODY.pack, _U32.pack
+_unpack_body = _BODY.unpack_from
+
+
+def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
+    """Return a record as bytes, and the checksum that the next one is chained over.
+
+    `chain` is the checksum returned for the record before it, or `Header.chain`.
+    """
+    body = _body(writer, time_ns, len(key)) + key + value + _KIND[kind]
+    checksum = crc32(body, chain)
+    frame = _frame(len(body), checksum)
+    return frame + _u32(crc32(frame, chain)) + body, checksum
+
+
+def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
+    """Return ``(data records, other records, used, chain, missing)`` for what begins `data`.
+
+    ``used`` counts the bytes of the records returned and ``chain`` is the checksum of the last. ``missing`` is 0 if
+    nothing follows them, above 0 if that many bytes more than `data` has are needed to go on, and -1 if what follows
+    is no record.
+    """
+    records: list[Record] = []
+    others: list[Record] = []
+    position, size = 0, len(data)
+    while True:
+        start = position + 12
+        if start > size:
+            return records, others, position, chain, (start - size if position < size else 0)
+        length, checksum, frame_checksum = _checked(data, position)
+        if crc32(data[position : position + 8], chain) != frame_checksum or not BODY_MIN <= length <= BODY_MAX:
+            return records, others, position, chain, -1
+        end = start + length
+        if end > size:
+            return records, others, position, chain, end - size
+        body = data[start:end]
+        if crc32(body, chain) != checksum:
+            return records, others, position, chain, -1
+        writer, time_ns, key_size = _unpack_body(body)
+        split = 14 + key_size
+        kind = body[-1]
+        if split >= length or kind == VOID:  # a VOID is only met where `is_void` looks for it
+            return records, others, position, chain, -1
+        record = (kind, body[14:split], body[split:-1], writer, time_ns)
+        if kind in DATA_KINDS:
+            records.append(record)
+        else:
+            others.append(record)
+        position, chain = end, checksum
+
+
+def frame_length(frame: bytes, chain: int) -> int:
+    """Return the length of the body that `frame`, padded with zeros, promises, or -1 if it is not a sound frame."""
+    padded = frame[:FRAME_SIZE].ljust(FRAME_SIZE, b"\0")
+    length, _, checksum = _checked(padded)
+    if crc32(padded[:8], chain) != checksum or not BODY_MIN <= length <= BODY_MAX:
+        return -1
+    return int(length)
+
+
+def void_place(offset: int, frame: bytes, chain: int) -> int:
+    """Return where the VOID for a torn record at `offset` belongs: the first sector boundary that is at least one
+    sector past the record's promised end, or past its frame if that is torn as well."""
+    end = offset + FRAME_SIZE + max(0, frame_length(frame, chain))
+    return -(-(end + SECTOR) // SECTOR) * SECTOR
+
+
+def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
+    """Return the VOID record that skips the torn record at `skipped`, and its checksum."""
+    return encode(VOID, b"", _U64.pack(skipped), writer, time_ns, chain)
+
+
+def is_void(data: bytes, skipped: int, chain: int) -> int | None:
+    """Return the checksum of the VOID for `skipped` that begins `data`, or None if there is none."""
+    if len(data) < VOID_SIZE:
+        return None
+    length, checksum, frame_checksum = _checked(data)
+    body = data[FRAME_SIZE:VOID_SIZE]
+    sound = (
+        length == len(body)
+        and crc32(data[:8], chain) == frame_checksum
+        and crc32(body, chain) == checksum
+        and body[-1] == VOID
+        and _U64.unpack_from(body, _BODY_SIZE)[0] == skipped
+    )
+    return int(checksum) if sound else None
+
+
+def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the value of a MULTI_SET record."""
+    parts: list[bytes] = []
+    for key, value in pairs:
+        parts += (_PAIR.pack(len(key), len(value)), key, value)
+    return b"".join(parts)
+
+
+def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the keys and values of a MULTI_SET record's value."""
+    pairs, position = [], 0
+    while position < len(data):
+        key_size, value_size = _PAIR.unpack_from(data, position)
+        middle = position + _PAIR.size + key_size
+        pairs.append((data[position + _PAIR.size : middle], data[middle : middle + value_size]))
+        position = middle + value_size
+    return pairs
+
+
+@dataclass(frozen=True)
+class Session:
+    """Who writes: the value of a SESSION record. A record names its writer by the session's number."""
+
+    host: str
+    pid: int
+    start_time: int = 0
+    boot_id: bytes = bytes(16)
+    alive_id: bytes = bytes(16)
+    rank: int | None = None
+    label: str = ""
+
+    _LAYOUT = Struct("<IQ16s16sqHH")
+
+    def encode(self) -> bytes:
+        """Return the value of the SESSION record."""
+        host, label = (text.encode("utf-8", "surrogateescape")[:255] for text in (self.host, self.label))
+        rank = -1 if self.rank is None else self.rank
+        return (
+            self._LAYOUT.pack(self.pid, self.start_time, self.boot_id, self.alive_id, rank, len(host), len(label))
+            + host
+            + label
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Session:
+        """Return the session in `data`; bytes after the label belong to later versions and are ignored."""
+        pid, start_time, boot_id, alive_id, rank, host_size, label_size = cls._LAYOUT.unpack_from(data)
+        host = data[cls._LAYOUT.size :][:host_size]
+        label = data[cls._LAYOUT.size + host_size :][:label_size]
+        return cls(
+            host=host.decode("utf-8", "surrogateescape"),
+            pid=pid,
+            start_time=start_time,
+            boot_id=boot_id,
+            alive_id=alive_id,
+            rank=None if rank < 0 else rank,
+            label=label.decode("utf-8", "surrogateescape"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all who open a log must agree on: the first bytes of the file.
+
+    ``runs`` holds ``(job, count)`` pairs: the run that the log belongs to first, then those it superseded; a count of
+    -1 marks an opaque id. It is empty for a log without runs.
+    """
+
+    log_id: bytes
+    lock_kind: int
+    durable: bool = False
+    generation: int = 0
+    alive_id: bytes = bytes(16)
+    created_ns: int = 0
+    key_max: int = 1024
+    value_max: int = 64 * 1024 * 1024
+    runs: tuple[tuple[bytes, int], ...] = ()
+
+    _LAYOUT = Struct("<8sHHIBBHII16s16sQIIH")  # magic, version, flags, size, lock kind, 2 reserved, ...
+    FIXED_SIZE = _LAYOUT.size
+    _RUN = Struct("<Hq")
+    _DURABLE = 1
+
+    def encode(self) -> bytes:
+        """Return the header as bytes, checksum included."""
+        runs = b"".join(self._RUN.pack(len(job), count) + job for job, count in self.runs)
+        size = self.FIXED_SIZE + len(runs) + 4
+        flags = self._DURABLE if self.durable else 0
+        fixed = self._LAYOUT.pack(
+            MAGIC,
+            VERSION,
+            flags,
+            size,
+            self.lock_kind,
+            0,
+            0,
+            self.generation,
+            0,
+            self.log_id,
+            self.alive_id,
+            self.created_ns,
+            self.key_max,
+            self.value_max,
+            len(self.runs),
+        )
+        return fixed + runs + _u32(crc32(fixed + runs))
+
+    @staticmethod
+    def is_partial(data: bytes) -> bool:
+        """Return whether `data` is the beginning of a header, cut short."""
+        if len(data) < Header.FIXED_SIZE:
+            return data[: len(MAGIC)] == MAGIC[: len(data)]
+        return data.startswith(MAGIC) and len(data) < Header._size(data)
+
+    @staticmethod
+    def _size(data: bytes) -> int:
+        return int(_U32.unpack_from(data, 12)[0])
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Header, int, int]:
+        """Return the header that begins `data`, its size, and its checksum, which the first record is chained over.
+
+        Raises:
+            ValueError: `data` begins with no sound header; the text says why.
+        """
+        if not data.startswith(MAGIC):
+            raise ValueError(f"it begins with {data[:8]!r}, not with {MAGIC!r}: this is no fscoord log")
+        if len(data) < 10:
+            raise ValueError("the header is incomplete")
+        version = data[8] | data[9] << 8
+        if version != VERSION:
+            raise ValueError(f"it has format version {version}, and this fscoord reads version {VERSION}: upgrade it")
+        if len(data) < cls.FIXED_SIZE:
+            raise ValueError("the header is incomplete")
+        fields = cls._LAYOUT.unpack_from(data)
+        size = fields[3]
+        if not cls.FIXED_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
+            raise ValueError("the header is incomplete or its size is damaged")
+        checksum = crc32(data[: size - 4])
+        if checksum != _U32.unpack_from(data, size - 4)[0]:
+            raise ValueError("the header's checksum does not match")
+        header = cls(
+            log_id=fields[9],
+            lock_kind=fields[4],
+            durable=bool(fields[2] & cls._DURABLE),
+            generation=fields[7],
+            alive_id=fields[10],
+            created_ns=fields[11],
+            key_max=fields[12],
+            value_max=fields[13],
+            runs=cls._decode_runs(data[cls.FIXED_SIZE : size - 4], fields[14]),
+        )
+        return header, size, checksum
+
+    @classmethod
+    def _decode_runs(cls, data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
+        runs, position = [], 0
+        try:
+            for _ in range(count):
+                size, number = cls._RUN.unpack_from(data, position)
+                position += cls._RUN.size + size
+                runs.append((data[position - size : position], number))
+        except StructError as error:
+            raise ValueError("the header's list of runs is cut short") from error
+        return tuple(runs)

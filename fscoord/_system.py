@@ -1,0 +1,242 @@
+"""The operating system as fscoord sees it: the only module that imports what touches files, locks and clocks.
+
+Others call ``system.os.read(...)``: one attribute more than a bare call, so that the hot path pays nothing, and one
+place where pyfakefs, or a fault test, puts something else under the whole package.
+
+Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` reach the *real*
+descriptor of the same number: whoever uses one asks `is_faked` first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: the package imports, FileStore refuses
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
+
+O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+O_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+O_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def is_faked() -> bool:
+    """Return whether `os` is a stand-in with files of its own, such as pyfakefs."""
+    return not isinstance(os, ModuleType)
+
+
+def hostname() -> str:
+    """Return the name of this host."""
+    return socket.gethostname()
+
+
+def boot_id() -> bytes:
+    """Return the random id that the kernel drew at boot (proc_sys_kernel(5)), 16 bytes; zeros where there is none."""
+    return bytes.fromhex(_proc_text("/proc/sys/kernel/random/boot_id").replace("-", "") or "00" * 16)
+
+
+def start_time(pid: int | str = "self") -> int:
+    """Return when process `pid` started, in clock ticks since boot (proc_pid_stat(5)); 0 where that can't be known."""
+    fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def _proc_text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def random_bytes(count: int) -> bytes:
+    """Return `count` unpredictable bytes."""
+    return os.urandom(count)
+
+
+def close_quietly(*descriptors: int) -> None:
+    """Close every descriptor that is not -1, whatever close(2) says: there is nothing left to do about it."""
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+
+
+def load_flock_locker() -> Any:
+    """Return portalocker's locker for flock(2), and the exception it raises when somebody else holds the lock."""
+    from portalocker import exceptions
+    from portalocker.portalocker import FlockLocker
+
+    return FlockLocker(), exceptions
+
+
+def load_soft_lock(path: str) -> Any:
+    """Return filelock's `SoftFileLock` on `path`, and the exception it raises when somebody else holds it."""
+    import filelock
+
+    return filelock.SoftFileLock(path, thread_local=False), filelock.Timeout
+
+
+def soft_lock_holder(path: str) -> str | None:
+    """Return ``host:pid`` out of the marker file of a `SoftFileLock`, or None."""
+    lines = _proc_text(path).splitlines()
+    return f"{lines[1]}:{lines[0]}" if len(lines) > 1 else None
+
+
+def flock_holder(fd: int) -> str | None:
+    """Return ``host:pid`` of the process of this host that holds flock(2) on the file of `fd` (proc_locks(5)), or None."""
+    inode = f":{os.fstat(fd).st_ino}"
+    for line in _proc_text("/proc/locks").splitlines():
+        fields = line.split()
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].endswith(inode):
+            return f"{hostname()}:{fields[4]}"
+    return None
+
+
+def mount_table() -> list[str]:
+    """Return the lines of this process's mount table (proc_mountinfo(5)), none where there is no such table."""
+    return _proc_text("/proc/self/mountinfo").splitlines()
+
+
+def after_fork_in_child(call: Callable[[], None]) -> None:
+    """Have `call` called in every forked child, where there is such a thing (os.register_at_fork)."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+def has_ofd_locks() -> bool:
+    """Return whether this platform has open-file-description locks (fcntl(2), Linux 3.15)."""
+    return hasattr(fcntl, "F_OFD_SETLK")
+
+
+# -- file system events: watchdog's bindings, which are no documented API, are used here alone ---------------------
+
+LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
+BELL_RUNG = 0x0004 | 0x0400 | 0x0800
+
+
+def has_inotify() -> bool:
+    """Return whether inotify(7) can be used: on Linux, on real files."""
+    return sys.platform == "linux" and not is_faked()
+
+
+def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
+    """Return a source of events of the file `path`.
+
+    It has ``readable`` (whether the waiting thread itself must call ``wait(seconds)``; otherwise `wake` is called from
+    a thread of the source) and ``close()``.
+
+    Raises:
+        OSError: the file can't be watched, or the user has no inotify instance or watch left.
+        ImportError, AttributeError: this watchdog has no such bindings.
+    """
+    if is_faked():
+        raise OSError(errno.ENOSYS, "files that are not real raise no events")
+    return Inotify(path, mask) if has_inotify() else Observed(path, wake)
+
+
+class Inotify:
+    """An inotify instance with one watch, read by whoever waits."""
+
+    readable = True
+
+    def __init__(self, path: str, mask: int) -> None:
+        import ctypes
+
+        from watchdog.observers import inotify_c
+
+        fd = inotify_c.inotify_init()
+        if fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_instances")
+        self._close = os.close
+        self.fd = fd
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)
+        if inotify_c.inotify_add_watch(fd, os.fsencode(path), mask) < 0:
+            number = ctypes.get_errno()
+            self.close()
+            raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_watches")
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def wait(self, limit: float) -> None:
+        """Return after an event, or after `limit` seconds."""
+        if self._poll.poll(limit * 1000):
+            try:
+                os.read(self.fd, 4096)
+            except BlockingIOError:
+                pass
+
+    def close(self) -> None:
+        """Give the instance back."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._close(fd)
+
+
+class Observed:
+    """A watchdog `Observer` on the directory of one file, for platforms without inotify."""
+
+    readable = False
+
+    def __init__(self, path: str, wake: Callable[[], None]) -> None:
+        from watchdog.events import FileSystemEvent, FileSystemEventHandler
+        from watchdog.observers import Observer
+
+        name = os.fsencode(path)
+
+        class Handler(FileSystemEventHandler):
+            def on_any_event(self, event: FileSystemEvent) -> None:
+                if name in (os.fsencode(event.src_path), os.fsencode(event.dest_path)):
+                    wake()
+
+        self._observer = Observer()
+        self._observer.daemon = True
+        self._observer.schedule(Handler(), os.path.dirname(path))
+        self._observer.start()
+
+    def close(self) -> None:
+        """Stop the observer's threads."""
+        self._observer.stop()
+        self._observer.join(timeout=5)
+
+
+def platform() -> str:
+    """Return the name of the platform, as in `sys.platform`."""
+    return sys.platform
+
+
+def make_private_directory() -> str:
+    """Return a fresh directory that only this user can enter."""
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="fscoord-")
+
+
+def remove_directory(directory: str, files: Any, owner: int) -> None:
+    """Remove `directory` and the files in it, if this is process `owner`; `files` is the `os` that it was made with."""
+    if files.getpid() != owner:
+        return
+    try:
+        for name in files.listdir(directory):
+            files.unlink(files.path.join(directory, name))
+        files.rmdir(directory)
+    except OSError:
+        pass

@@ -1,0 +1,167 @@
+"""Every exception that fscoord raises on purpose, in one tree.
+
+The root is a `RuntimeError`, because callers of torch's c10d stores catch that; each leaf is also the
+built-in exception that a reader of Python would expect (`TimeoutError`, `ValueError`, `OSError`...).
+A message says what happened, to which path, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = [
+    "BarrierError",
+    "BrokenBarrierError",
+    "CorruptLogError",
+    "FscoordError",
+    "InsecurePathError",
+    "LimitExceededError",
+    "QueueEmptyError",
+    "StaleRunError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreGoneError",
+    "StoreTimeoutError",
+    "StoreUnavailableError",
+    "UnsupportedFilesystemError",
+]
+
+
+def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> FscoordError:
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    error.__dict__.update(details)
+    return error
+
+
+class FscoordError(RuntimeError):
+    """The root of the tree: catch it to catch whatever fscoord raises on purpose."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Callable[..., FscoordError], tuple[Any, ...]]:
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
+    """A wait reached its deadline.
+
+    Attributes:
+        keys: the keys that were still missing, as text.
+        missing_ranks: the ranks that had not arrived (a barrier's time-out), as the decoder names them.
+        holder: who held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
+        waited: the seconds waited.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        keys: Sequence[str] = (),
+        missing_ranks: Sequence[str] = (),
+        holder: str | None = None,
+        waited: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+        self.missing_ranks = tuple(missing_ranks)
+        self.holder = holder
+        self.waited = waited
+
+
+class StoreError(FscoordError):
+    """A store could not do what it was asked.
+
+    Attributes:
+        path: the path of the store's log, or None for stores without one.
+        maybe_applied: whether the failed write may have taken effect all the same.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, maybe_applied: bool = False) -> None:
+        super().__init__(message)
+        self.path = path
+        self.maybe_applied = maybe_applied
+
+
+class StoreClosedError(StoreError):
+    """The handle was closed; open the store again."""
+
+
+class StoreGoneError(StoreError):
+    """The log was deleted, replaced or truncated under the handle; open the store again."""
+
+
+class StaleRunError(StoreError):
+    """The handle belongs to a run that a newer one has superseded."""
+
+
+class StoreUnavailableError(StoreError, OSError):
+    """The file system refused a call: no space, read-only, input/output error.
+
+    Attributes:
+        errno: the system's error number, also as ``__cause__``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        maybe_applied: bool = False,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path, maybe_applied=maybe_applied)
+        self.errno = errno
+
+
+class CorruptLogError(StoreError):
+    """The log holds bytes that no writer of fscoord leaves behind; nothing was repaired.
+
+    Attributes:
+        offset: where the damage begins, in bytes from the start of the file.
+        reason: what is wrong there.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, offset: int, reason: str) -> None:
+        super().__init__(message, path=path)
+        self.offset = offset
+        self.reason = reason
+
+
+class QueueEmptyError(StoreError):
+    """`queue_pop(block=False)` found nothing."""
+
+
+class LimitExceededError(StoreError, ValueError):
+    """A key, a value or a log is larger than the format allows; nothing was written."""
+
+
+class InsecurePathError(StoreError, PermissionError):
+    """The path is a symbolic link, no regular file, or open to users it should not be open to."""
+
+
+class UnsupportedFilesystemError(StoreError, OSError):
+    """The file system (or the platform) cannot do what the store needs, and nothing weaker is used instead."""
+
+
+class BarrierError(FscoordError):
+    """A barrier was used wrongly: too many arrivals, a finished key used again, a rank out of range."""
+
+
+class BrokenBarrierError(BarrierError):
+    """A barrier can't complete any more, because ranks that it needs are dead.
+
+    Attributes:
+        missing: the ranks that had not arrived, as the decoder names them.
+        dead: those of them that are known dead.
+    """
+
+    def __init__(self, message: str, *, missing: Sequence[str] = (), dead: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.dead = tuple(dead)

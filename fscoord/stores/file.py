@@ -1,0 +1,389 @@
+"""`FileStore`: the store contract on one file in a directory that the processes share."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record
+from fscoord._log.dump import Entry, dump_log
+from fscoord._log.file import Decide, LogFile
+from fscoord._log.lock import KINDS
+from fscoord._log.opening import Wanted
+from fscoord._log.record import Session
+from fscoord._log.watch import MODES
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    QueueEmptyError,
+    StoreError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+)
+from fscoord.store import (
+    DEFAULT_TIMEOUT,
+    VALUE_MAX,
+    Key,
+    Store,
+    Timeout,
+    Value,
+    counter_sum,
+    integer,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    missing_message,
+    pairs_bytes,
+    positive,
+    seconds,
+    value_bytes,
+)
+from fscoord.stores.state import State
+from fscoord.stores.waiting import BELL_SUFFIX, MISSING, Missing, Waiting
+
+__all__ = ["Entry", "FileStore", "dump"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class FileStore(Store):
+    """A store in one file: an append-only log under advisory locks, replayed to serve reads.
+
+    Every process that opens the same path shares the store. There is no server; when all are gone the file is what is
+    left. The design is that of torch's c10d ``FileStore``; what it adds is listed in the documentation, "Promises".
+
+    Args:
+        path: the file, created if it is not there (its directory must be). Without it the store is a private temporary
+            file, gone when this handle is closed or its process exits.
+        world_size: how many participants will close the store; the last one to do so removes the file. ``None`` (or -1,
+            as in c10d): it stays.
+        file_name: another name for `path`, as in c10d.
+        timeout: how long operations wait by default.
+        rank: shown where others name this participant.
+        label: shown likewise.
+        lock: ``"ofd"`` (open-file-description locks), ``"flock"`` or ``"soft"`` (a marker file, for mounts without
+            advisory locks; a holder that died on another host must be removed by hand). All participants must agree.
+        watch: ``"auto"`` (events where there are any), ``"inotify"`` (or else an error), ``"poll"``.
+        durable: what is acknowledged survives a power loss: the log is synced before each operation returns. All
+            participants of a new log must agree; on a log that is durable every handle is.
+        read_only: write nothing, and need no permission to. Writing operations raise `~fscoord.StoreError`.
+        mode: the permissions of a new file, and the most that an old one may have for others to write.
+
+    Raises:
+        StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
+        InsecurePathError: the path is a link, not a file, or somebody else's.
+        CorruptLogError: the file is no log of fscoord's.
+        UnsupportedFilesystemError: the platform or file system has no such locks.
+    """
+
+    def __init__(
+        self,
+        path: Any = None,
+        world_size: int | None = None,
+        *,
+        file_name: Any = None,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        rank: int | None = None,
+        label: str | None = None,
+        lock: str = "ofd",
+        watch: str = "auto",
+        durable: bool = False,
+        read_only: bool = False,
+        mode: int = 0o600,
+    ) -> None:
+        if system.fcntl is None:
+            raise UnsupportedFilesystemError(
+                f"FileStore needs the advisory locks of a POSIX system, which {system.platform()} does not have; use"
+                " HashStore in one process"
+            )
+        if path is not None and file_name is not None:
+            raise TypeError("path and file_name are two names for one argument; pass one")
+        self._timeout = seconds(timeout)
+        self._pid = system.os.getpid()
+        path = file_name if path is None else path
+        self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
+        _one_of("watch", watch, MODES)
+        _one_of("lock", lock, KINDS)
+        self._options: dict[str, Any] = {"lock": lock, "watch": watch, "durable": durable, "read_only": read_only}
+        self._options |= {"mode": mode, "rank": rank, "label": label}
+        self._rank = None if rank is None else integer("rank", rank)
+        self._label = label or ""
+        self._state = State()
+        self._remove_temporary: Callable[[], object] | None = None
+        if path is None:
+            if read_only:
+                raise ValueError("a read-only store needs a path")
+            path = self._make_temporary()
+        self.path = paths.resolve(path)
+        self._wanted = Wanted(KINDS[lock], durable, read_only, mode, self._timeout)
+        self._log = LogFile(self.path, self._state, self._wanted, self._introduce, self._participants)
+        self._waiting = Waiting(self._log, self._wanted, watch)
+        self._log.refresh(self._timeout)
+        _open_stores.add(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def set(self, key: Key, value: Value) -> None:
+        """See `Store.set`."""
+        self._update(record.SET, key_bytes(key), value_bytes(value), None)
+
+    def add(self, key: Key, amount: int) -> int:
+        """See `Store.add`."""
+        integer("amount", amount)
+
+        def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
+            total = counter_sum(self._state.get(name), amount, name)
+            return total, record.ADD, b"%d" % total
+
+        return int(self._update(record.ADD, key_bytes(key), b"", decide))
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        """See `Store.compare_set`."""
+        wanted = value_bytes(expected)
+
+        def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
+            current = self._state.get(name)
+            if current == wanted or (current is None and not wanted):
+                return value, record.COMPARE_SET, value
+            return wanted if current is None else current, 0, b""
+
+        return bytes(self._update(record.COMPARE_SET, key_bytes(key), value_bytes(desired), decide))
+
+    def delete_key(self, key: Key) -> bool:
+        """See `Store.delete_key`."""
+
+        def decide(name: bytes, _: bytes) -> tuple[bool, int, bytes]:
+            return (True, record.DELETE, b"") if self._state.has(name) else (False, 0, b"")
+
+        return bool(self._update(record.DELETE, key_bytes(key), b"", decide))
+
+    def append(self, key: Key, value: Value) -> None:
+        """See `Store.append`."""
+
+        def decide(name: bytes, piece: bytes) -> tuple[None, int, bytes]:
+            size = len(self._state.values.get(name, b"")) + len(piece)
+            if size > VALUE_MAX:
+                raise LimitExceededError(
+                    f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was appended",
+                    path=self.path,
+                )
+            return None, record.APPEND, piece
+
+        self._update(record.APPEND, key_bytes(key), value_bytes(value), decide)
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        """See `Store.multi_set`."""
+        pairs = pairs_bytes(keys, values)
+        if pairs:
+            self._log_update(record.MULTI_SET, b"", record.encode_pairs(pairs), None)
+            if self._log.bell:
+                self._waiting.ring(name for name, _ in pairs)
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        """See `Store.queue_push`."""
+        self._update(record.PUSH, key_bytes(key), value_bytes(value), None)
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        """See `Store.queue_pop`."""
+        name = key_bytes(key)
+
+        def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
+            queue = self._state.queues.get(name)
+            return (queue[0], record.POP, b"") if queue else (None, 0, b"")
+
+        def look(limit: float) -> bytes | Missing:
+            self._log.refresh(limit)
+            value = self._log_update(record.POP, name, b"", decide) if name in self._state.queues else None
+            return MISSING if value is None else bytes(value)
+
+        if block:
+            return self._await([name], self._timeout, look, lambda: [name], "a value in queue")
+        value = look(self._timeout)
+        if isinstance(value, Missing):
+            raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
+        return value
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> bytes:
+        """See `Store.get`."""
+        name = key_bytes(key)
+        self._log.refresh(self._timeout)
+        value = self._state.values.get(name)
+        if value.__class__ is bytes:
+            return value
+
+        def look(limit: float) -> bytes | Missing:
+            value = self._look(limit, lambda: self._state.get(name))
+            return MISSING if value is None else value
+
+        return self._await([name], self._timeout, look, lambda: [name], "the value of key")
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        """See `Store.check`."""
+        names = keys_bytes(keys)
+        return not self._look(self._timeout, lambda: self._state.missing(names))
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        """See `Store.wait`."""
+        names = keys_bytes(keys)
+
+        def look(limit: float) -> list[bytes] | Missing:
+            missing = self._look(limit, lambda: self._state.missing(names))
+            return MISSING if missing else missing
+
+        limit = self._timeout if timeout is None else seconds(timeout)
+        self._await(names, limit, look, lambda: self._state.missing(names), "key")
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        """See `Store.multi_get`."""
+        names = keys_bytes(keys)
+
+        def missing() -> list[bytes]:
+            return [name for name in dict.fromkeys(names) if name not in self._state.values]
+
+        def look(limit: float) -> list[bytes] | Missing:
+            return self._look(limit, lambda: MISSING if missing() else [self._state.get(name) or b"" for name in names])
+
+        return self._await(names, self._timeout, look, missing, "the value of key")
+
+    def num_keys(self) -> int:
+        """See `Store.num_keys`."""
+        return self._look(self._timeout, lambda: len(self._state.values))
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        """See `Store.list_keys`."""
+        start = key_bytes(prefix)
+        names = self._look(self._timeout, lambda: [name for name in self._state.values if name.startswith(start)])
+        return [key_text(name) for name in sorted(names)]
+
+    def queue_len(self, key: Key) -> int:
+        """See `Store.queue_len`."""
+        name = key_bytes(key)
+        return self._look(self._timeout, lambda: len(self._state.queues.get(name, ())))
+
+    # -- the handle ------------------------------------------------------------------------------------------------
+
+    def clone(self) -> FileStore:
+        """See `Store.clone`. A clone is no participant: closing it does not count towards `world_size`."""
+        return FileStore(self.path, timeout=self._timeout, **self._options)
+
+    def close(self) -> None:
+        """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
+        if self not in _open_stores:
+            return
+        _open_stores.discard(self)
+        try:
+            if self._participants and not self._wanted.read_only:
+                self._log.leave(self._participants, self._timeout)
+                if not self._log.is_there():
+                    self._remove_side_cars()
+        except FscoordError as error:
+            log.debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
+        finally:
+            self._waiting.close()
+            self._log.close()
+            if self._remove_temporary is not None:
+                self._remove_temporary()
+
+    def _introduce(self) -> Session:
+        return Session(
+            host=system.hostname(),
+            pid=system.os.getpid(),
+            start_time=system.start_time(),
+            boot_id=system.boot_id(),
+            rank=self._rank,
+            label=self._label,
+        )
+
+    def _make_temporary(self) -> str:
+        directory = system.make_private_directory()
+        self._remove_temporary = weakref.finalize(
+            self, system.remove_directory, directory, system.os, system.os.getpid()
+        )
+        return system.os.path.join(directory, "store")
+
+    def _remove_side_cars(self) -> None:
+        for suffix in (BELL_SUFFIX, ".lock"):
+            try:
+                system.os.unlink(self.path + suffix)
+            except OSError:
+                continue
+
+    # -- between the contract and the log --------------------------------------------------------------------------
+
+    def _log_update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
+        if self._wanted.read_only:
+            raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
+        return self._log.update(kind, name, value, decide, self._timeout)
+
+    def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
+        result = self._log_update(kind, name, value, decide)
+        if self._log.bell:
+            self._waiting.ring((name,))
+        return result
+
+    def _look(self, limit: float, answer: Callable[[], T]) -> T:
+        """Return `answer` of one moment in the life of the store, and of no moment before this call."""
+        self._log.refresh(limit)
+        with self._log.mutex:
+            return answer()
+
+    def _await(
+        self,
+        names: list[bytes],
+        limit: float,
+        look: Callable[[float], T | Missing],
+        missing: Callable[[], list[bytes]],
+        what: str,
+    ) -> T:
+        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over."""
+        started = system.time.monotonic()
+        found = self._waiting.until(names, limit, look)
+        if isinstance(found, Missing):
+            waited = system.time.monotonic() - started
+            absent = missing()
+            raise StoreTimeoutError(
+                f"{self.path}: {missing_message(what, absent, waited)}",
+                keys=[key_text(name) for name in absent],
+                waited=waited,
+            )
+        return found
+
+
+_open_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    """Count a process that ends without closing its stores as a participant that has left, as c10d does."""
+    for store in list(_open_stores):
+        if store._pid == system.os.getpid():
+            store.close()
+
+
+atexit.register(_close_at_exit)
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
+    return value
+
+
+def dump(path: Any) -> Iterator[Entry]:
+    """Yield what the log at `path` holds, record by record, without locking or writing.
+
+    Raises:
+        StoreUnavailableError: it can't be opened.
+        CorruptLogError: it is damaged; what comes before the damage was yielded.
+    """
+    return dump_log(paths.resolve(path))
