@@ -1,0 +1,136 @@
+"""Where the contract suite runs: every kind of store, and more handles, threads and processes on one of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fscoord.store import Store
+from fscoord.stores.memory import HashStore
+from fscoord.stores.prefix import PrefixStore
+
+HANG_S = 20
+"""The timeout of handles that are not meant to time out."""
+
+FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "prefix-file", "nested-file"]
+HASH_KINDS = ["hash", "prefix-hash", "nested-hash"]
+KINDS = HASH_KINDS + FILE_KINDS
+PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}
+
+
+def open_file(path: str, lock: str, timeout: float = HANG_S) -> Store:
+    from fscoord.stores.file import FileStore
+
+    return FileStore(path, lock=lock, timeout=timeout)
+
+
+class Place:
+    """One store of some kind, and the handles on it that a test opens."""
+
+    def __init__(self, kind: str, directory: str) -> None:
+        self.kind = kind
+        family, _, rest = kind.partition("-")
+        self.prefixes = PREFIXES.get(family, [])
+        self.is_file = "file" in kind
+        self.path = os.path.join(directory, "store")
+        self.lock = rest if family == "file" else "ofd"
+        self._opened: list[Store] = []
+        if self.is_file:
+            self.base = self._keep(open_file(self.path, self.lock))
+        else:
+            self.base = self._keep(HashStore(timeout=HANG_S))
+        if self.prefixes:  # neighbours that nobody must see
+            self.base.multi_set(["x", "job", "jobx", "job0/x", "a/b/x"], ["1", "2", "3", "4", "5"])
+            self.base.queue_push("q", "neighbour")
+
+    def _keep(self, store: Store) -> Store:
+        self._opened.append(store)
+        return store
+
+    def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
+        """Open another handle: by the path, where there is one, or as a clone."""
+        if self.is_file and how == "path":
+            store = self._keep(open_file(self.path, self.lock))
+        else:
+            store = self._keep(self.base.clone())
+        for prefix in self.prefixes:
+            store = PrefixStore(prefix, store)
+        store.set_timeout(timeout)
+        return store
+
+    def full(self, key: str) -> str:
+        """Return the name that `key` has in errors."""
+        return "/".join([*self.prefixes, key])
+
+    def spec(self) -> dict[str, Any]:
+        """Return what a process needs to open a handle of its own."""
+        assert self.is_file
+        return {"path": self.path, "lock": self.lock, "prefixes": self.prefixes}
+
+    def close(self) -> None:
+        for store in self._opened:
+            store.close()
+
+
+def open_spec(spec: dict[str, Any]) -> Store:
+    store = open_file(spec["path"], spec["lock"])
+    for prefix in spec["prefixes"]:
+        store = PrefixStore(prefix, store)
+    return store
+
+
+QUEUES = ("q", "k", "", "bad", "other")
+
+
+def state(store: Store) -> dict[str, Any]:
+    """Return everything that can be seen of `store`: all values, and the lengths of the queues that tests use."""
+    keys = store.list_keys()
+    return {
+        "values": dict(zip(keys, store.multi_get(keys), strict=True)),
+        "num_keys": store.num_keys(),
+        "queues": {name: store.queue_len(name) for name in QUEUES},
+        "timeout": store.timeout,
+    }
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what `call` returns or raises, in a form that can be compared."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error) if isinstance(error, (ValueError, TypeError, OverflowError)) else ""
+
+
+class Thread:
+    """Run `call` in a thread; `join`, or the end of the ``with``, returns its result or raises what it raised."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(call, arguments))
+        self._thread.start()
+
+    def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            self.result = call(*arguments)
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> Any:
+        self._thread.join(2 * HANG_S)
+        assert not self._thread.is_alive(), "the thread hangs"
+        if self._error:
+            raise self._error
+        return self.result
+
+    def __enter__(self) -> Thread:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+
+def start_thread(call: Callable[..., Any], *arguments: Any) -> Thread:
+    return Thread(call, *arguments)
