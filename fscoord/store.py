@@ -120,7 +120,10 @@ class Store(ABC):
 
     @abstractmethod
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """Return the keys that have a value and begin with `prefix`, sorted, as text with ``surrogateescape``."""
+        """Return the keys that have a value and begin with `prefix`, as text with ``surrogateescape``.
+
+        They are sorted by their bytes, which for all text but escaped bytes is the order of Python.
+        """
 
     @abstractmethod
     def append(self, key: Key, value: Value) -> None:

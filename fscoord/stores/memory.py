@@ -171,7 +171,7 @@ class HashStore(Store):
         beginning = key_bytes(prefix)
         with self._shared.lock:
             self._check_open()
-            return sorted(key_text(name) for name in self._shared.values if name.startswith(beginning))
+            return [key_text(name) for name in sorted(self._shared.values) if name.startswith(beginning)]
 
     def append(self, key: Key, value: Value) -> None:
         name, more = key_bytes(key), value_bytes(value)
