@@ -1,0 +1,30 @@
+"""The command ``fscoord``: arguments to calls, results to text and exit codes; it decides nothing itself.
+
+This module only starts it, so that it can say what to install where click and rich are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process with its exit code.
+
+    Args:
+        arguments: the words behind ``fscoord``; those of this process by default.
+    """
+    try:
+        from fscoord.cli.app import run
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        sys.stderr.write("fscoord: the command line needs click and rich: pip install 'fscoord[cli]'\n")
+        sys.exit(69)  # EX_UNAVAILABLE of sysexits.h: "a support program or file does not exist"
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(run(arguments))

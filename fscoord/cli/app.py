@@ -1,0 +1,77 @@
+"""The command itself: its verbs, its help, and the one place where exceptions become exit codes."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+import click
+
+import fscoord
+from fscoord.cli import exits, output
+from fscoord.cli.barrier import barrier
+from fscoord.cli.completion import completion
+from fscoord.cli.demo import demo
+from fscoord.cli.dump import dump
+from fscoord.cli.options import common
+from fscoord.cli.queues import length, pop, push
+from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
+
+__all__ = ["cli", "run"]
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(fscoord.__version__, message="%(prog)s %(version)s")
+@common
+@click.pass_context
+def cli(ctx: click.Context) -> int:
+    """Processes that share nothing but a directory find each other and agree.
+
+    Try it: "fscoord demo". Every other verb works on the store that --store or FSCOORD_STORE names: a path, such as
+    /shared/job/store, or a URL, such as "file:/shared/job/store?durable=1".
+
+    \b
+    Exit codes:
+        0  done
+        1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost
+       64  usage: wrong arguments, wrong values, a barrier used twice
+       65  the log is damaged
+       69  the store is gone, the file system can't do it, or click or rich is missing
+       70  a bug in fscoord
+       74  input or output failed
+       75  time ran out
+       77  permission denied
+      130  Ctrl-C
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        return exits.USAGE
+    return 0
+
+
+for verb in (demo, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length, dump, completion):
+    cli.add_command(verb)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line, say on standard error what went wrong, and return the exit code."""
+    try:
+        code = cli.main(arguments, prog_name="fscoord", standalone_mode=False)
+        output.flush()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every one has its exit code
+        return _fail(error)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(error: BaseException) -> int:
+    if logging.getLogger("fscoord").isEnabledFor(logging.DEBUG):
+        traceback.print_exception(error)
+    if isinstance(error, exits.OutputError):
+        output.abandon()
+    if not exits.is_silent(error):
+        click.echo(f"fscoord: {exits.message(error)}", err=True)
+    return exits.exit_code(error)

@@ -1,0 +1,171 @@
+"""The verb demo: shows how far the processes are, and what they report."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fscoord import _system as system
+from fscoord.cli.exits import FALSE
+from fscoord.cli.options import as_json, time_limit, verbose
+from fscoord.cli.output import printable, write_json
+from fscoord.demo.launcher import PROCESSES_MAX, run
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+__all__ = ["demo"]
+
+NUMBERS = {"files", "words"}
+
+
+@click.command()
+@click.option(
+    "-n", "--processes", type=click.IntRange(1, PROCESSES_MAX), default=4, show_default=True, help="How many processes."
+)
+@click.option(
+    "--input",
+    "directory",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Where the text is. [default: the sources of fscoord itself]",
+)
+@click.option("--kill", is_flag=True, help="Kill one process in the middle; the others name it and do its work.")
+@click.option(
+    "--timeout",
+    type=time_limit,
+    metavar="SECONDS",
+    default=60,
+    show_default=True,
+    help="How long the processes wait for each other.",
+)
+@as_json
+@verbose
+def demo(processes: int, directory: str | None, kill: bool, timeout: float, as_json: bool) -> int:
+    """Let several real processes share work through one file.
+
+    They count the words in a directory of text. They find each other through that file, exchange what they know of
+    themselves, take files from a queue, meet at barriers, and one of them reports: who did what, and how long each
+    barrier took. The file is a temporary one in $TMPDIR. Exits with 1 if a process was lost on the way, killed by
+    --kill or not.
+
+    \b
+    Examples:
+      fscoord demo
+      fscoord demo -n 8 --input /usr/share/doc
+      fscoord demo --kill
+      TMPDIR=/shared/tmp fscoord demo               # try the file system that your job will use
+    """
+    with _Display() as display:
+        report = run(processes, directory, kill=kill, timeout=timeout, on_event=display.show)
+    if as_json:
+        write_json(report)
+    else:
+        _print(report)
+    return FALSE if report["lost"] else 0
+
+
+class _Display:
+    """A progress bar on standard error, if that is a terminal, and the names of the lost in any case."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> _Display:  # noqa: PYI034 - typing.Self needs Python 3.11
+        if sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("meeting", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Show one event of the demonstration."""
+        if event["event"] == "lost":
+            self._say(f"rank {event['by']} names the lost: {event['error']}")
+        elif event["event"] == "holding" and event["file"] is not None:
+            self._say(f"rank {event['rank']} has taken {event['file']} and is killed now")
+        elif self._bar is None:
+            pass
+        elif event["event"] == "filled":
+            self._bar.update(self._task, description="counting", total=event["files"])
+        elif event["event"] == "delivered":
+            self._bar.advance(self._task)
+
+    def _say(self, line: str) -> None:
+        if self._bar is None:
+            click.echo(f"fscoord: {line}", err=True)
+        else:
+            self._bar.console.print(f"fscoord: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print(
+        f"{report['words']} words ({report['distinct_words']} different ones) in {report['files']} files"
+        f" below {_name(report['input'])}, in {report['seconds']:.2f} s"
+    )
+    console.print("most frequent:", ", ".join(f"{word} {count}" for word, count in report["top"]))
+    console.print()
+    console.print(_processes(report))
+    console.print(_barriers(report))
+    for skipped in report["skipped"]:
+        console.print(f"skipped {_name(skipped['file'])}: {skipped['reason']}")
+    for loss in report["lost"]:
+        console.print(_loss(loss))
+    console.print(f"(reported by rank {report['reported_by']})")
+
+
+def _processes(report: dict[str, Any]) -> Table:
+    table = _table("rank", "process", "Python", "files", "words", "")
+    for each in report["processes"]:
+        where = f"{each['pid']} on {each['host']}"
+        fate = "LOST" if each["lost"] else ""
+        table.add_row(str(each["rank"]), where, each["python"], str(each["files"]), str(each["words"]), fate)
+    return table
+
+
+def _barriers(report: dict[str, Any]) -> Table:
+    table = _table("barrier", "the last to come waited", "the first to come waited")
+    for each in report["barriers"]:
+        table.add_row(each["name"], _milliseconds(each["shortest_wait_s"]), _milliseconds(each["longest_wait_s"]))
+    return table
+
+
+def _table(*headings: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for heading in headings:
+        table.add_column(
+            heading, no_wrap=True, justify="right" if "waited" in heading or heading in NUMBERS else "left"
+        )
+    return table
+
+
+def _loss(loss: dict[str, Any]) -> str:
+    redone = ", ".join(f"{_name(each['file'])} (by rank {each['by']})" for each in loss["redone"])
+    return (
+        f"rank {loss['rank']}, process {loss['pid']} on {loss['host']}, was lost to {loss['cause']}:"
+        f" named by rank {', '.join(map(str, loss['named_by']))} at the barrier {loss['barrier']!r};"
+        f" what it had taken and others did again: {redone or 'nothing'}"
+    )
+
+
+def _name(path: str) -> str:
+    return printable(system.os.fsencode(path))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"

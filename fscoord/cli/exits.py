@@ -1,0 +1,110 @@
+"""Which exit code each exception stands for, and the one line that is said about it.
+
+The numbers are those of sysexits.h where it has one, and 128 + the signal for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import click
+
+from fscoord.errors import (
+    BarrierError,
+    BrokenBarrierError,
+    CorruptLogError,
+    FscoordError,
+    QueueEmptyError,
+    StaleRunError,
+    StoreClosedError,
+    StoreGoneError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+)
+
+__all__ = ["FALSE", "USAGE", "OutputError", "exit_code", "is_silent", "message"]
+
+FALSE = 1
+USAGE = 64
+DAMAGED = 65
+UNAVAILABLE = 69
+BUG = 70
+IO = 74
+TIMEOUT = 75
+PERMISSION = 77
+INTERRUPTED = 130
+
+_EXTRA = frozenset({"click", "rich"})
+
+
+class OutputError(Exception):
+    """Standard output refused what was written to it; the cause is an `OSError`, or None if there is no such stream."""
+
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    # The first that fits counts: a StoreTimeoutError, for one, is an OSError too.
+    (KeyboardInterrupt, INTERRUPTED),
+    (click.Abort, INTERRUPTED),
+    (click.ClickException, USAGE),
+    (QueueEmptyError, FALSE),
+    (StoreTimeoutError, TIMEOUT),
+    (CorruptLogError, DAMAGED),
+    (StoreGoneError, UNAVAILABLE),
+    (StoreClosedError, UNAVAILABLE),
+    (StaleRunError, UNAVAILABLE),
+    (UnsupportedFilesystemError, UNAVAILABLE),
+    (BrokenBarrierError, UNAVAILABLE),
+    (BarrierError, USAGE),
+    (PermissionError, PERMISSION),
+    (OutputError, IO),
+    (OSError, IO),
+    (ValueError, USAGE),
+    (OverflowError, USAGE),
+    (FscoordError, UNAVAILABLE),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code that `error` stands for; 70 for one that should not have come here."""
+    if _is_missing_extra(error):
+        return UNAVAILABLE
+    if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM}:
+        return PERMISSION
+    return next((code for kind, code in _CODES if isinstance(error, kind)), BUG)
+
+
+def is_silent(error: BaseException) -> bool:
+    """Return whether nothing needs to be said: a false condition, Ctrl-C, or a pipe that its reader has closed."""
+    return exit_code(error) in {FALSE, INTERRUPTED} or (
+        isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError)
+    )
+
+
+def message(error: BaseException) -> str:
+    """Return what `error` means, in one line."""
+    return " ".join(_words(error).split())
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, click.ClickException):
+        return error.format_message() + _hint(error)
+    if _is_missing_extra(error):
+        return "this command needs click and rich: pip install 'fscoord[cli]'"
+    if exit_code(error) == BUG:
+        return f"a bug in fscoord, please report it with what -vv prints: {type(error).__name__}: {error}"
+    if isinstance(error, OSError) and not isinstance(error, FscoordError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _hint(error: click.ClickException) -> str:
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return ""
+    hint = f"'{error.ctx.command_path} --help' explains"
+    if isinstance(error, click.NoSuchOption):
+        hint += "; put -- before a value that begins with a dash"
+    return f" ({hint})"
+
+
+def _is_missing_extra(error: BaseException) -> bool:
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRA

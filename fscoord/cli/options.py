@@ -1,0 +1,161 @@
+"""What all verbs share: the options that say which store, how long and how loud, and the types of their arguments."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from fscoord import _system as system
+from fscoord.store import VALUE_MAX, Store, seconds
+from fscoord.stores import url as urls
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
+
+__all__ = [
+    "as_json",
+    "common",
+    "content",
+    "file_path",
+    "raw",
+    "store_option",
+    "store_url",
+    "time_limit",
+    "verbose",
+    "with_existing_store",
+    "with_store",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
+
+
+def raw(text: str) -> bytes:
+    """Return an argument as the bytes that the shell passed: decoding them loses nothing."""
+    return system.os.fsencode(text)
+
+
+def time_limit(text: str) -> float:
+    """Return a time-out in seconds, checked by the rules that the library has for them."""
+    try:
+        return seconds(float(text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number of seconds; 0 looks once, inf has no limit.") from None
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            ctx.meta[key] = value
+
+    return callback
+
+
+def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
+    ctx.meta[_LOUDNESS] = loudness = ctx.meta.get(_LOUDNESS, 0) + value
+    if value:
+        log = logging.getLogger("fscoord")
+        log.setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
+        if not any(isinstance(handler, _ToStderr) for handler in log.handlers):
+            log.addHandler(_ToStderr())
+
+
+class _ToStderr(logging.StreamHandler[Any]):
+    """Log lines on standard error, in the shape of the command's own messages."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(logging.Formatter("fscoord: %(message)s"))
+
+
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    expose_value=False,
+    callback=_remember(_URL),
+    help=f"The store: a path or a URL. [default: ${ENVIRONMENT_VARIABLE}]",
+)
+
+timeout_option = click.option(
+    "--timeout",
+    type=time_limit,
+    metavar="SECONDS",
+    expose_value=False,
+    callback=_remember(_TIMEOUT),
+    help="How long to wait; 0 looks once, inf has no limit. [default: the store's, 300]",
+)
+
+verbose = click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    expose_value=False,
+    callback=_listen,
+    help="Say on standard error what happens; -vv says more, tracebacks too.",
+)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, on one line.")
+
+
+def store_url(ctx: click.Context) -> str:
+    """Return the URL of the store that the user means."""
+    url: str | None = ctx.meta.get(_URL) or system.os.environ.get(ENVIRONMENT_VARIABLE)
+    if not url:
+        raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
+    return url
+
+
+def file_path(url: str) -> str | None:
+    """Return the path of the file store that `url` names, or None if it names another kind of store."""
+    scheme, host, path, _ = urls._parse(url)
+    return path if scheme == "file" and host in {"", "localhost"} else None
+
+
+def common(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the options that stand before or behind any verb; those behind it count."""
+    return store_option(timeout_option(verbose(function)))
+
+
+def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Add the common options, and call `function` with the store that they name, open."""
+    return _with_store(function, looks_only=False)
+
+
+def with_existing_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store`, but open a file store for reading only, so that a mistyped path makes no new one."""
+    return _with_store(function, looks_only=True)
+
+
+def _with_store(function: Callable[Concatenate[Store, P], R], *, looks_only: bool) -> Callable[P, R]:
+    @common
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _open(click.get_current_context(), looks_only=looks_only) as store:
+            return function(store, *args, **kwargs)
+
+    return call
+
+
+def _open(ctx: click.Context, *, looks_only: bool) -> Store:
+    url = store_url(ctx)
+    options: dict[str, Any] = {}
+    if _TIMEOUT in ctx.meta:
+        options["timeout"] = ctx.meta[_TIMEOUT]
+    if looks_only and file_path(url) is not None:
+        options["read_only"] = True
+    return open_store(url, **options)
+
+
+def content(value: bytes) -> bytes:
+    """Return `value`, or what standard input holds if it is ``-``."""
+    if value != b"-":
+        return value
+    if sys.stdin is None:
+        raise click.UsageError("the value is to come from standard input (-), which is closed")
+    # One byte over the limit is enough for the store to refuse the value.
+    return sys.stdin.buffer.read(VALUE_MAX + 1)

@@ -1,0 +1,70 @@
+"""Results on standard output: bytes as they are, lines for people, JSON for programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fscoord import _system as system
+from fscoord.cli.exits import OutputError
+
+__all__ = ["abandon", "field", "flush", "is_terminal", "printable", "write", "write_json", "write_value"]
+
+
+def write(data: bytes) -> None:
+    """Write `data` to standard output, byte for byte."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
+    try:
+        sys.stdout.buffer.write(data)
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror}") from error
+
+
+def write_value(data: bytes) -> None:
+    """Write a value byte for byte; on a terminal, end its last line."""
+    write(data + b"\n" if is_terminal() and not data.endswith(b"\n") else data)
+
+
+def write_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
+    """Write `document` as one line of JSON, in ASCII."""
+    write(json.dumps(document).encode("ascii") + b"\n")
+
+
+def flush() -> None:
+    """Write out what is still buffered, so that an error comes while it can be told."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror}") from error
+
+
+def abandon() -> None:
+    """Give up standard output, or the interpreter would try to flush it once more and complain."""
+    if sys.stdout is not None:
+        nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY)
+        system.os.dup2(nowhere, sys.stdout.fileno())
+        system.os.close(nowhere)
+
+
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def field(name: str, data: bytes) -> dict[str, str]:
+    """Return `data` as a JSON field: `name` if it is UTF-8, else `name` with ``_base64`` behind it."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def printable(data: bytes) -> str:
+    r"""Return `data` as text that a terminal can't misunderstand: what is no printable UTF-8 becomes ``\x..``."""
+    text = data.decode("utf-8", "backslashreplace")
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)

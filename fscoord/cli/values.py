@@ -1,0 +1,190 @@
+"""The verbs on keys and their values: get, set, add, cas, append, delete, wait, keys."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from fscoord.cli.exits import FALSE
+from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
+from fscoord.cli.output import field, is_terminal, printable, write, write_json, write_value
+from fscoord.store import Store, key_bytes
+
+__all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait"]
+
+log = logging.getLogger(__name__)
+
+key_argument = click.argument("key", type=raw)
+
+
+@click.command()
+@key_argument
+@as_json
+@with_store
+def get(store: Store, key: bytes, as_json: bool) -> None:
+    """Print the value of KEY, waiting until somebody sets it.
+
+    It is written byte for byte; on a terminal its last line is ended.
+
+    \b
+    Examples:
+      fscoord get master_addr
+      fscoord get --timeout 0 config > config.bin   # do not wait
+      fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
+    """
+    log.info("waiting for %r, up to %s", key, store.timeout)
+    value = store.get(key)
+    if as_json:
+        write_json({**field("key", key), **field("value", value)})
+    else:
+        write_value(value)
+
+
+@click.command("set")
+@key_argument
+@click.argument("value", type=raw)
+@with_store
+def set_(store: Store, key: bytes, value: bytes) -> None:
+    """Give KEY the value VALUE.
+
+    If VALUE is "-", standard input holds the value.
+
+    \b
+    Examples:
+      fscoord set master_addr "$(hostname)"
+      fscoord set config - < config.bin
+      fscoord set offset -- -5                      # a value that begins with a dash
+    """
+    store.set(key, content(value))
+
+
+@click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number
+@key_argument
+@click.argument("amount", type=int, default=1)
+@as_json
+@with_store
+def add(store: Store, key: bytes, amount: int, as_json: bool) -> None:
+    """Add AMOUNT to the integer in KEY and print the sum.
+
+    AMOUNT is 1 by default; a missing key counts as 0.
+
+    \b
+    Examples:
+      rank=$(( $(fscoord add ranks) - 1 ))          # every caller gets a rank of its own
+      fscoord add credits -5
+    """
+    total = store.add(key, amount)
+    if as_json:
+        write_json({**field("key", key), "value": total})
+    else:
+        write(b"%d\n" % total)
+
+
+@click.command()
+@key_argument
+@click.argument("expected", type=raw)
+@click.argument("desired", type=raw)
+@as_json
+@with_store
+def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool) -> int:
+    """Give KEY the value DESIRED if its value is EXPECTED.
+
+    Compare and set, in one step. An EXPECTED of "" means that KEY must not exist yet. Prints the value that KEY has
+    afterwards, and exits with 0 if that is DESIRED and with 1 otherwise; so take a DESIRED that nobody else uses. One
+    of the two may be "-": then standard input holds it.
+
+    \b
+    Examples:
+      if fscoord cas leader "" "$(hostname):$$" > /dev/null; then echo "I lead"; fi
+      fscoord cas phase train evaluate
+    """
+    old, new = content(expected), content(desired)
+    if expected == desired or old == new:
+        raise click.UsageError("EXPECTED and DESIRED are the same, so that nothing could change")
+    value = store.compare_set(key, old, new)
+    won = value == new
+    missing = not won and value == old  # compare_set would have replaced it: it stands for "there is no such key"
+    if as_json:
+        write_json({**field("key", key), "won": won, **({"value": None} if missing else field("value", value))})
+    elif not missing:
+        write_value(value)
+    return 0 if won else FALSE
+
+
+@click.command()
+@key_argument
+@click.argument("value", type=raw)
+@with_store
+def append(store: Store, key: bytes, value: bytes) -> None:
+    """Append VALUE to the value of KEY, in one step.
+
+    If VALUE is "-", standard input holds it. A missing key counts as empty.
+
+    \b
+    Examples:
+      fscoord append hosts "$(hostname) "
+      date | fscoord append journal -
+    """
+    store.append(key, content(value))
+
+
+@click.command()
+@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True)
+@with_store
+def delete(store: Store, names: tuple[bytes, ...]) -> int:
+    """Remove every KEY, its value and its queue.
+
+    Exits with 1 if one of them was not there.
+
+    \b
+    Examples:
+      fscoord delete leader
+      fscoord keys tmp/ | xargs -r fscoord delete
+    """
+    were_there = [store.delete_key(name) for name in names]
+    return 0 if all(were_there) else FALSE
+
+
+@click.command()
+@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True)
+@with_store
+def wait(store: Store, names: tuple[bytes, ...]) -> None:
+    """Wait until every KEY has a value or a non-empty queue.
+
+    If time runs out, the error names those that are missing (exit code 75).
+
+    \b
+    Examples:
+      fscoord wait --timeout 60 ready/0 ready/1
+      fscoord wait --timeout 0 leader 2> /dev/null && echo "there is one"
+    """
+    log.info("waiting for %s, up to %s", ", ".join(map(repr, names)), store.timeout)
+    store.wait(names)
+
+
+@click.command()
+@click.argument("prefix", type=raw, default="")
+@click.option(
+    "-0", "--null", "ending", flag_value=b"\0", default=b"\n", help="End each with a zero byte, not a newline."
+)
+@as_json
+@with_existing_store
+def keys(store: Store, prefix: bytes, ending: bytes, as_json: bool) -> None:
+    """Print the keys that begin with PREFIX, sorted.
+
+    One stands on a line. Queues are not listed. On a terminal, what can't be printed is shown as \\x..; elsewhere
+    the keys are written byte for byte.
+
+    \b
+    Examples:
+      fscoord keys
+      fscoord keys -0 result/ | xargs -0 -n 1 fscoord get
+      fscoord keys --json                           # [{"key": "a"}, {"key": "b"}]
+    """
+    names = [key_bytes(name) for name in store.list_keys(prefix)]
+    if as_json:
+        write_json([field("key", name) for name in names])
+        return
+    for name in names:
+        write((printable(name).encode() if is_terminal() else name) + ending)

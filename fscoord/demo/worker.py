@@ -1,0 +1,193 @@
+"""One process of the demonstration: all that it knows of the others comes from the store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from fscoord import _system as system
+from fscoord.collectives import barrier, gather, synchronize
+from fscoord.demo.report import assemble
+from fscoord.demo.words import count, text_files
+from fscoord.errors import FscoordError, QueueEmptyError, StoreTimeoutError
+from fscoord.store import Store
+from fscoord.stores.file import FileStore
+
+__all__ = ["Worker", "main"]
+
+PATIENCE_S = 2.0
+"""How long one attempt at a barrier lasts before those who wait look whether the missing still live."""
+
+
+class Worker:
+    """A process among equals.
+
+    It takes the next free rank and exchanges facts with the others (`synchronize`). Then rank 0 fills the queue with
+    the numbers of the files, and everybody takes files until there are none. Whose death a barrier shows is left out
+    from then on, and the files for which there is no result when all the living have met go back into the queue.
+
+    Args:
+        store: where the processes meet.
+        directory: the text; the same for all.
+        world_size: how many processes there are.
+        timeout: how many seconds to wait for the others, at most.
+    """
+
+    def __init__(self, store: Store, directory: str, world_size: int, timeout: float) -> None:
+        self._store = store
+        self._directory = directory
+        self._timeout = timeout
+        self._rank = store.add("ranks", 1) - 1
+        self._living = list(range(world_size))
+        self._waits: dict[str, float] = {}
+        everybody = synchronize(store, _packed(_facts(self._rank)), self._rank, world_size, "facts/", timeout)
+        self._facts: list[dict[str, Any]] = [json.loads(facts) for facts in everybody]
+        tell("met", rank=self._rank)
+
+    def work(self, *, last_holds: bool) -> None:
+        """Do this process's share. With `last_holds` the last rank takes a file and waits to be killed."""
+        if self._rank == 0:
+            self._fill_queue()
+        self._meet("queue filled")
+        files: list[str] = json.loads(self._store.get("files"))
+        task = self._take()
+        self._meet("first files taken")
+        if last_holds and self._rank == len(self._facts) - 1:
+            tell("holding", rank=self._rank, file=None if task is None else files[task])
+            system.threading.Event().wait()
+        attempt = ""
+        while True:
+            while task is not None:
+                self._deliver(task, files[task])
+                task = self._take()
+            self._meet(f"work done{attempt}")
+            unfinished = [number for number in range(len(files)) if not self._store.check([f"result/{number}"])]
+            if not unfinished:
+                break
+            attempt += " again"
+            if self._rank == self._living[0]:
+                for number in unfinished:
+                    self._store.queue_push("work", str(number))
+            self._meet(f"lost work queued{attempt}")
+            task = self._take()
+        self._report(files)
+
+    def _fill_queue(self) -> None:
+        files = sorted(text_files(self._directory))
+        self._store.set("files", _packed(files))
+        for number in range(len(files)):
+            self._store.queue_push("work", str(number))
+        tell("filled", files=len(files))
+
+    def _take(self) -> int | None:
+        try:
+            number = int(self._store.queue_pop("work", block=False))
+        except QueueEmptyError:
+            return None
+        self._store.compare_set(f"taken/{number}", "", str(self._rank))
+        return number
+
+    def _deliver(self, number: int, file: str) -> None:
+        result: dict[str, Any] = {"rank": self._rank, "words": {}, "error": None}
+        try:
+            result["words"] = count(system.os.path.join(self._directory, file))
+        except OSError as error:
+            result["error"] = error.strerror
+        # Who delivers first counts: a file that is done twice is not counted twice.
+        self._store.compare_set(f"result/{number}", "", _packed(result))
+        tell("delivered", rank=self._rank, file=file)
+
+    def _meet(self, name: str) -> None:
+        """Pass the barrier `name` with all who live, and find out on the way who does not."""
+        start = system.time.monotonic()
+        while not self._attempt(name, start):
+            pass
+        self._waits[name] = system.time.monotonic() - start
+
+    def _attempt(self, name: str, start: float) -> bool:
+        living = tuple(self._living)
+        names = [self._name(rank) for rank in living]
+        # A key for each set of the living; who comes to the same one again after a time-out counts once.
+        key = f"barrier/{name}/{','.join(map(str, living))}"
+        try:
+            barrier(self._store, len(living), key, PATIENCE_S, living.index(self._rank), names.__getitem__)
+        except StoreTimeoutError as error:
+            waited = system.time.monotonic() - start
+            missing = [rank for rank, named in zip(living, names, strict=True) if named in error.missing_ranks]
+            lost = [rank for rank in missing if _is_gone(self._facts[rank])]
+            if not lost and waited > self._timeout:
+                raise
+            for rank in lost:
+                self._living.remove(rank)
+                self._store.set(f"lost/{rank}/{self._rank}", _packed({"by": self._rank, "barrier": name}))
+                tell("lost", rank=rank, by=self._rank, barrier=name, seconds=waited, error=str(error))
+            return False
+        return True
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}, process {self._facts[rank]['pid']} on {self._facts[rank]['host']}"
+
+    def _report(self, files: list[str]) -> None:
+        """Let the first of the living collect what there is to say, and say it."""
+        own = self._living.index(self._rank)
+        waits = gather(self._store, _packed(self._waits), own, len(self._living), "waits/", self._timeout)
+        if waits is not None:
+            report = assemble(self._store, files, self._facts, self._living, [json.loads(each) for each in waits])
+            tell("report", report=report)
+
+
+def tell(event: str, **details: Any) -> None:
+    """Tell the launcher what has happened, as a line of JSON on standard output."""
+    line = _packed({"event": event, **details}) + b"\n"
+    while line:
+        line = line[system.os.write(1, line) :]
+
+
+def _packed(document: Any) -> bytes:
+    return json.dumps(document).encode("ascii")
+
+
+def _facts(rank: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "host": system.hostname(),
+        "pid": system.os.getpid(),
+        "start_time": system.start_time(),
+        "python": sys.version.split()[0],
+        "cpus": system.os.cpu_count(),
+    }
+
+
+def _is_gone(facts: dict[str, Any]) -> bool:
+    """Return whether that process has ended: its number may be another's by now, its start time is not."""
+    if facts["start_time"]:
+        return bool(system.start_time(facts["pid"]) != facts["start_time"])
+    try:
+        system.os.kill(facts["pid"], 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def main(store: str, directory: str, world_size: str, kill: str, timeout: str) -> int:
+    """Be one of the processes, and return the exit code."""
+    system.threading.Thread(target=_end_with_launcher, daemon=True).start()
+    try:
+        with FileStore(store, timeout=float(timeout)) as opened:
+            Worker(opened, directory, int(world_size), float(timeout)).work(last_holds=bool(kill))
+    except BrokenPipeError:
+        return 1  # the launcher has gone, so nobody is left to tell
+    except FscoordError as error:
+        tell("failed", message=f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _end_with_launcher() -> None:
+    system.os.read(0, 1)  # nothing is ever written there: this returns when the launcher has ended
+    system.os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
