@@ -5,7 +5,7 @@ A page's blocks run in their order, in one directory of the page's own:
 - ``python`` whose first line is ``# name.py`` is saved under that name, for the blocks that follow;
 - other ``python`` blocks are executed, and ``pycon`` sessions are compared, in one namespace for the page;
 - of ``console`` blocks each line behind ``$ `` runs in bash, and what it prints is compared with the lines under it;
-- in what is compared ``...`` stands for any text;
+- in what is compared ``...`` stands for any text, and blanks at the end of lines do not count;
 - ``sh``, ``text``, ``ini`` and the like are shown, not run.
 """
 
@@ -118,8 +118,13 @@ def run_console(block: Block, page: Path, namespace: dict[str, object]) -> None:
             timeout=50,
             check=False,
         )
-        same = doctest.OutputChecker().check_output(expected, done.stdout, doctest.ELLIPSIS)
+        same = doctest.OutputChecker().check_output(trimmed(expected), trimmed(done.stdout), doctest.ELLIPSIS)
         assert same, f"{page.name}:{block.line}: $ {command}\nexpected:\n{expected}\ngot:\n{done.stdout}"
+
+
+def trimmed(text: str) -> str:
+    """The text without what the eye does not see: blanks at the end of lines, and the last newline."""
+    return "".join(f"{line.rstrip()}\n" for line in text.rstrip().splitlines())
 
 
 if __name__ == "__main__":
