@@ -19,6 +19,9 @@ __all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "attempt", "check_rank"]
 MISSING_MAX = 16
 """How many missing ranks a time-out names, as in torch."""
 
+SIGN_OFF_S = 0.05
+"""How late a time-out may be in order to leave a word in the store, where no trace timeout says more."""
+
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
 
@@ -61,6 +64,11 @@ class Attempt(NamedTuple):
             waited=self.waited(),
         )
 
+    def data_prefix(self) -> bytes:
+        """Return what the keys of the ranks' data begin with: no two prefixes share one, as a1 + 0 and a + 10."""
+        ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
+        return self.prefix + b":" if ambiguous else self.prefix
+
     def used_before(self) -> BarrierError:
         """Return the error for a prefix that has served already."""
         return BarrierError(
@@ -83,7 +91,7 @@ def attempt(
     rank: int,
     world_size: int,
     timeout: Timeout,
-    trace_timeout: Timeout = 0.0,
+    trace_timeout: Timeout = SIGN_OFF_S,
     decoder: Decoder | None = None,
 ) -> Attempt:
     """Return the call with these arguments, checked, that begins now."""

@@ -23,7 +23,7 @@ colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all oth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -45,9 +45,6 @@ from fscoord.store import (
 )
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
-
-_SIGN_OFF_S = 0.05
-"""How late a time-out may be in order to leave a word in the store, where no trace timeout says more."""
 
 
 def barrier(
@@ -113,7 +110,7 @@ def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
         BarrierError: this rank has done this before, and all were through.
     """
-    call = attempt(prefix, rank, world_size, store.timeout, _SIGN_OFF_S)
+    call = attempt(prefix, rank, world_size, store.timeout)
     return _collect(store, call, call.prefix, "get_all")
 
 
@@ -127,11 +124,11 @@ def synchronize(
 ) -> list[bytes]:
     """Give `data` to all ranks and return the data of all ranks, in their order.
 
-    Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix serves once. A rank may
-    try again after a time-out, with the same data: somebody may have read it.
+    Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix serves once. A rank may try
+    again after a time-out, with the same data: somebody may have read it.
 
     Args:
-        store: where the ranks meet.
+        store: where they meet.
         data: what this rank has to say.
         rank: which rank this is, 0 to `world_size` - 1.
         world_size: how many ranks there are.
@@ -142,11 +139,12 @@ def synchronize(
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
         BarrierError: the prefix was used before. Nothing has been overwritten.
     """
-    call, content = attempt(key_prefix, rank, world_size, timeout, _SIGN_OFF_S), value_bytes(data)
-    prefix = _data_prefix(call.prefix)
+    call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
+    prefix = call.data_prefix()
     own = prefix + b"%d" % rank
     Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
     _give(store, own, content)
+    _meet(store, call, prefix)
     return _collect(store, call, prefix, "synchronize")
 
 
@@ -165,7 +163,7 @@ def broadcast(
     The source does not wait for the others; they wait for it. The data stays, under ``{key_prefix}/broadcast``.
 
     Args:
-        store: where the ranks meet.
+        store: where they meet.
         data: what the source has to say; the others' is ignored, and may be None.
         rank: which rank this is, 0 to `world_size` - 1.
         world_size: how many ranks there are.
@@ -208,7 +206,7 @@ def gather(
     Only the target waits. The data stays in the store.
 
     Args:
-        store: where the ranks meet.
+        store: where they meet.
         data: what this rank has to say.
         rank: which rank this is, 0 to `world_size` - 1.
         world_size: how many ranks there are.
@@ -222,7 +220,7 @@ def gather(
     """
     call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
     check_rank(target, world_size)
-    prefix = _data_prefix(call.prefix)
+    prefix = call.data_prefix()
     end = prefix + b"/gathered"
     if store.check([end]):
         raise call.used_before()
@@ -278,10 +276,8 @@ def _take_away(base: Store, token: _Token) -> None:
     if stack:
         if len(stack) == 1:
             del _tokens[base]
-        try:
+        with suppress(StoreClosedError):  # in the body: no timeout is left to restore
             base.set_timeout(stack[-1].limit)
-        except StoreClosedError:
-            pass  # closed in the body: no timeout is left to restore
 
 
 def _base(store: Store) -> Store:
@@ -296,7 +292,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         store.barrier(prefix, world_size, timeout)
     except StoreTimeoutError as error:
         counter = prefix + b"/num_members"
-        came = store.get(counter).decode("ascii", "replace") if store.check([counter]) else "none"
+        came = store.get(counter).decode() if store.check([counter]) else "none"
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
@@ -321,6 +317,16 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> list[byte
     return values
 
 
+def _meet(store: Store, call: Attempt, prefix: bytes) -> None:
+    """Wait until all have given their data, for one key: whoever waits for all of them is woken by each of them."""
+    all_given = prefix + b"/given"
+    if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
+        store.set(all_given, b"1")
+    else:
+        with suppress(StoreTimeoutError):  # the look at the data that follows says who is missing
+            store.wait([all_given], call.left())
+
+
 def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> list[bytes]:
     keys = [prefix + b"%d" % rank for rank in range(call.world_size)]
     try:
@@ -341,7 +347,3 @@ def _give(store: Store, key: bytes, content: bytes) -> None:
             f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
             " rank; give every exchange a prefix of its own"
         )
-
-
-def _data_prefix(prefix: bytes) -> bytes:
-    return prefix + b":" if prefix[-1:].isdigit() or prefix.endswith(b":") else prefix

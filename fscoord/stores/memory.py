@@ -150,7 +150,7 @@ class HashStore(Store):
             return True if missing is None else None
 
         def absent() -> list[bytes]:
-            return [name for name in names if shared.first_missing([name]) is not None]
+            return [name for name in dict.fromkeys(names) if shared.first_missing([name]) is not None]
 
         self._until(look, absent, "key", shared.readers, self._timeout if timeout is None else seconds(timeout))
 
@@ -246,7 +246,7 @@ class HashStore(Store):
             return [values[name] for name in names] if all(name in values for name in names) else None
 
         def absent() -> list[bytes]:
-            return [name for name in names if name not in values]
+            return [name for name in dict.fromkeys(names) if name not in values]
 
         return self._until(look, absent, "key", self._shared.readers, self._timeout)
 

@@ -118,6 +118,9 @@ class Thread:
         except BaseException as error:
             self._error = error
 
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def join(self) -> Any:
         self._thread.join(2 * HANG_S)
         assert not self._thread.is_alive(), "the thread hangs"
