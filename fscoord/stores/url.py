@@ -52,8 +52,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     Args:
         url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
         options: what the store's constructor takes besides the path (for ``file:`` ``timeout``, ``world_size``,
-            ``rank``, ``label``, ``run_id``, ``lock``, ``watch``, ``durable``, ``read_only`` and ``mode``; for ``mem:``
-            ``timeout``). They can also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes
+            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only`` and ``mode``; for ``mem:`` ``timeout``). They can also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes
             and no as ``1`` and ``0``. An argument counts for more than the query.
 
     Raises:
@@ -203,7 +202,6 @@ register_scheme(
         "world_size": int,
         "rank": int,
         "label": str,
-        "run_id": str,
         "lock": str,
         "watch": str,
         "durable": _yes,

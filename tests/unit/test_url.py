@@ -1,0 +1,303 @@
+"""`open_store`: what an address means, and what is said of one that means nothing."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord.errors import StoreTimeoutError
+from fscoord.store import Store
+from fscoord.stores import url
+from fscoord.stores.file import FileStore
+from fscoord.stores.memory import HashStore
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store, register_scheme
+
+
+@pytest.fixture(autouse=True)
+def _no_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, Any]]]:
+    """The scheme `seen:`, which notes what it is called with."""
+    calls: list[tuple[str, str, dict[str, Any]]] = []
+
+    def opener(host: str, path: str, **options: Any) -> Store:
+        calls.append((host, path, options))
+        return HashStore()
+
+    monkeypatch.setattr(url, "_schemes", dict(url._schemes))
+    register_scheme("seen", opener, {"number": int, "text": str})
+    return calls
+
+
+def refused(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        open_store(*arguments, **options)
+    return str(caught.value)
+
+
+# Files
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file:{}", "file://localhost{}", "FILE://{}", "{}"])
+def test_every_form_of_one_path_is_one_store(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "store"
+    with open_store(form.format(path)) as first, open_store(path) as second:
+        assert isinstance(first, FileStore)
+        first.set("k", "1")
+        assert second.get("k") == b"1"
+    assert path.is_file()
+
+
+@pytest.mark.parametrize("form", ["file:store", "store", "./store", "file:./store"])
+def test_a_relative_path_counts_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store(form).close()
+    assert (tmp_path / "store").is_file()
+
+
+@pytest.mark.parametrize(
+    ("encoded", "name"),
+    [("a%20b", "a b"), ("a%3Fb%23c%25", "a?b#c%"), ("%D1%8F", "я"), ("%ff", os.fsdecode(b"\xff")), ("a+b", "a+b")],
+)
+def test_a_path_in_a_url_is_percent_decoded(tmp_path: Path, encoded: str, name: str) -> None:
+    open_store(f"file://{tmp_path}/{encoded}").close()
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a#b", "a b", "a%zz"])
+def test_a_bare_path_is_taken_as_it_stands(tmp_path: Path, name: str) -> None:
+    open_store(f"{tmp_path}/{name}").close()
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["a?timeout=1", "a%3F", "mem:x", "tcp:x"])
+def test_a_path_object_is_taken_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store(Path(name)).close()
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_options_in_the_query_reach_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with open_store(f"file://{path}?timeout=2.5&world_size=1&rank=0&lock=flock&watch=poll&durable=1&mode=640") as store:
+        assert store.timeout == timedelta(seconds=2.5)
+        assert path.stat().st_mode & 0o777 == 0o640
+    assert not path.exists(), "world_size=1 was not heard"
+
+
+def test_the_options_of_file_urls_are_those_of_the_constructor() -> None:
+    parameters = inspect.signature(FileStore).parameters.keys() - {"path", "file_name"}
+    assert url._schemes["file"].options.keys() == parameters
+
+
+def test_arguments_count_for_more_than_the_query(tmp_path: Path) -> None:
+    with open_store(f"file:{tmp_path}/store?timeout=1", timeout=timedelta(seconds=2)) as store:
+        assert store.timeout == timedelta(seconds=2)
+
+
+def test_a_host_in_a_file_url_is_an_error_that_shows_the_three_slashes() -> None:
+    assert "file:///" in refused("file://shared/store")
+
+
+@pytest.mark.parametrize("address", ["file:", "file://", "file://localhost"])
+def test_a_file_url_needs_a_path(address: str) -> None:
+    assert "path" in refused(address)
+
+
+def test_a_bare_path_with_a_query_is_an_error_that_shows_how_to_write_it() -> None:
+    message = refused("/shared/store?timeout=1")
+    assert "file:/shared/store?timeout=1" in message
+    assert "%3F" in message
+
+
+# Memory
+
+
+def test_a_name_in_memory_is_one_store_for_all() -> None:
+    with open_store("mem:test-a") as first, open_store("mem:test-a") as second, open_store("mem:test-b") as other:
+        first.set("k", "1")
+        assert second.get("k") == b"1"
+        assert not other.check(["k"])
+
+
+def test_each_handle_on_a_name_has_its_own_timeout() -> None:
+    with open_store("mem:test-a?timeout=1") as first, open_store("mem:test-a", timeout=2) as second:
+        assert (first.timeout, second.timeout) == (timedelta(seconds=1), timedelta(seconds=2))
+
+
+def test_memory_without_a_name_is_private() -> None:
+    with open_store("mem:") as first, open_store("mem:") as second:
+        first.set("k", "1")
+        assert not second.check(["k"])
+
+
+def test_a_name_in_memory_is_forgotten_with_its_last_open_handle() -> None:
+    first = open_store("mem:test-a")
+    clone = first.clone()
+    first.set("k", "1")
+    first.close()
+    with open_store("mem:test-a") as second:
+        assert second.get("k") == b"1"
+    clone.close()
+    gc.collect()
+    with open_store("mem:test-a") as third:
+        assert third.num_keys() == 0
+
+
+# The environment
+
+
+def test_without_an_address_the_environment_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "mem:test-env?timeout=3")
+    with open_store() as store, open_store("mem:test-env") as other, open_store(timeout=4) as third:
+        other.set("k", "1")
+        assert store.get("k") == b"1"
+        assert store.timeout == timedelta(seconds=3)
+        assert third.timeout == timedelta(seconds=4)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_no_address_at_all_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    if value is not None:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, value)
+    assert ENVIRONMENT_VARIABLE in refused()
+    assert ENVIRONMENT_VARIABLE in refused("")
+
+
+# Options and their errors
+
+
+def test_an_unknown_option_is_an_error_that_lists_the_known() -> None:
+    message = refused("mem:?timout=1")
+    assert "'timout'" in message
+    assert "timeout" in message.partition("known are")[2]
+    assert "world_size" in refused("file:x?nonsense=1")
+    assert "'nonsense'" in refused("mem:", nonsense=1)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "timeout=abc", "timeout=", "timeout=-1", "timeout=nan", "world_size=1.5", "rank=x", "durable=2",
+        "read_only=maybe", "mode=999", "mode=rw", "lock=lockf", "watch=never", "timeout", "timeout=1&timeout=2", "mode=0b11",
+    ],
+)  # fmt: skip
+def test_an_option_that_makes_no_sense_is_an_error_and_opens_nothing(tmp_path: Path, query: str) -> None:
+    message = refused(f"file:{tmp_path}/store?{query}")
+    assert query.partition("=")[0] in message
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("text", "value"), [("inf", timedelta.max), ("1e3", timedelta(seconds=1000))])
+def test_a_timeout_is_any_number(text: str, value: timedelta) -> None:
+    with open_store(f"mem:?timeout={text}") as store:
+        assert store.timeout == value
+    with open_store("mem:", timeout=math.inf) as store:
+        assert store.timeout == timedelta.max
+
+
+@pytest.mark.parametrize("text", ["1", "true", "Yes", "on", "0", "FALSE", "no", "off"])
+def test_yes_and_no_have_several_spellings(text: str) -> None:
+    assert url._schemes["file"].options["durable"](text) is (text.lower() in ("1", "true", "yes", "on"))
+
+
+@pytest.mark.parametrize("text", ["600", "0600", "0o600"])
+def test_a_mode_is_octal(text: str) -> None:
+    assert url._schemes["file"].options["mode"](text) == 0o600
+
+
+def test_a_timeout_of_zero_looks_once() -> None:
+    with open_store("mem:?timeout=0") as store, pytest.raises(StoreTimeoutError):
+        store.get("k")
+
+
+# Schemes
+
+
+@pytest.mark.parametrize(("address", "needs"), [("tcp://head:29400", "torch"), ("etcd://head:2379/job/", "etcd")])
+def test_a_scheme_that_comes_later_says_what_it_will_need_and_that_it_is_not_there(address: str, needs: str) -> None:
+    message = refused(address)
+    assert f"fscoord[{needs}]" in message
+    assert "this version" in message
+    assert "file:, mem:" in message
+
+
+def test_an_unknown_scheme_is_an_error_that_lists_the_known() -> None:
+    message = refused("redis://host/0")
+    assert "redis:" in message
+    assert "file:, mem:" in message
+    assert "./a:b" in message
+
+
+def test_one_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store("C:store").close()
+    open_store("./mem:x").close()
+    assert sorted(os.listdir(tmp_path)) == ["C:store", "mem:x"]
+
+
+@pytest.mark.parametrize(
+    ("address", "call"),
+    [
+        ("seen:", ("", "", {})),
+        ("seen:a/b", ("", "a/b", {})),
+        ("seen://host", ("host", "", {})),
+        ("seen://host:12/a%20b?number=3&text=%26x=y", ("host:12", "/a b", {"number": 3, "text": "&x=y"})),
+        ("seen:///a", ("", "/a", {})),
+        ("SEEN:?", ("", "", {})),
+        ("seen:?&number=1&", ("", "", {"number": 1})),
+        ("seen:?text=", ("", "", {"text": ""})),
+    ],
+)
+def test_a_registered_scheme_gets_host_path_and_options_decoded(
+    opened: list[tuple[str, str, dict[str, Any]]], address: str, call: tuple[str, str, dict[str, Any]]
+) -> None:
+    open_store(address).close()
+    assert opened == [call]
+
+
+def test_an_option_as_an_argument_is_passed_as_it_is(opened: list[tuple[str, str, dict[str, Any]]]) -> None:
+    marker = object()
+    open_store("seen:x?number=1", number=marker, text=None).close()
+    assert opened == [("", "x", {"number": marker, "text": None})]
+
+
+@pytest.mark.parametrize("address", ["seen:a#b", "seen:%zz", "seen:%", "seen:?text=%2", "seen:?number"])
+def test_a_malformed_url_is_an_error_and_opens_nothing(
+    opened: list[tuple[str, str, dict[str, Any]]], address: str
+) -> None:
+    refused(address)
+    assert opened == []
+
+
+@pytest.mark.parametrize("scheme", ["seen", "SEEN", "file", "mem"])
+@pytest.mark.usefixtures("opened")
+def test_a_scheme_that_is_taken_is_not_taken_over(scheme: str) -> None:
+    with pytest.raises(ValueError, match="registered"):
+        register_scheme(scheme, lambda _host, _path: HashStore(), {})
+
+
+@pytest.mark.parametrize("scheme", ["", "x", "1x", "a_b", "a:", "a b", "ünder"])
+def test_what_is_no_scheme_is_not_registered(scheme: str) -> None:
+    with pytest.raises(ValueError, match="scheme"):
+        register_scheme(scheme, lambda _host, _path: HashStore(), {})
+
+
+@pytest.mark.parametrize("address", [1, 1.5, ["mem:"], b"mem:x", object()])
+def test_what_is_no_address_is_a_type_error(address: Any) -> None:
+    with pytest.raises(TypeError):
+        open_store(address)
