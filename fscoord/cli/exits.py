@@ -17,6 +17,7 @@ from fscoord.errors import (
     QueueEmptyError,
     StaleRunError,
     StoreClosedError,
+    StoreError,
     StoreGoneError,
     StoreTimeoutError,
     UnsupportedFilesystemError,
@@ -60,6 +61,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (OSError, IO),
     (ValueError, USAGE),
     (OverflowError, USAGE),
+    (StoreError, IO),
     (FscoordError, UNAVAILABLE),
 )
 

@@ -29,6 +29,8 @@ __all__ = [
     "with_store",
 ]
 
+log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -59,10 +61,10 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]
 def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
     ctx.meta[_LOUDNESS] = loudness = ctx.meta.get(_LOUDNESS, 0) + value
     if value:
-        log = logging.getLogger("fscoord")
-        log.setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
-        if not any(isinstance(handler, _ToStderr) for handler in log.handlers):
-            log.addHandler(_ToStderr())
+        root = logging.getLogger("fscoord")
+        root.setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
+        if not any(isinstance(handler, _ToStderr) for handler in root.handlers):
+            root.addHandler(_ToStderr())
 
 
 class _ToStderr(logging.StreamHandler[Any]):
@@ -157,5 +159,6 @@ def content(value: bytes) -> bytes:
         return value
     if sys.stdin is None:
         raise click.UsageError("the value is to come from standard input (-), which is closed")
+    log.info("reading the value from standard input")
     # One byte over the limit is enough for the store to refuse the value.
     return sys.stdin.buffer.read(VALUE_MAX + 1)

@@ -43,7 +43,7 @@ class Worker:
         self._waits: dict[str, float] = {}
         everybody = synchronize(store, _packed(_facts(self._rank)), self._rank, world_size, "facts/", timeout)
         self._facts: list[dict[str, Any]] = [json.loads(facts) for facts in everybody]
-        tell("met", rank=self._rank)
+        tell("met", **self._facts[self._rank])
 
     def work(self, *, last_holds: bool) -> None:
         """Do this process's share. With `last_holds` the last rank takes a file and waits to be killed."""

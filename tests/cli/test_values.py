@@ -1,0 +1,168 @@
+"""get, set, add, cas, append, delete, wait, keys: what they do to the store, and what they print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fscoord import FileStore
+
+ALL_BYTES = bytes(range(256))
+
+
+def test_what_standard_input_held_is_printed_byte_for_byte(fscoord):
+    assert fscoord("set", "k", "-", stdin=ALL_BYTES) == (0, b"", "")
+    assert fscoord("get", "k") == (0, ALL_BYTES, "")
+
+
+def test_bytes_that_are_no_text_pass_the_command_line_unharmed(process, path):
+    for words in (["set", b"k\xff", b"\xfe\x80v"], ["push", b"q\xff", b"\xc3"]):
+        assert process(*words).wait() == 0
+    out, _ = process("get", b"k\xff").communicate()
+    assert out == b"\xfe\x80v"
+    with FileStore(path) as store:
+        assert store.get(b"k\xff") == b"\xfe\x80v"
+        assert store.queue_pop(b"q\xff", block=False) == b"\xc3"
+
+
+def test_a_lone_dash_can_be_stored_through_standard_input(fscoord):
+    fscoord("set", "k", "-", stdin=b"-")
+    assert fscoord("get", "k").out == b"-"
+
+
+def test_a_value_that_begins_with_a_dash_stands_behind_two(fscoord):
+    refused = fscoord("set", "k", "-5")
+    assert refused.code == 64
+    assert "put -- before" in refused.err
+    assert fscoord("set", "k", "--", "-5").code == 0
+    assert fscoord("get", "k").out == b"-5"
+
+
+@pytest.mark.parametrize(("value", "shown"), [(b"v", b"v\n"), (b"v\n", b"v\n"), (b"", b"\n")])
+def test_on_a_terminal_the_last_line_is_ended(fscoord, value, shown):
+    fscoord("set", "k", "-", stdin=value)
+    assert fscoord("get", "k", terminal=True).out == shown
+    assert fscoord("get", "k").out == value
+
+
+def test_an_empty_value_and_an_empty_key_are_as_good_as_others(fscoord, path):
+    assert fscoord("set", "", "").code == 0
+    assert fscoord("get", "--timeout", "0", "") == (0, b"", "")
+    with FileStore(path) as store:
+        assert store.list_keys() == [""]
+
+
+def test_json_says_in_which_field_bytes_that_are_no_text_stand(fscoord):
+    fscoord("set", "k", "gr\u00fcn")
+    assert json.loads(fscoord("get", "--json", "k").out) == {"key": "k", "value": "gr\u00fcn"}
+    fscoord("set", "k", "-", stdin=b"\xff\x00")
+    assert json.loads(fscoord("get", "--json", "k").out) == {"key": "k", "value_base64": "/wA="}
+
+
+def test_add_prints_the_sum(fscoord):
+    assert fscoord("add", "n") == (0, b"1\n", "")
+    assert fscoord("add", "n", "41").out == b"42\n"
+    assert fscoord("add", "n", "-50").out == b"-8\n"
+    assert json.loads(fscoord("add", "--json", "n", "8").out) == {"key": "n", "value": 0}
+
+
+@pytest.mark.parametrize("amount", ["x", "1.5", "--jso", str(2**63)])
+def test_add_refuses_what_is_no_integer_of_64_bits(fscoord, amount):
+    fscoord("add", "n", "1")
+    assert fscoord("add", "n", amount).code == 64
+    assert fscoord("get", "n").out == b"1"
+
+
+def test_add_leaves_a_value_that_is_no_integer_alone(fscoord):
+    fscoord("set", "k", "many")
+    result = fscoord("add", "k")
+    assert (result.code, result.out) == (64, b"")
+    assert "'many'" in result.err
+    assert fscoord("get", "k").out == b"many"
+
+
+def test_cas_exits_with_0_for_the_one_who_wins(fscoord):
+    assert fscoord("cas", "leader", "", "a") == (0, b"a", "")
+    assert fscoord("cas", "leader", "", "b") == (1, b"a", "")
+    assert fscoord("cas", "leader", "a", "b") == (0, b"b", "")
+    assert json.loads(fscoord("cas", "--json", "leader", "x", "y").out) == {"key": "leader", "won": False, "value": "b"}
+
+
+def test_cas_on_a_missing_key_prints_no_value(fscoord, path):
+    assert fscoord("cas", "k", "old", "new") == (1, b"", "")
+    assert json.loads(fscoord("cas", "--json", "k", "old", "new").out) == {"key": "k", "won": False, "value": None}
+    with FileStore(path) as store:
+        assert store.num_keys() == 0
+
+
+def test_cas_takes_one_of_its_values_from_standard_input(fscoord):
+    assert fscoord("cas", "k", "", "-", stdin=ALL_BYTES).code == 0
+    assert fscoord("cas", "k", "-", "new", stdin=ALL_BYTES) == (0, b"new", "")
+
+
+@pytest.mark.parametrize(("words", "stdin"), [(["a", "a"], b""), (["-", "-"], b"x"), (["a", "-"], b"a")])
+def test_cas_refuses_to_replace_a_value_by_itself(fscoord, words, stdin):
+    fscoord("set", "k", "a")
+    result = fscoord("cas", "k", *words, stdin=stdin)
+    assert result.code == 64
+    assert "nothing could change" in result.err
+
+
+def test_append_lengthens_a_value(fscoord):
+    assert fscoord("append", "k", "one ") == (0, b"", "")
+    assert fscoord("append", "k", "-", stdin=b"\x00two") == (0, b"", "")
+    assert fscoord("get", "k").out == b"one \x00two"
+
+
+def test_delete_removes_all_and_exits_with_1_if_one_was_missing(fscoord, path):
+    for key in "abc":
+        fscoord("set", key, "1")
+    fscoord("push", "queue", "1")
+    assert fscoord("delete", "a", "queue") == (0, b"", "")
+    assert fscoord("delete", "nothing", "b") == (1, b"", "")
+    with FileStore(path) as store:
+        assert store.list_keys() == ["c"]
+        assert store.queue_len("queue") == 0
+
+
+def test_wait_names_what_is_missing_when_time_runs_out(fscoord):
+    fscoord("set", "there", "1")
+    fscoord("push", "queue", "1")
+    assert fscoord("wait", "there", "queue") == (0, b"", "")
+    result = fscoord("wait", "--timeout", "0", "there", "ready/0", "ready/1")
+    assert (result.code, result.out) == (75, b"")
+    assert "'ready/0', 'ready/1'" in result.err
+    assert "there'" not in result.err
+
+
+def test_wait_returns_when_another_process_sets_the_key(process, line_with, path):
+    child = process("wait", "-v", "k")
+    line_with(child, "waiting for b'k'")
+    with FileStore(path) as store:
+        store.set("k", "1")
+    assert child.wait() == 0
+
+
+def test_keys_are_sorted_and_begin_with_the_prefix(fscoord):
+    for key in ("b", "a/2", "a/1"):
+        fscoord("set", key, "1")
+    fscoord("push", "a/queue", "1")
+    assert fscoord("keys") == (0, b"a/1\na/2\nb\n", "")
+    assert fscoord("keys", "a/") == (0, b"a/1\na/2\n", "")
+    assert fscoord("keys", "none") == (0, b"", "")
+    assert fscoord("keys", "-0") == (0, b"a/1\0a/2\0b\0", "")
+    assert json.loads(fscoord("keys", "--json").out) == [{"key": "a/1"}, {"key": "a/2"}, {"key": "b"}]
+
+
+def test_keys_that_are_no_text_are_written_as_they_are_but_not_to_a_terminal(fscoord):
+    fscoord("set", b"red\x1b[31m\xff", "1")
+    assert fscoord("keys").out == b"red\x1b[31m\xff\n"
+    assert fscoord("keys", terminal=True).out == b"red\\x1b[31m\\xff\n"
+    assert json.loads(fscoord("keys", "--json").out) == [{"key_base64": "cmVkG1szMW3/"}]
+
+
+def test_keys_of_a_mistyped_path_makes_no_new_store(fscoord, tmp_path):
+    assert fscoord("keys", "--store", str(tmp_path / "typo")).code == 74
+    assert fscoord("len", "--store", str(tmp_path / "typo"), "queue").code == 74
+    assert list(tmp_path.iterdir()) == []
