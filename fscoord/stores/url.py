@@ -37,23 +37,22 @@ _schemes: dict[str, _Scheme] = {}
 
 
 def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Store:
-    """Open the store at `url`.
+    """Open the store at `url`, which is one of:
 
-    ======================================  =====================================================================
-    ``file:///shared/job/store?timeout=10``  `FileStore` on that path; ``file:store`` is relative to the directory
-    ``/shared/job/store``, or a ``Path``     the same, without options; taken as it stands, nothing is decoded
-    ``mem:NAME``                             `HashStore`, the same one for everybody in this process who says NAME
-    ``mem:``                                 `HashStore` of one's own
-    ======================================  =====================================================================
+    - ``file:///shared/job/store?timeout=10``: `FileStore` on that path; ``file:store`` is below the current directory.
+    - ``/shared/job/store``, or a ``Path``: the same, without options; taken as it stands, nothing is decoded.
+    - ``mem:NAME``: `HashStore`, the same one for everybody in this process who says NAME.
+    - ``mem:``: a `HashStore` of one's own.
 
     Whatever stands for itself in the path or in an option but has a meaning in a URL is percent-encoded
     (``%3F`` is a question mark). A path with a colon before its first slash is written ``./a:b``.
 
     Args:
         url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
-        options: what the store's constructor takes besides the path (for ``file:`` ``timeout``, ``world_size``,
-            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only`` and ``mode``; for ``mem:`` ``timeout``). They can also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes
-            and no as ``1`` and ``0``. An argument counts for more than the query.
+        options: what the store's constructor takes besides the path: for ``file:`` ``timeout``, ``world_size``,
+            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only`` and ``mode``; for ``mem:``
+            ``timeout``. They can also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes and
+            no as ``1`` and ``0``. An argument counts for more than the query.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or makes no sense.

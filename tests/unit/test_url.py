@@ -193,7 +193,8 @@ def test_an_unknown_option_is_an_error_that_lists_the_known() -> None:
     "query",
     [
         "timeout=abc", "timeout=", "timeout=-1", "timeout=nan", "world_size=1.5", "rank=x", "durable=2",
-        "read_only=maybe", "mode=999", "mode=rw", "lock=lockf", "watch=never", "timeout", "timeout=1&timeout=2", "mode=0b11",
+        "read_only=maybe", "mode=999", "mode=rw", "mode=0b11", "lock=lockf", "watch=never", "timeout",
+        "timeout=1&timeout=2",
     ],
 )  # fmt: skip
 def test_an_option_that_makes_no_sense_is_an_error_and_opens_nothing(tmp_path: Path, query: str) -> None:
