@@ -120,10 +120,7 @@ class Store(ABC):
 
     @abstractmethod
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """Return the keys that have a value and begin with `prefix`, as text with ``surrogateescape``.
-
-        They are sorted by their bytes, which for all text but escaped bytes is the order of Python.
-        """
+        """Return the keys with a value that begin with `prefix`, as text, in the order of their bytes."""
 
     @abstractmethod
     def append(self, key: Key, value: Value) -> None:
