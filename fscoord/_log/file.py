@@ -19,6 +19,7 @@ from fscoord._log.record import Session
 from fscoord.errors import (
     FscoordError,
     StoreClosedError,
+    StoreError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
@@ -28,9 +29,11 @@ __all__ = ["Decide", "LogFile"]
 Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
 """Called with the lock, up to date, with a key and a value; returns ``(result, kind, value)``, kind 0 to write nothing."""
 
-SPINS: Final = 20
-NAPS: Final = 10
+SPINS: Final = 3
 NAP_S: Final = 0.0005
+PATIENCE_S: Final = 0.02
+"""How long to nap and try again before a thread is made to wait in the kernel: among many busy writers that is faster,
+for a lock that is handed to a sleeping process is held by nobody who works until it wakes."""
 LOCK_GRACE_S: Final = 0.03
 """How long the lock is waited for even by who does not want to wait: it is held for microseconds."""
 
@@ -77,6 +80,7 @@ class LogFile(LogReader):
     def _open(self) -> None:
         opened = open_log(self.path, self._wanted)
         self._adopt(opened.reader, opened.header, opened.size, opened.chain)
+        self._durable = opened.header.durable
         if not self.read_only:
             fd = self._hold(opened.writer)
             self._lock = LogLock(self.path, fd, opened.header.lock_kind, self.mutex, self._descriptors)
@@ -138,6 +142,8 @@ class LogFile(LogReader):
             StoreUnavailableError: the file system refused; ``maybe_applied`` says whether the record may be there.
             StoreGoneError, CorruptLogError: as in `refresh`.
         """
+        if self.read_only:
+            raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started = 0, 0.0
         while True:
             if self._pid != system.os.getpid():
@@ -235,17 +241,18 @@ class LogFile(LogReader):
         return result
 
     def _append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
+        """Write a record, sync it if the log is durable, and take it in as if it had been read."""
         time_ns = system.time.time_ns()
         data, chain = record.encode(kind, key, value, session, time_ns, self._chain)
+        size = len(data)
         self._write(data)
-        system.os.lseek(self._rfd, len(data), 1)
+        system.os.lseek(self._rfd, size, 1)
         self._trouble = APPLYING
-        entry = (kind, key, value, session, time_ns)
         if kind in record.DATA_KINDS:
-            self._consumer.apply((entry,))
+            self._consumer.apply(((kind, key, value, session, time_ns),))
         else:
-            self._note((entry,))
-        self._offset += len(data)
+            self._note(((kind, key, value, session, time_ns),))
+        self._offset += size
         self._chain = chain
         self._trouble = DIRTY
 
@@ -259,7 +266,7 @@ class LogFile(LogReader):
         except OSError as error:
             applied = error.errno not in _NOT_APPLIED
             raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=applied) from error
-        if self.header.durable:
+        if self._durable:
             self._sync(fd)
 
     def _sync(self, fd: int) -> None:
@@ -309,10 +316,8 @@ class LogFile(LogReader):
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self._lock_timeout(waited)
-        if attempt <= SPINS and not self._reads_need_lock:
-            system.time.sleep(0)
-        elif attempt <= SPINS + NAPS and not self._reads_need_lock:
-            system.time.sleep(min(NAP_S, limit - waited))
+        if waited < PATIENCE_S and not self._reads_need_lock:
+            system.time.sleep(0 if attempt <= SPINS else min(NAP_S, limit - waited))
         elif self._lock.can_block:
             self._lock.wait(limit - waited, self._reopen_for_lock)
         else:

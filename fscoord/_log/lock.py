@@ -162,10 +162,10 @@ class LogLock:
         blocks, on a descriptor of its own that `reopen` returned: on a shared one a request that nobody waits for any
         more would be granted to whoever holds the lock by then. A request that outlives its waiter serves the next.
         """
+        me = system.threading.get_ident()
         request = self._request
         if request is None or request.over:
-            request = self._request = _Request(self, reopen())
-        me = system.threading.get_ident()
+            request = self._request = _Request(self, reopen(), me)
         request.waiters.add(me)
         try:
             return request.ready.wait(min(limit, system.threading.TIMEOUT_MAX))
@@ -219,11 +219,11 @@ class _Request:
     It does the handing over itself, because no KeyboardInterrupt can reach it half-way.
     """
 
-    def __init__(self, lock: LogLock, fd: int) -> None:
+    def __init__(self, lock: LogLock, fd: int, waiter: int) -> None:
         self.fd = fd
         self.ready = system.threading.Event()
         self.used = system.threading.Event()
-        self.waiters: set[int] = set()
+        self.waiters = {waiter}
         self.over = False
         arguments = (lock, lock._blocking(fd))
         system.threading.Thread(target=self._run, args=arguments, name="fscoord-lock", daemon=True).start()
@@ -232,25 +232,27 @@ class _Request:
         fd, block = request
         try:
             block()
-        except OSError:
-            self.over = True
+        except OSError:  # the waiter's own try meets the error and says so
             system.close_quietly(fd)
-            self.ready.set()  # the waiter's own try meets the error and says so
-            return
-        with lock.mutex:
+        else:
+            with lock.mutex:
+                self._hand_over(lock, fd)
+        finally:
             self.over = True
-            if not self.waiters or lock._request is not self:
-                system.close_quietly(fd)
-                return
-            old = lock.fd
-            lock.bind(fd, lock.session)
-            lock.granted = True
-            lock._descriptors.add(fd)
-            lock._descriptors.discard(old)
-            system.close_quietly(old)
-        self.ready.set()
+            self.ready.set()
         if not self.used.wait(HANDOVER_S):
             with lock.mutex:
                 if lock.granted and lock.fd == fd:
                     lock.granted = False
                     lock.unlock()
+
+    def _hand_over(self, lock: LogLock, fd: int) -> None:
+        if not self.waiters or lock._request is not self:
+            system.close_quietly(fd)
+            return
+        old = lock.fd
+        lock.bind(fd, lock.session)
+        lock.granted = True
+        lock._descriptors.add(fd)
+        lock._descriptors.discard(old)
+        system.close_quietly(old)

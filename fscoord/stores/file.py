@@ -20,7 +20,6 @@ from fscoord.errors import (
     FscoordError,
     LimitExceededError,
     QueueEmptyError,
-    StoreError,
     StoreTimeoutError,
     UnsupportedFilesystemError,
 )
@@ -134,7 +133,10 @@ class FileStore(Store):
 
     def set(self, key: Key, value: Value) -> None:
         """See `Store.set`."""
-        self._update(record.SET, key_bytes(key), value_bytes(value), None)
+        name = key_bytes(key)
+        self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
+        if self._log.bell:
+            self._waiting.ring((name,))
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
@@ -184,7 +186,7 @@ class FileStore(Store):
         """See `Store.multi_set`."""
         pairs = pairs_bytes(keys, values)
         if pairs:
-            self._log_update(record.MULTI_SET, b"", record.encode_pairs(pairs), None)
+            self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
             if self._log.bell:
                 self._waiting.ring(name for name, _ in pairs)
 
@@ -202,7 +204,7 @@ class FileStore(Store):
 
         def look(limit: float) -> bytes | Missing:
             self._log.refresh(limit)
-            value = self._log_update(record.POP, name, b"", decide) if name in self._state.queues else None
+            value = self._log.update(record.POP, name, b"", decide, limit) if name in self._state.queues else None
             return MISSING if value is None else bytes(value)
 
         if block:
@@ -321,13 +323,8 @@ class FileStore(Store):
 
     # -- between the contract and the log --------------------------------------------------------------------------
 
-    def _log_update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
-        if self._wanted.read_only:
-            raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
-        return self._log.update(kind, name, value, decide, self._timeout)
-
     def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
-        result = self._log_update(kind, name, value, decide)
+        result = self._log.update(kind, name, value, decide, self._timeout)
         if self._log.bell:
             self._waiting.ring((name,))
         return result
