@@ -17,6 +17,7 @@ import stat
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -165,8 +166,9 @@ class Inotify:
         if fd < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_instances")
-        self._close = os.close
         self.fd = fd
+        self._close = weakref.finalize(self, close_quietly, fd)
+        self._close.atexit = False
         os.set_inheritable(fd, False)
         os.set_blocking(fd, False)
         if inotify_c.inotify_add_watch(fd, os.fsencode(path), mask) < 0:
@@ -186,9 +188,8 @@ class Inotify:
 
     def close(self) -> None:
         """Give the instance back."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            self._close(fd)
+        self.fd = -1
+        self._close()
 
 
 class Observed:
