@@ -162,6 +162,8 @@ def test_the_others_name_the_one_that_is_killed_and_do_its_work(texts):
     assert [each["file"] for each in loss["redone"]] == [holding["file"]]
     assert {each["by"] for each in loss["redone"]} <= {0, 1}
     assert [each["lost"] for each in report["processes"]] == [False, False, True]
+    names = ["queue filled", "first files taken", "work done", "lost work queued", "work done again"]
+    assert [each["name"] for each in report["barriers"]] == names
     assert report["words"] == COUNTS.total()
 
 

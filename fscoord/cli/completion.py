@@ -11,10 +11,12 @@ __all__ = ["completion"]
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script that lets SHELL complete command lines.
+
+    SHELL is bash, zsh or fish.
 
     \b
     Examples:

@@ -119,7 +119,9 @@ def _print(report: dict[str, Any]) -> None:
     console.print("most frequent:", ", ".join(f"{word} {count}" for word, count in report["top"]))
     console.print()
     console.print(_processes(report))
+    console.print()
     console.print(_barriers(report))
+    console.print()
     for skipped in report["skipped"]:
         console.print(f"skipped {_name(skipped['file'])}: {skipped['reason']}")
     for loss in report["lost"]:

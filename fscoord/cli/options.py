@@ -63,16 +63,16 @@ def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
     if value:
         root = logging.getLogger("fscoord")
         root.setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
-        if not any(isinstance(handler, _ToStderr) for handler in root.handlers):
-            root.addHandler(_ToStderr())
+        _log_to_stderr(root)
 
 
-class _ToStderr(logging.StreamHandler[Any]):
-    """Log lines on standard error, in the shape of the command's own messages."""
-
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-        self.setFormatter(logging.Formatter("fscoord: %(message)s"))
+def _log_to_stderr(root: logging.Logger) -> None:
+    if any(handler.name == "fscoord.cli" for handler in root.handlers):
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.name = "fscoord.cli"
+    handler.setFormatter(logging.Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
+    root.addHandler(handler)
 
 
 store_option = click.option(
@@ -89,7 +89,7 @@ timeout_option = click.option(
     metavar="SECONDS",
     expose_value=False,
     callback=_remember(_TIMEOUT),
-    help="How long to wait; 0 looks once, inf has no limit. [default: the store's, 300]",
+    help="How long to wait; 0 looks once, inf has no limit. [default: 300, or what the URL says]",
 )
 
 verbose = click.option(

@@ -165,12 +165,10 @@ def wait(store: Store, names: tuple[bytes, ...]) -> None:
 
 @click.command()
 @click.argument("prefix", type=raw, default="")
-@click.option(
-    "-0", "--null", "ending", flag_value=b"\0", default=b"\n", help="End each with a zero byte, not a newline."
-)
+@click.option("-0", "--null", is_flag=True, help="End each with a zero byte, not a newline.")
 @as_json
 @with_existing_store
-def keys(store: Store, prefix: bytes, ending: bytes, as_json: bool) -> None:
+def keys(store: Store, prefix: bytes, null: bool, as_json: bool) -> None:
     """Print the keys that begin with PREFIX, sorted.
 
     One stands on a line. Queues are not listed. On a terminal, what can't be printed is shown as \\x..; elsewhere
@@ -186,5 +184,6 @@ def keys(store: Store, prefix: bytes, ending: bytes, as_json: bool) -> None:
     if as_json:
         write_json([field("key", name) for name in names])
         return
+    ending = b"\0" if null else b"\n"
     for name in names:
         write((printable(name).encode() if is_terminal() else name) + ending)

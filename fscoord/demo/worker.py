@@ -65,11 +65,11 @@ class Worker:
             unfinished = [number for number in range(len(files)) if not self._store.check([f"result/{number}"])]
             if not unfinished:
                 break
-            attempt += " again"
             if self._rank == self._living[0]:
                 for number in unfinished:
                     self._store.queue_push("work", str(number))
             self._meet(f"lost work queued{attempt}")
+            attempt += " again"
             task = self._take()
         self._report(files)
 
