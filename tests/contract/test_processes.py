@@ -1,0 +1,114 @@
+"""The contract between real processes: everything that several of them do at once happens once, in some order."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import FILE_KINDS, HANG_S, Place, start_thread
+from contract.worker import Workers, start, work
+
+from fscoord.collectives import barrier, synchronize
+from fscoord.store import Store
+
+COUNT = 60
+SIZE = 3
+
+
+@pytest.fixture(params=FILE_KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = Place(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
+def all_ranks(*more: Any) -> list[list[Any]]:
+    return [[rank, *more] for rank in range(SIZE)]
+
+
+def test_every_sum_is_given_to_one_caller(place: Place, store: Store) -> None:
+    results = work(store, place.spec(), "add", [[COUNT]] * SIZE)
+    assert sorted(chain.from_iterable(results)) == list(range(1, SIZE * COUNT + 1))
+    assert all(result == sorted(result) for result in results)
+    assert store.get("n") == b"%d" % (SIZE * COUNT)
+
+
+def test_appends_lose_nothing_and_keep_each_process_in_its_order(place: Place, store: Store) -> None:
+    work(store, place.spec(), "append", all_ranks(COUNT))
+    tokens = store.get("text").decode().split()
+    for rank in range(SIZE):
+        assert [token for token in tokens if token.startswith(f"{rank}.")] == [f"{rank}.{i}" for i in range(COUNT)]
+    assert len(tokens) == SIZE * COUNT
+
+
+def test_equal_appends_are_all_kept(place: Place, store: Store) -> None:
+    work(store, place.spec(), "append_same", [[COUNT]] * SIZE)
+    assert store.get("text") == b"x" * (SIZE * COUNT)
+
+
+def test_compare_set_lets_one_win(place: Place, store: Store) -> None:
+    store.set("n", "0")
+    work(store, place.spec(), "compare_set", [[COUNT // 3]] * SIZE)
+    assert store.get("n") == b"%d" % (SIZE * (COUNT // 3))
+
+
+def test_each_item_of_a_queue_is_taken_once(place: Place, store: Store) -> None:
+    results = work(store, place.spec(), "move", all_ranks(SIZE, COUNT))
+    pushed = [f"{rank}.{i}" for rank in range(SIZE) for i in range(COUNT)]
+    assert Counter(chain.from_iterable(results)) == Counter(pushed)
+    assert store.queue_len("q") == 0
+
+
+def test_a_queue_is_drained_in_order_by_several(place: Place, store: Store) -> None:
+    for i in range(COUNT):
+        store.queue_push("q", str(i))
+    results = work(store, place.spec(), "drain", [[]] * SIZE)
+    for result in results:
+        assert result == sorted(result, key=int)
+    assert sorted(chain.from_iterable(results), key=int) == [str(i) for i in range(COUNT)]
+
+
+def test_multi_set_is_seen_whole_or_not_at_all(place: Place, store: Store) -> None:
+    assert work(store, place.spec(), "pair", all_ranks(COUNT)) == [False] * SIZE
+
+
+def test_a_token_goes_around(place: Place, store: Store) -> None:
+    work(store, place.spec(), "relay", all_ranks(SIZE, COUNT // 3))
+    assert store.check([f"token{COUNT // 3}.0"])
+
+
+def test_processes_meet_at_barriers(place: Place, store: Store) -> None:
+    assert work(store, place.spec(), "barriers", all_ranks(SIZE, 10)) == [None] * SIZE
+
+
+def test_processes_and_a_thread_here_exchange_their_data(place: Place, store: Store) -> None:
+    with Workers(place.spec(), "exchange", [[rank, SIZE + 1] for rank in range(SIZE)]) as workers:
+        start(store, SIZE)
+        here = start_thread(synchronize, place.open(), "from here", SIZE, SIZE + 1, "s", HANG_S)
+        expected = [f"from {rank}" for rank in range(SIZE)] + ["from here"]
+        assert workers.results() == [expected] * SIZE
+        assert [data.decode() for data in here.join()] == expected
+
+
+def test_every_process_names_the_missing(place: Place, store: Store) -> None:
+    for kind, message, missing in work(store, place.spec(), "time_out", [[0, 4], [2, 4], [3, 4]]):
+        assert kind == "StoreTimeoutError"
+        assert "missing_ranks=[host1]" in message
+        assert missing == ["host1"]
+
+
+def test_processes_that_are_killed_in_a_wait_leave_the_store_usable(place: Place, store: Store) -> None:
+    with Workers(place.spec(), "linger", [[]] * SIZE) as workers:
+        start(store, SIZE)
+        for process in workers.processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait(HANG_S)
+        with start_thread(place.open().get, "k") as waiter:
+            store.set("k", "1")
+        assert waiter.result == b"1"
+        barrier(store, 1, "b", 0, 0)

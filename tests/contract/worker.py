@@ -1,0 +1,177 @@
+"""What the other processes of the contract suite do: ``python worker.py WHAT STORE ARGUMENTS``, all but the first JSON.
+
+Every worker opens a handle of its own, says that it is there, waits for the start, works, and prints its result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fscoord
+from fscoord.collectives import barrier, synchronize
+from fscoord.errors import FscoordError, QueueEmptyError
+from fscoord.store import Store
+
+HANG_S = 40
+
+
+def add(store: Store, count: int) -> list[int]:
+    return [store.add("n", 1) for _ in range(count)]
+
+
+def append(store: Store, rank: int, count: int) -> None:
+    for i in range(count):
+        store.append("text", f"{rank}.{i} ")
+
+
+def append_same(store: Store, count: int) -> None:
+    for _ in range(count):
+        store.append("text", "x")
+
+
+def compare_set(store: Store, count: int) -> int:
+    """Count with compare_set alone; return how often it was too late."""
+    late = 0
+    for _ in range(count):
+        current = store.get("n")
+        while True:
+            wanted = b"%d" % (int(current) + 1)
+            found = store.compare_set("n", current, wanted + b" by %d" % os.getpid())
+            if found == wanted + b" by %d" % os.getpid():
+                store.set("n", wanted)
+                break
+            late += 1
+            current = store.get("n") if b" " in found else found
+            while b" " in current:
+                current = store.get("n")
+    return late
+
+
+def move(store: Store, rank: int, size: int, count: int) -> list[str]:
+    """Push `count` items, and pop as many, whoever pushed them."""
+    taken = []
+    for i in range(count):
+        store.queue_push("q", f"{rank}.{i}")
+        taken.append(store.queue_pop("q").decode())
+    return taken
+
+
+def drain(store: Store) -> list[str]:
+    """Pop all that is there."""
+    taken = []
+    while True:
+        try:
+            taken.append(store.queue_pop("q", block=False).decode())
+        except QueueEmptyError:
+            return taken
+
+
+def pair(store: Store, rank: int, count: int) -> bool:
+    """Set two keys to the same value, again and again; return whether they were ever seen to differ."""
+    differed = False
+    for i in range(count):
+        store.multi_set(["a", "b"], [f"{rank}.{i}"] * 2)
+        first, second = store.multi_get(["a", "b"])
+        differed |= first != second
+    return differed
+
+
+def relay(store: Store, rank: int, size: int, count: int) -> None:
+    """Pass a token around: each waits for the one before it."""
+    for i in range(count):
+        if (rank, i) != (0, 0):
+            store.wait([f"token{i}.{rank}"])
+        after = (i, rank + 1) if rank + 1 < size else (i + 1, 0)
+        store.set(f"token{after[0]}.{after[1]}", "1")
+
+
+def barriers(store: Store, rank: int, size: int, count: int) -> None:
+    for i in range(count):
+        barrier(store, size, f"ranked{i}", HANG_S, rank)
+        barrier(store, size, f"unranked{i}", HANG_S)
+
+
+def exchange(store: Store, rank: int, size: int) -> list[str]:
+    return [data.decode() for data in synchronize(store, f"from {rank}", rank, size, "s", HANG_S)]
+
+
+def time_out(store: Store, rank: int, size: int) -> Any:
+    try:
+        barrier(store, size, "late", 0.3, rank, lambda missing: f"host{missing}", 5)
+    except FscoordError as error:
+        return type(error).__name__, str(error), getattr(error, "missing_ranks", None)
+    return None
+
+
+def linger(store: Store) -> None:
+    """Hold a handle and wait, to be killed."""
+    store.wait(["never"])
+
+
+class Workers:
+    """Processes that work on the store of `spec`, one for each of `arguments`; killed and reaped at the end."""
+
+    def __init__(self, spec: dict[str, Any], what: str, arguments: list[list[Any]]) -> None:
+        root = str(Path(fscoord.__file__).parent.parent)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, str(Path(__file__).parent.parent)])}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, what, json.dumps(spec), json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for given in arguments
+        ]
+
+    def results(self) -> list[Any]:
+        """Wait for all, and return what each returned."""
+        found = []
+        for process in self.processes:
+            out, complaint = process.communicate(timeout=HANG_S + 10)
+            assert process.returncode == 0, complaint
+            found.append(json.loads(out))
+        return found
+
+    def __enter__(self) -> Workers:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+def work(store: Store, spec: dict[str, Any], what: str, arguments: list[list[Any]]) -> list[Any]:
+    """Let one process for each of `arguments` do `what`, all at once, and return their results."""
+    with Workers(spec, what, arguments) as workers:
+        start(store, len(arguments))
+        return workers.results()
+
+
+def start(store: Store, count: int) -> None:
+    """Wait until `count` workers are there, then let them begin."""
+    for _ in range(count):
+        store.queue_pop("ready")
+    store.set("go", "1")
+
+
+def main(what: str, spec: str, arguments: str) -> None:
+    from contract.places import open_spec
+
+    with open_spec(json.loads(spec)) as store:
+        store.set_timeout(HANG_S)
+        store.queue_push("ready", "")
+        store.wait(["go"])
+        print(json.dumps(globals()[what](store, *json.loads(arguments))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
