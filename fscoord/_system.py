@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import stat
 import sys
 import threading
@@ -41,8 +40,8 @@ def is_faked() -> bool:
 
 
 def hostname() -> str:
-    """Return the name of this host."""
-    return socket.gethostname()
+    """Return the name of this host, as gethostname(2) does."""
+    return os.uname().nodename
 
 
 def boot_id() -> bytes:

@@ -297,7 +297,7 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
     return total
 
 
-def integer(name: str, value: int) -> int:
+def integer(name: str, value: object) -> int:
     """Return `value` if it is an integer of 64 bits, and raise otherwise."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
@@ -306,14 +306,15 @@ def integer(name: str, value: int) -> int:
     return value
 
 
-def positive(name: str, value: int) -> int:
+def positive(name: str, value: object) -> int:
     """Return `value` if it is an integer above zero, and raise otherwise."""
-    if integer(name, value) < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
-    return value
+    number = integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    return number
 
 
-def seconds(timeout: Timeout) -> float:
+def seconds(timeout: object) -> float:
     """Return `timeout` in seconds; ``timedelta.max`` is ``math.inf``.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
@@ -16,8 +16,7 @@ __all__ = ["Entry", "dump_log"]
 _CHUNK = 1 << 18
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A record of a log.
 
     Attributes:

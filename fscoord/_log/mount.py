@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from fscoord import _system as system
 
@@ -15,8 +14,7 @@ LOCAL_KINDS: Final = frozenset(
 """File systems with one page cache, that of this host. Whatever is not named here counts as shared by hosts."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """A line of the mount table: ``kind`` as in proc_mountinfo(5) (``""`` if unknown), ``point`` and ``options``."""
 
     kind: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
@@ -17,8 +16,7 @@ ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a handle asks of its log.
 
     Attributes:
@@ -41,8 +39,7 @@ class Wanted:
         return header.encode()
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """An open log: its descriptors (``writer`` is -1 when read-only) and what it begins with."""
 
     reader: int

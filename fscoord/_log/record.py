@@ -7,9 +7,8 @@ never one bit away from zero: zeros appended to a torn record can't complete it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct, error as StructError
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 __all__ = ["Header", "Record", "Session", "decode", "encode", "is_void", "void_place"]
@@ -181,8 +180,15 @@ def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
     return pairs
 
 
-@dataclass(frozen=True)
-class Session:
+_SESSION = Struct("<IQ16s16sqHH")
+_HEADER = Struct("<8sHHIBBHII16s16sQIIH")  # magic, version, flags, size, lock kind, 2 reserved, ...
+_RUN = Struct("<Hq")
+_DURABLE: Final = 1
+HEADER_SIZE: Final = _HEADER.size
+"""The size of a header without runs and checksum."""
+
+
+class Session(NamedTuple):
     """Who writes: the value of a SESSION record. A record names its writer by the session's number."""
 
     host: str
@@ -193,14 +199,12 @@ class Session:
     rank: int | None = None
     label: str = ""
 
-    _LAYOUT = Struct("<IQ16s16sqHH")
-
     def encode(self) -> bytes:
         """Return the value of the SESSION record."""
         host, label = (text.encode("utf-8", "surrogateescape")[:255] for text in (self.host, self.label))
         rank = -1 if self.rank is None else self.rank
         return (
-            self._LAYOUT.pack(self.pid, self.start_time, self.boot_id, self.alive_id, rank, len(host), len(label))
+            _SESSION.pack(self.pid, self.start_time, self.boot_id, self.alive_id, rank, len(host), len(label))
             + host
             + label
         )
@@ -208,9 +212,9 @@ class Session:
     @classmethod
     def decode(cls, data: bytes) -> Session:
         """Return the session in `data`; bytes after the label belong to later versions and are ignored."""
-        pid, start_time, boot_id, alive_id, rank, host_size, label_size = cls._LAYOUT.unpack_from(data)
-        host = data[cls._LAYOUT.size :][:host_size]
-        label = data[cls._LAYOUT.size + host_size :][:label_size]
+        pid, start_time, boot_id, alive_id, rank, host_size, label_size = _SESSION.unpack_from(data)
+        host = data[_SESSION.size :][:host_size]
+        label = data[_SESSION.size + host_size :][:label_size]
         return cls(
             host=host.decode("utf-8", "surrogateescape"),
             pid=pid,
@@ -225,8 +229,7 @@ class Session:
         return f"{self.host}:{self.pid}"
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What all who open a log must agree on: the first bytes of the file.
 
     ``runs`` holds ``(job, count)`` pairs: the run that the log belongs to first, then those it superseded; a count of
@@ -243,17 +246,12 @@ class Header:
     value_max: int = 64 * 1024 * 1024
     runs: tuple[tuple[bytes, int], ...] = ()
 
-    _LAYOUT = Struct("<8sHHIBBHII16s16sQIIH")  # magic, version, flags, size, lock kind, 2 reserved, ...
-    FIXED_SIZE = _LAYOUT.size
-    _RUN = Struct("<Hq")
-    _DURABLE = 1
-
     def encode(self) -> bytes:
         """Return the header as bytes, checksum included."""
-        runs = b"".join(self._RUN.pack(len(job), count) + job for job, count in self.runs)
-        size = self.FIXED_SIZE + len(runs) + 4
-        flags = self._DURABLE if self.durable else 0
-        fixed = self._LAYOUT.pack(
+        runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
+        size = HEADER_SIZE + len(runs) + 4
+        flags = _DURABLE if self.durable else 0
+        fixed = _HEADER.pack(
             MAGIC,
             VERSION,
             flags,
@@ -275,7 +273,7 @@ class Header:
     @staticmethod
     def is_partial(data: bytes) -> bool:
         """Return whether `data` is the beginning of a header, cut short."""
-        if len(data) < Header.FIXED_SIZE:
+        if len(data) < HEADER_SIZE:
             return data[: len(MAGIC)] == MAGIC[: len(data)]
         return data.startswith(MAGIC) and len(data) < Header._size(data)
 
@@ -297,11 +295,11 @@ class Header:
         version = data[8] | data[9] << 8
         if version != VERSION:
             raise ValueError(f"it has format version {version}, and this fscoord reads version {VERSION}: upgrade it")
-        if len(data) < cls.FIXED_SIZE:
+        if len(data) < HEADER_SIZE:
             raise ValueError("the header is incomplete")
-        fields = cls._LAYOUT.unpack_from(data)
+        fields = _HEADER.unpack_from(data)
         size = fields[3]
-        if not cls.FIXED_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
+        if not HEADER_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
             raise ValueError("the header is incomplete or its size is damaged")
         checksum = crc32(data[: size - 4])
         if checksum != _U32.unpack_from(data, size - 4)[0]:
@@ -309,13 +307,13 @@ class Header:
         header = cls(
             log_id=fields[9],
             lock_kind=fields[4],
-            durable=bool(fields[2] & cls._DURABLE),
+            durable=bool(fields[2] & _DURABLE),
             generation=fields[7],
             alive_id=fields[10],
             created_ns=fields[11],
             key_max=fields[12],
             value_max=fields[13],
-            runs=cls._decode_runs(data[cls.FIXED_SIZE : size - 4], fields[14]),
+            runs=cls._decode_runs(data[HEADER_SIZE : size - 4], fields[14]),
         )
         return header, size, checksum
 
@@ -324,8 +322,8 @@ class Header:
         runs, position = [], 0
         try:
             for _ in range(count):
-                size, number = cls._RUN.unpack_from(data, position)
-                position += cls._RUN.size + size
+                size, number = _RUN.unpack_from(data, position)
+                position += _RUN.size + size
                 runs.append((data[position - size : position], number))
         except StructError as error:
             raise ValueError("the header's list of runs is cut short") from error
