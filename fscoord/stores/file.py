@@ -277,6 +277,7 @@ class FileStore(Store):
 
     def clone(self) -> FileStore:
         """See `Store.clone`. A clone is no participant: closing it does not count towards `world_size`."""
+        self._log.refresh(self._timeout)  # says so if this handle is over
         return FileStore(self.path, timeout=self._timeout, **self._options)
 
     def close(self) -> None:
