@@ -95,14 +95,6 @@ def state(store: Store) -> dict[str, Any]:
     }
 
 
-def outcome(call: Callable[[], Any]) -> Any:
-    """Return what `call` returns or raises, in a form that can be compared."""
-    try:
-        return call()
-    except Exception as error:
-        return type(error), str(error) if isinstance(error, (ValueError, TypeError, OverflowError)) else ""
-
-
 class Thread:
     """Run `call` in a thread; `join`, or the end of the ``with``, returns its result or raises what it raised."""
 
