@@ -297,6 +297,18 @@ def test_the_command_exits_with_1_when_a_process_was_lost_and_the_others_name_it
     assert "LOST" in done.stdout
 
 
+def test_a_full_disk_under_the_report_is_an_output_error(texts):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fscoord", "demo", "-n", "1", "--input", texts],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    assert (done.returncode, done.stderr) == (74, b"fscoord: standard output: No space left on device\n")
+
+
 def test_the_command_prints_the_report_as_json(texts):
     done = command("-n", "2", "--json", "--input", texts)
     report = json.loads(done.stdout)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
 from fscoord import _system as system
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import printable, write_json
+from fscoord.cli.output import flush, is_terminal, printable, write, write_json
 from fscoord.demo.launcher import PROCESSES_MAX, run
 
 if TYPE_CHECKING:
@@ -108,25 +108,41 @@ class _Display:
             self._bar.console.print(f"fscoord: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+class _Output:
+    """Standard output as rich wants it, with the errors of `write`."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> None:
+        write(text.encode())
+
+    def flush(self) -> None:
+        flush()
+
+    def isatty(self) -> bool:
+        return is_terminal()
+
+
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    # A file has no width at which lines would have to be broken.
+    width = None if is_terminal() else 200
+    console = Console(file=cast("IO[str]", _Output()), markup=False, highlight=False, emoji=False, width=width)
     console.print(
         f"{report['words']} words ({report['distinct_words']} different ones) in {report['files']} files"
-        f" below {_name(report['input'])}, in {report['seconds']:.2f} s"
+        f" below {_name(report['input'])}, in {report['seconds']:.2f} s",
+        soft_wrap=True,
     )
-    console.print("most frequent:", ", ".join(f"{word} {count}" for word, count in report["top"]))
-    console.print()
-    console.print(_processes(report))
-    console.print()
-    console.print(_barriers(report))
-    console.print()
+    most = ", ".join(f"{word} {count}" for word, count in report["top"])
+    console.print(f"most frequent: {most}\n", soft_wrap=True)
+    console.print(_processes(report), "")
+    console.print(_barriers(report), "")
     for skipped in report["skipped"]:
-        console.print(f"skipped {_name(skipped['file'])}: {skipped['reason']}")
+        console.print(f"skipped {_name(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
     for loss in report["lost"]:
-        console.print(_loss(loss))
-    console.print(f"(reported by rank {report['reported_by']})")
+        console.print(_loss(loss), soft_wrap=True)
+    console.print(f"(reported by rank {report['reported_by']})", soft_wrap=True)
 
 
 def _processes(report: dict[str, Any]) -> Table:
@@ -150,9 +166,8 @@ def _table(*headings: str) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for heading in headings:
-        table.add_column(
-            heading, no_wrap=True, justify="right" if "waited" in heading or heading in NUMBERS else "left"
-        )
+        number = "waited" in heading or heading in NUMBERS
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
     return table
 
 
