@@ -1,0 +1,292 @@
+"""What a `FileStore` is beyond the contract: its file's life, its options, its handles."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fscoord import (
+    FileStore,
+    InsecurePathError,
+    StoreClosedError,
+    StoreError,
+    StoreGoneError,
+    StoreUnavailableError,
+)
+
+
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def files(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+# -- the temporary file ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_path_the_store_is_a_private_temporary_file() -> None:
+    with FileStore() as store:
+        directory = Path(store.path).parent
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert Path(store.path).stat().st_mode & 0o777 == 0o600
+        assert store.add("n", 1) == 1
+    assert not directory.exists()
+
+
+def test_a_temporary_file_is_gone_when_its_handle_is_thrown_away() -> None:
+    store = FileStore()
+    directory = Path(store.path).parent
+    del store
+    gc.collect()
+    assert not directory.exists()
+
+
+def test_a_temporary_file_is_gone_when_its_process_exits() -> None:
+    result = run("import fscoord; s = fscoord.FileStore(); s.set('k', 'v'); print(s.path)")
+    assert result.stderr == ""
+    assert result.stdout.strip()
+    assert not Path(result.stdout.strip()).parent.exists()
+
+
+def test_a_forked_child_does_not_remove_its_parents_temporary_file() -> None:
+    with FileStore() as store:
+        pid = os.fork()
+        if not pid:
+            try:
+                store.close()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        store.set("k", "v")
+        assert Path(store.path).exists()
+
+
+def test_processes_share_a_temporary_file_by_its_path() -> None:
+    with FileStore() as store:
+        result = run("import fscoord, sys; fscoord.FileStore(sys.argv[1]).set('k', 'from a child')", store.path)
+        assert result.stderr == ""
+        assert store.get("k") == b"from a child"
+
+
+# -- world_size --------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_of_world_size_participants_removes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    one, two = FileStore(path, 2), FileStore(path, 2)
+    one.set("k", "v")
+    one.close()
+    assert path.exists()
+    assert two.get("k") == b"v"
+    two.close()
+    assert files(tmp_path) == set()
+
+
+def test_the_side_cars_go_with_the_file(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store", 1)
+    assert not store.check(["k"])
+    with pytest.raises(TimeoutError):
+        store.wait(["k"], 0.01)
+    assert files(tmp_path) == {"store", "store.bell"}
+    store.close()
+    assert files(tmp_path) == set()
+
+
+def test_a_clone_is_no_participant(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = FileStore(path, 2)
+    with store.clone() as twin:
+        twin.set("k", "v")
+    store.close()
+    assert path.exists()
+    with FileStore(path, 2) as last:
+        assert last.get("k") == b"v"
+    assert not path.exists()
+
+
+def test_a_process_that_ends_has_left(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    for _ in range(2):
+        result = run("import fscoord, sys; fscoord.FileStore(sys.argv[1], 2).add('n', 1)", path)
+        assert result.stderr == ""
+    assert not path.exists()
+
+
+def test_without_world_size_the_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    for world_size in (None, -1):
+        FileStore(path, world_size).close()
+        assert path.exists()
+
+
+def test_who_has_not_left_hears_that_all_participants_have(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    late = FileStore(path, 1)
+    FileStore(path, 1).close()
+    with pytest.raises(StoreGoneError, match="all 1 participants have closed it"):
+        late.set("k", "v")
+    late.close()
+
+
+@pytest.mark.parametrize("world_size", [0, -2])
+def test_world_size_is_positive(tmp_path: Path, world_size: int) -> None:
+    with pytest.raises(ValueError, match="world_size must be at least 1"):
+        FileStore(tmp_path / "store", world_size)
+    assert files(tmp_path) == set()
+
+
+# -- names and options -------------------------------------------------------------------------------------------------
+
+
+def test_file_name_is_c10ds_name_for_path(tmp_path: Path) -> None:
+    with FileStore(file_name=str(tmp_path / "store"), world_size=-1) as store:
+        assert store.path == str(tmp_path / "store")
+    with pytest.raises(TypeError, match="two names for one argument"):
+        FileStore(tmp_path / "a", file_name=tmp_path / "b")
+
+
+def test_a_relative_path_means_the_same_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with FileStore("store") as store:
+        store.set("k", "1")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        store.set("k", "2")
+        with store.clone() as twin:
+            assert twin.get("k") == b"2"
+    assert not (tmp_path / "elsewhere" / "store").exists()
+
+
+def test_a_missing_directory_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="does not exist: create it first"):
+        FileStore(tmp_path / "missing" / "store")
+
+
+def test_an_empty_path_is_an_error() -> None:
+    with pytest.raises(ValueError, match="path of a store is empty"):
+        FileStore("")
+
+
+def test_all_must_agree_on_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with FileStore(path, lock="flock"):
+        with pytest.raises(StoreError, match='pass lock="flock"'):
+            FileStore(path)
+        with FileStore(path, read_only=True) as reader:
+            assert reader.num_keys() == 0
+
+
+def test_durability_cannot_be_added(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "a"), pytest.raises(StoreError, match="not made durable"):
+        FileStore(tmp_path / "a", durable=True)
+
+
+def test_every_handle_on_a_durable_log_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    sync = os.fdatasync
+    with FileStore(tmp_path / "a", durable=True) as first, FileStore(tmp_path / "a") as second:
+        monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), sync(fd)))
+        second.set("k", "v")
+        assert len(synced) == 2  # the introduction and the value
+        assert first.get("k") == b"v"
+        assert len(synced) == 3  # who sees a record may act on it
+
+
+@pytest.mark.parametrize("option", [{"lock": "posix"}, {"watch": "kqueue"}])
+def test_an_unknown_choice_names_the_known(tmp_path: Path, option: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="is one of"):
+        FileStore(tmp_path / "store", **option)
+    assert files(tmp_path) == set()
+
+
+def test_no_limit_is_timedelta_max(tmp_path: Path) -> None:
+    for limit in (math.inf, timedelta.max):
+        with FileStore(tmp_path / "store", timeout=limit) as store:
+            assert store.timeout == timedelta.max
+            with store.clone() as twin:
+                assert twin.timeout == timedelta.max
+
+
+def test_the_mode_is_exact_whatever_the_umask(tmp_path: Path) -> None:
+    for number, umask in enumerate((0o000, 0o077, 0o777)):
+        old = os.umask(umask)
+        try:
+            with FileStore(tmp_path / str(number), mode=0o640) as store:
+                store.set("k", "v")
+        finally:
+            os.umask(old)
+        assert (tmp_path / str(number)).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_log_that_others_can_write_is_refused_unless_they_are_meant_to(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    FileStore(path, mode=0o660).close()
+    path.chmod(0o660)
+    with pytest.raises(InsecurePathError, match="others can write it"):
+        FileStore(path)
+    FileStore(path, mode=0o660).close()
+
+
+# -- handles -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_read_only_handle_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with FileStore(path) as store:
+        store.set("k", "v")
+        before = path.read_bytes()
+        with FileStore(path, read_only=True) as reader:
+            assert reader.get("k") == b"v"
+            for call in (lambda: reader.set("k", "2"), lambda: reader.add("n", 1), lambda: reader.delete_key("k")):
+                with pytest.raises(StoreError, match="read_only=True"):
+                    call()
+            with pytest.raises(TimeoutError):
+                reader.wait(["missing"], 0.01)
+            store.set("k", "later")
+            assert reader.get("k") == b"later"
+        assert path.read_bytes().startswith(before)
+        assert files(tmp_path) == {"store"}
+
+
+def test_a_read_only_handle_makes_no_log(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="there is no such log"):
+        FileStore(tmp_path / "store", read_only=True)
+    assert files(tmp_path) == set()
+    with pytest.raises(ValueError, match="needs a path"):
+        FileStore(read_only=True)
+
+
+def test_a_handle_that_is_thrown_away_gives_its_descriptors_back(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    store = FileStore(tmp_path / "store")
+    with pytest.raises(TimeoutError):
+        store.wait(["k"], 0.01)
+    del store
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_closing_leaves_the_other_handles_alone(tmp_path: Path) -> None:
+    one, two = FileStore(tmp_path / "store"), FileStore(tmp_path / "store")
+    one.close()
+    one.close()
+    two.set("k", "v")
+    with pytest.raises(StoreClosedError):
+        one.get("k")
+    two.close()
+
+
+def test_a_repr_names_the_path(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "store") as store:
+        assert repr(store) == f"FileStore({str(tmp_path / 'store')!r})"
