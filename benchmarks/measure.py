@@ -1,0 +1,114 @@
+"""What a measurement is: values per store, the budget between them, and rounds in which all take turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.stores import is_missing
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much to measure, and where.
+
+    Attributes:
+        quick: only see that everything runs; the figures mean nothing.
+        repeat: rounds, or None for each benchmark's own number.
+        directory: where the stores' files go.
+        report: is told what is measured now.
+    """
+
+    quick: bool
+    repeat: int | None
+    directory: str
+    report: Callable[[str], None]
+
+    def rounds(self, usual: int) -> int:
+        """Return the number of rounds, `usual` unless something else was asked for."""
+        return self.repeat or (1 if self.quick else usual)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What was promised: to be `factor` times better than `peer`, or to reach `limit` (in the row's unit)."""
+
+    text: str
+    peer: str = ""
+    factor: float = 0.0
+    limit: float = 0.0
+    not_due: str = ""
+
+
+@dataclass
+class Row:
+    """One thing that stores do, and how well each did it.
+
+    Attributes:
+        values: the figure of each store; ours is first.
+        missing: why a store has no figure.
+        details: more figures, by store.
+        statistic: what the figures are, of how many rounds.
+    """
+
+    work: str
+    unit: str
+    statistic: str
+    values: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    details: dict[str, dict[str, float]] = field(default_factory=dict)
+    budgets: list[Budget] = field(default_factory=list)
+    more_is_better: bool = False
+
+    @property
+    def ours(self) -> float:
+        """Our own figure."""
+        return next(iter(self.values.values()))
+
+    def ratio(self, store: str) -> float:
+        """Return how many times better we are than `store`."""
+        ours, theirs = self.ours, self.values[store]
+        return ours / theirs if self.more_is_better else theirs / ours
+
+    def is_met(self, budget: Budget) -> bool | None:
+        """Return whether `budget` is met, or None when that can't be said here."""
+        if budget.peer:
+            return None if budget.peer not in self.values else self.ratio(budget.peer) >= budget.factor
+        return self.ours >= budget.limit if self.more_is_better else self.ours <= budget.limit
+
+    def verdict(self, budget: Budget) -> str:
+        """Return whether `budget` is met, in a word or two."""
+        met = self.is_met(budget)
+        if met is None:
+            return "unknown"
+        return "yes" if met else budget.not_due or "NO"
+
+
+def take_turns(
+    settings: Settings, stores: Iterable[str], rounds: int, measure: Callable[[str], Any], what: str
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Return what `measure` finds for each store in each round, and why some were not measured.
+
+    All stores are measured once before any is measured again, so that whatever else the machine does hits them alike.
+    """
+    missing = {store: is_missing(store) for store in stores}
+    present = [store for store, reason in missing.items() if not reason]
+    found: dict[str, list[Any]] = {store: [] for store in present}
+    for number in range(rounds):
+        settings.report(f"{what}, round {number + 1} of {rounds}")
+        for store in present:
+            found[store].append(measure(store))
+    return found, {store: reason for store, reason in missing.items() if reason}
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the value below which `part` (0 to 1) of `values` lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

@@ -1,0 +1,69 @@
+"""The stores that are compared: which there are, where each lives, and how a process opens one."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import fscoord
+
+OURS = "fscoord FileStore"
+OUR_HASH = "fscoord HashStore"
+TORCH_FILE = "torch FileStore"
+TORCH_TCP = "torch TCPStore"
+TORCH_HASH = "torch HashStore"
+
+LIMIT_S = 60
+NO_TORCH = "torch is not installed: pip install 'fscoord[torch]'"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store lives: a path, or a port of this host. Another process opens the same one with it."""
+
+    store: str
+    address: str
+
+    def open(self) -> Any:
+        """Return a handle of its own on the store."""
+        if self.store == OURS:
+            return fscoord.FileStore(self.address, timeout=LIMIT_S)
+        if self.store == OUR_HASH:
+            return fscoord.HashStore()
+        import torch.distributed as dist
+
+        if self.store == TORCH_FILE:
+            handle = dist.FileStore(self.address, -1)
+        elif self.store == TORCH_TCP:
+            handle = dist.TCPStore("127.0.0.1", int(self.address), is_master=False)
+        else:
+            handle = dist.HashStore()
+        handle.set_timeout(timedelta(seconds=LIMIT_S))
+        return handle
+
+
+def is_missing(store: str) -> str:
+    """Return why `store` can't be measured here, or an empty text."""
+    return NO_TORCH if store.startswith("torch") and importlib.util.find_spec("torch") is None else ""
+
+
+@contextmanager
+def fresh(store: str, directory: str) -> Iterator[Place]:
+    """Give an empty store a place, and a server if it needs one, and take both away afterwards.
+
+    TCPStore's server is a thread without Python in this process, which only waits meanwhile.
+    """
+    if store == TORCH_TCP:
+        import torch.distributed as dist
+
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        yield Place(store, str(server.port))
+        return
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=directory) as place:
+        yield Place(store, str(Path(place, "store")))

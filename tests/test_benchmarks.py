@@ -1,0 +1,88 @@
+"""Every benchmark runs, in tiny sizes; the figures of such a run mean nothing, and nothing here looks at them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+HIDE_TORCH = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('benchmarks', run_name='__main__')"
+NO_TORCH = "torch is not installed: pip install 'fscoord[torch]'"
+
+WORKS = [
+    "set, one process",
+    "get, one process",
+    "add, one process",
+    "check, one process",
+    "compare_set, one process",
+    "wake-up, one way, ping-pong",
+    "wake-up, one way, after a pause",
+    "add, 2 processes at once",
+    "add, 4 processes at once",
+    "add, 8 processes at once",
+    "barrier of 2 processes",
+    "barrier of 8 processes",
+    "replay",
+    "open after 2000 operations on 1000 keys",
+    "import fscoord",
+    "a whole process: import, open, set",
+]
+
+
+def run_benchmarks(directory: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Run them on the fscoord that the tests use, which need not be the one of the checkout."""
+    (directory / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    done = subprocess.run(
+        [sys.executable, *arguments, "--quick", "--json", "found.json", "--directory", str(directory)],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    for work in WORKS:
+        assert work in done.stdout
+    return done.stdout, json.loads((directory / "found.json").read_text(encoding="utf-8"))
+
+
+def test_every_benchmark_runs_without_torch_and_says_what_is_missing(tmp_path: Path) -> None:
+    shown, found = run_benchmarks(tmp_path, "-c", HIDE_TORCH)
+    assert [row["work"] for row in found["results"]] == WORKS
+    for row in found["results"]:
+        assert row["values"], row
+        assert all(value > 0 for value in row["values"].values()), row
+        assert not any(store.startswith("torch") for store in row["values"])
+        assert set(row["missing"].values()) <= {NO_TORCH}
+        assert all(budget["met"] is None for budget in row["budgets"] if budget["peer"] in row["missing"])
+    missing = {store for row in found["results"] for store in row["missing"]}
+    assert {"torch FileStore", "torch TCPStore", "torch HashStore"} <= missing
+    assert shown.count(NO_TORCH) == sum(len(row["missing"]) for row in found["results"])
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("benchmarks", "found.json")]
+
+
+@pytest.mark.torch
+def test_every_benchmark_measures_torch_where_it_is_installed(tmp_path: Path) -> None:
+    _, found = run_benchmarks(tmp_path, "-m", "benchmarks")
+    for row in found["results"]:
+        assert row["missing"] == {}
+        assert all(budget["met"] is not None for budget in row["budgets"])
+    peers = {store for row in found["results"] for store in row["values"]}
+    assert {"torch FileStore", "torch TCPStore", "torch HashStore"} <= peers
+
+
+def test_an_unknown_benchmark_is_refused_with_the_names_of_all() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--only", "nothing"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 2
+    for name in ("uncontended", "wakeup", "contended", "barrier", "history", "start"):
+        assert name in done.stderr
