@@ -120,7 +120,7 @@ class Thread:
             raise self._error
         return self.result
 
-    def __enter__(self) -> Thread:  # noqa: PYI034 - Self needs Python 3.11
+    def __enter__(self) -> Thread:
         return self
 
     def __exit__(self, *_: object) -> None:

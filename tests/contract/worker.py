@@ -140,7 +140,7 @@ class Workers:
             found.append(json.loads(out))
         return found
 
-    def __enter__(self) -> Workers:  # noqa: PYI034 - Self needs Python 3.11
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:

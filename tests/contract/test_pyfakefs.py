@@ -1,0 +1,143 @@
+"""The same contract under pyfakefs: polling instead of inotify, threads as ever, and no real descriptor is touched."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import FILE_KINDS, Place, start_thread, state
+from contract.test_bad_input import *  # noqa: F403 - the very same tests, on the `place` below
+from contract.test_collectives import *  # noqa: F403
+from contract.test_operations import *  # noqa: F403
+from contract.test_waiting import *  # noqa: F403
+from pyfakefs.fake_filesystem import FakeFilesystem
+from pyfakefs.fake_filesystem_unittest import Patcher
+
+from fscoord import _system as system
+from fscoord.collectives import barrier
+from fscoord.store import Store
+from fscoord.stores.file import FileStore
+
+REAL = {"os": os, "fcntl": fcntl, "select": select}  # in a dict, where pyfakefs does not look for what to replace
+ON_DESCRIPTORS = {
+    "os": """close dup dup2 fchmod fchown fdatasync fdopen fstat fstatvfs fsync ftruncate isatty lockf lseek
+        posix_fadvise posix_fallocate pread preadv pwrite pwritev read readv sendfile set_blocking set_inheritable
+        write writev""",
+    "fcntl": "fcntl flock ioctl lockf",
+    "select": "poll select epoll",
+}
+
+
+@pytest.fixture(params=["file-ofd"])
+def place(request: pytest.FixtureRequest, fs: FakeFilesystem) -> Iterator[Place]:
+    fs.create_dir("/shared")
+    place = Place(request.param, "/shared")
+    assert system.is_faked()
+    assert fs.exists("/shared/store")
+    assert not REAL["os"].path.exists("/shared/store")
+    yield place
+    place.close()
+
+
+@contextmanager
+def spying() -> Iterator[list[str]]:
+    """Give the list of all calls of real functions that take a descriptor, by whomever."""
+    calls: list[str] = []
+
+    def spy(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls.append(f"{name}{arguments}")
+            return real(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in ON_DESCRIPTORS.items():
+            for name in names.split():
+                patch.setattr(REAL[module], name, spy(f"{module}.{name}", getattr(REAL[module], name)))
+        yield calls
+
+
+def exercise(open_store: Callable[[], Store]) -> None:
+    """Use everything that a store has, with three handles and threads that wait."""
+    with open_store() as store, open_store() as other, store.clone() as third:
+        with start_thread(other.get, "late") as reader, start_thread(third.queue_pop, "q") as popper:
+            store.set("late", "1")
+            store.queue_push("q", "2")
+        assert (reader.result, popper.result) == (b"1", b"2")
+        with start_thread(barrier, other, 2, "b", 10, 1):
+            barrier(store, 2, "b", 10, 0)
+        store.multi_set(["a", "c"], ["1", "2"])
+        other.append("a", "3")
+        third.add("n", 1)
+        store.compare_set("c", "2", "4")
+        other.delete_key("late")
+        store.set_timeout(0.01)
+        with pytest.raises(TimeoutError):
+            store.wait(["never"])
+        assert state(store)["values"] == state(other)["values"] == state(third)["values"]
+
+
+@pytest.mark.parametrize("kind", FILE_KINDS)
+def test_nothing_touches_a_real_descriptor(fs: FakeFilesystem, kind: str) -> None:
+    fs.create_dir("/shared")
+    before = set(REAL["os"].listdir("/proc/self/fd"))
+    with spying() as touched:
+        place = Place(kind, "/shared")
+        exercise(place.open)
+        place.close()
+    assert touched == []
+    assert set(REAL["os"].listdir("/proc/self/fd")) == before
+
+
+def test_the_spy_sees_what_it_is_there_to_see(tmp_path: Path) -> None:
+    with spying() as touched:
+        FileStore(tmp_path / "store").close()
+    assert {call.partition("(")[0] for call in touched} >= {"os.read", "os.fstat", "os.close"}
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
+def test_a_store_left_open_under_pyfakefs_closes_no_real_descriptor_later(tmp_path: Path, lock: str) -> None:
+    """Its descriptors' numbers may by then be those of real files."""
+    canaries = []
+    try:
+        with Patcher() as patcher:
+            patcher.fs.create_dir("/shared")
+            store: Store | None = FileStore("/shared/store", lock=lock)
+            store.set("k", "1")
+            thread = start_thread(store.get, "k")
+            thread.join()
+            temporary: Store | None = FileStore()
+            temporary.set("k", "1")
+        canaries = [os.open(tmp_path / str(i), os.O_RDWR | os.O_CREAT, 0o600) for i in range(64)]
+        before = sorted(os.listdir("/proc/self/fd"))
+        thread = store = temporary = None
+        gc.collect()
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        for number, canary in enumerate(canaries):
+            assert os.readlink(f"/proc/self/fd/{canary}") == str(tmp_path / str(number))
+            assert os.fstat(canary).st_size == 0
+    finally:
+        for canary in canaries:
+            try:
+                os.close(canary)
+            except OSError:
+                continue
+
+
+def test_a_private_store_works_and_is_removed_under_pyfakefs(fs: FakeFilesystem) -> None:
+    store = FileStore()
+    store.set("k", "1")
+    path = store.path
+    assert fs.exists(path)
+    assert not REAL["os"].path.exists(path)
+    store.close()
+    assert not fs.exists(path)
+    assert not fs.exists(system.os.path.dirname(path))
