@@ -109,8 +109,8 @@ class LogFile(LogReader):
             CorruptLogError: the log is damaged.
             StoreTimeoutError: the lock was needed (to be sure of damage, or on a shared file system) and did not come.
         """
-        if self._pid != system.os.getpid():
-            self.after_fork()
+        if not system.own_process[0]:
+            system.recover_from_fork()
         if self._reads_need_lock:
             self.refresh_locked(limit)
             return
@@ -146,8 +146,8 @@ class LogFile(LogReader):
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started = 0, 0.0
         while True:
-            if self._pid != system.os.getpid():
-                self.after_fork()
+            if not system.own_process[0]:
+                system.recover_from_fork()
             shared = self._shared
             with shared.mutex:
                 if self._trouble or shared.busy:
@@ -209,8 +209,8 @@ class LogFile(LogReader):
 
     def close(self) -> None:
         """Give the descriptors back; every later operation raises `StoreClosedError`."""
-        if self._pid != system.os.getpid():
-            self.after_fork()
+        if not system.own_process[0]:
+            system.recover_from_fork()
         with self.mutex:
             self._finish(StoreClosedError, "is closed; open the store again")
             if not self.read_only:

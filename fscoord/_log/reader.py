@@ -53,7 +53,6 @@ class Shared:
 
     def renew(self) -> None:
         """Begin anew in a forked child, where whoever held the mutex does not exist."""
-        self.pid = system.os.getpid()
         self.mutex = system.threading.RLock()
         self.busy = False
 
@@ -65,6 +64,8 @@ _guard = [system.threading.Lock()]
 
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.Lock()
+    for shared in list(_shared.values()):
+        shared.renew()
     for reader in list(_readers):
         reader.after_fork()
 
@@ -100,7 +101,6 @@ class LogReader:
         self.path = path
         self._consumer = consumer
         self._participants = participants
-        self._pid = system.os.getpid()
         self._rfd = -1
         self._end: tuple[type[StoreError], str] = (StoreError, "")
         self._trouble = 0
@@ -310,10 +310,7 @@ class LogReader:
 
     def after_fork(self) -> None:
         """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
-        if self._shared.pid != system.os.getpid():
-            self._shared.renew()
         self.mutex = self._shared.mutex
         for fd in list(self._descriptors):
             self._drop(fd)
-        self._pid = system.os.getpid()
         self._trouble |= REOPEN
