@@ -74,7 +74,7 @@ class _Display:
     def __init__(self) -> None:
         self._bar: Progress | None = None
 
-    def __enter__(self) -> _Display:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> _Display:
         if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress

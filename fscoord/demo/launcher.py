@@ -93,7 +93,7 @@ class _Crew:
         self._readers: list[system.threading.Thread] = []
         self._events: queue.SimpleQueue[tuple[subprocess.Popen[bytes], Event | None]] = queue.SimpleQueue()
 
-    def __enter__(self) -> _Crew:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
