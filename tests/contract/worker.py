@@ -36,9 +36,15 @@ def append_same(store: Store, count: int) -> None:
 
 def compare_set(store: Store, count: int) -> int:
     """Count with compare_set alone; return how often it was too late."""
+
+    def settled() -> bytes:
+        while b" " in (current := store.get("n")):
+            pass
+        return current
+
     late = 0
     for _ in range(count):
-        current = store.get("n")
+        current = settled()
         while True:
             wanted = b"%d" % (int(current) + 1)
             found = store.compare_set("n", current, wanted + b" by %d" % os.getpid())
@@ -46,9 +52,7 @@ def compare_set(store: Store, count: int) -> int:
                 store.set("n", wanted)
                 break
             late += 1
-            current = store.get("n") if b" " in found else found
-            while b" " in current:
-                current = store.get("n")
+            current = settled() if b" " in found else found
     return late
 
 
