@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, KINDS, Place, start_thread
+from contract.places import HANG_S, Place, start_thread
 from contract.third_party import ThirdPartyStore
 
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
@@ -33,7 +33,7 @@ class ThirdPartyPlace(Place):
         self.base = self._keep(ThirdPartyStore())
 
 
-@pytest.fixture(params=[*KINDS, "third-party"])
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "file-flock", "file-soft", "nested-file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = ThirdPartyPlace() if request.param == "third-party" else Place(request.param, str(tmp_path))
     yield place
