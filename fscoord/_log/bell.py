@@ -1,8 +1,10 @@
 """`Bell`: a side-car of 4 KiB through which a waiter says what it waits for, and a writer wakes only those concerned.
 
-Each byte stands for a bucket of keys. A waiter marks its keys' bytes, looks at the log once more, and sleeps on inotify
-of the bell; a writer, after its append, looks at its key's byte and, if that is marked, clears it and rings. So a write
-that nobody waits for wakes nobody: if all waited on the log itself, a barrier of N would cost N^2 wake-ups.
+Each byte stands for a bucket of keys, and counts: odd, it is marked. A waiter marks its keys' bytes, looks at the log
+once more, and sleeps on inotify of the bell; a writer, after its append, looks at its key's byte and, if that is odd,
+counts on and rings; a waiter that is woken looks at the log if its byte is not what it was. (A mark that is only set and
+cleared won't do: the first of two waiters that wakes marks again before the other looks.) So a write that nobody waits
+for wakes nobody: if all waited on the log itself, a barrier of N would cost N^2 wake-ups.
 
 A mark is written with pwrite(2), which raises IN_MODIFY; the ring is a utimensat(2), which raises IN_ATTRIB. Waiters
 watch for IN_ATTRIB alone, so marks wake nobody. Marks are read and written by positional I/O (the bell is never used
@@ -14,7 +16,7 @@ A bell is only ever a hint: a lost mark costs one slow poll.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 from zlib import crc32
 
@@ -24,8 +26,6 @@ from fscoord._log import path as paths
 __all__ = ["Bell", "bucket"]
 
 SIZE: Final = 4096
-MARKED: Final = b"\x01"
-CLEAR: Final = b"\x00"
 
 
 def bucket(key: bytes) -> int:
@@ -65,20 +65,30 @@ class Bell:
         self.fd = -1
         self._finalizer()
 
-    def mark(self, buckets: Iterable[int]) -> None:
-        """Ask to be woken when one of `buckets` is written to."""
+    def mark(self, buckets: Iterable[int]) -> dict[int, bytes]:
+        """Ask to be woken when one of `buckets` is written to; return what `is_rung` wants to know."""
+        marks = {}
         for number in buckets:
-            system.os.pwrite(self.fd, MARKED, number)
+            seen = self._byte(number)
+            marks[number] = mark = bytes([seen | 1])  # an odd byte is a mark, and each ring makes it another one
+            if not seen & 1:
+                system.os.pwrite(self.fd, mark, number)
+        return marks
 
-    def is_cleared(self, buckets: Iterable[int]) -> bool:
-        """Return whether somebody has written to one of `buckets` since it was marked."""
-        return any(system.os.pread(self.fd, 1, number) != MARKED for number in buckets)
+    def is_rung(self, marks: Mapping[int, bytes]) -> bool:
+        """Return whether somebody has written to one of the buckets since `mark` returned `marks`."""
+        # Not "whether the mark is gone": the first waiter that is woken marks again before the next one looks.
+        return any(system.os.pread(self.fd, 1, number) != mark for number, mark in marks.items())
 
     def ring(self, number: int) -> None:
         """Wake those who wait for bucket `number`, if anybody does."""
-        if system.os.pread(self.fd, 1, number) == MARKED:
-            system.os.pwrite(self.fd, CLEAR, number)
+        seen = self._byte(number)
+        if seen & 1:
+            system.os.pwrite(self.fd, bytes([(seen + 1) & 0xFF]), number)
             system.os.utime(self.fd)
+
+    def _byte(self, number: int) -> int:
+        return int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # of a truncated bell: 0
 
     @property
     def is_lost(self) -> bool:

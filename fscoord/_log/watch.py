@@ -154,6 +154,7 @@ class Ticket:
     def __init__(self, watch: Watch, buckets: frozenset[int]) -> None:
         self._watch = watch
         self._buckets = buckets
+        self._marks: dict[int, bytes] = {}
         self._pause = SLOW_FIRST_S if watch.hears else POLL_FIRST_S
         self.wake = system.threading.Event()
         self.rung = False
@@ -171,7 +172,7 @@ class Ticket:
         bell = self._watch.bell
         if bell is not None:
             try:
-                bell.mark(self._buckets)
+                self._marks = bell.mark(self._buckets)
             except OSError as error:
                 self._watch.lose_bell(error)
 
@@ -181,7 +182,7 @@ class Ticket:
         if self.rung or bell is None:
             return self.rung
         try:
-            return bell.is_cleared(self._buckets)
+            return bell.is_rung(self._marks)
         except OSError as error:
             self._watch.lose_bell(error)
             return True

@@ -69,13 +69,19 @@ class Waiting:
         while True:
             watch = self._listen()
             with Ticket(watch, buckets) as ticket:
+                is_rung = False
                 while True:
-                    ticket.arm()
+                    if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
+                        ticket.arm()
                     left = deadline - system.time.monotonic()
                     found = look(max(left, 0.0))
                     if not isinstance(found, Missing) or left <= 0:
                         return found
-                    if not ticket.sleep(left) and watch.is_stale:
+                    if is_rung:
+                        is_rung = False
+                        continue
+                    is_rung = ticket.sleep(left)
+                    if not is_rung and watch.is_stale:
                         break
 
     def close(self) -> None:
