@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import FILE_KINDS, HANG_S, Place, start_thread
+from contract.places import HANG_S, Place, start_thread
 from contract.worker import Workers, start, work
 
 from fscoord.collectives import barrier, synchronize
@@ -20,7 +20,7 @@ COUNT = 60
 SIZE = 3
 
 
-@pytest.fixture(params=[kind for kind in FILE_KINDS if kind != "prefix-file"])  # nested-file is that and more
+@pytest.fixture(params=["file-ofd", "file-flock", "file-soft"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = Place(request.param, str(tmp_path))
     yield place
