@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
-from fscoord._log import path as paths, record
+from fscoord._log import path as paths
 from fscoord._log.lock import KIND_NAMES, OFD, LogLock
 from fscoord._log.record import Header
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
@@ -81,11 +81,9 @@ def open_log(path: str, wanted: Wanted) -> Opened:
 
 def read_header(fd: int) -> bytes:
     """Return the first bytes of a log, the whole header among them if it is there."""
-    data = system.os.read(fd, 4096)
-    while Header.is_partial(data):
-        more = system.os.read(fd, record.HEADER_MAX)
-        if not more:
-            break
+    data = more = system.os.read(fd, 4096)
+    while more and (missing := Header.missing(data)) > 0:
+        more = system.os.read(fd, missing)
         data += more
     return data
 
@@ -128,8 +126,9 @@ def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) ->
 def _initialise(path: str, wanted: Wanted, fd: int) -> None:
     """Give a file that was found empty its header, under the lock.
 
-    Which kind of lock its users agree on is not written yet, so the OFD lock is taken as well where there is one. A part
-    of a header is what a dying initialiser left; nobody has taken it for anything, so it may be cut.
+    Which kind of lock its users agree on is not written yet, so the OFD lock is taken as well where there is one. A
+    part of a header is what a dying initialiser left. It is the only thing that is ever cut, and only while the file is
+    too short for any record.
     """
     if wanted.read_only:
         raise StoreUnavailableError(

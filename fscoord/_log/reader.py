@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
 from fscoord._log.record import Header, Record, Session
-from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError
+from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
 
 __all__ = ["Consumer", "LogReader"]
 
@@ -166,42 +166,50 @@ class LogReader:
             self._look(now)
 
     def _advance(self, data: bytes, *, locked: bool) -> None:
-        """Take in `data`, just read, and what follows it in the file."""
-        asked = CHUNK
-        while True:
-            full = len(data) >= asked
+        """Take in `data`, just read, and what follows it in the file, until a read returns nothing.
+
+        A short read is no end of the file; and who writes must have read to the end.
+        """
+        while data:
             if self._pending:
                 data = self._pending + data
             records, others, used, chain, missing = record.decode(data, self._chain)
             if used:
                 self._trouble = APPLYING
-                if records:
-                    self._consumer.apply(records)
+                try:
+                    if records:
+                        self._consumer.apply(records)
+                    if others:
+                        self._note(others)
+                except ValueError as error:
+                    raise self._corrupt(tail.Damage(self._offset, f"from here on, {error}")) from error
                 self._offset += used
-                self._chain = chain
-                if others:
-                    self._note(others)
-                self._trouble = DIRTY
+                self._chain, self._torn = chain, False
+                if not self.header.durable:
+                    self._trouble = DIRTY
             self._pending = data[used:]
             if missing < 0:
                 if not self._skip_void(locked=locked):
                     break
-                full = True
-            if not full and missing <= 0:
+            elif missing > CHUNK and not self._has(missing):
+                self._leave_torn()
                 break
-            asked = self._worth_reading(missing)
-            data = system.os.read(self._rfd, asked)
-            if not data:
-                break
-        if self.header.durable:  # whoever sees a record may act on it, so it must not be lost any more
-            system.os.fdatasync(self._rfd)
+            data = system.os.read(self._rfd, max(missing, CHUNK))
+        if self._trouble == APPLYING:
+            self._sync_read()
 
-    def _worth_reading(self, missing: int) -> int:
-        """Return how much to read next: what a long record still needs, if the file has that much."""
-        if missing <= CHUNK:
-            return CHUNK
-        size = system.os.fstat(self._rfd).st_size - self._offset - len(self._pending)
-        return missing if size >= missing else CHUNK
+    def _has(self, missing: int) -> bool:
+        """Return whether the file has `missing` bytes more than were read."""
+        return bool(system.os.fstat(self._rfd).st_size >= self._offset + len(self._pending) + missing)
+
+    def _sync_read(self) -> None:
+        """Who sees a record of a durable log may act on it, so it must not be lost any more."""
+        try:
+            system.os.fdatasync(self._rfd)
+        except OSError as error:
+            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise paths.unavailable(error, self.path, "syncing the log") from error
+        self._trouble = DIRTY
 
     def _skip_void(self, *, locked: bool) -> bool:
         """Pass the bad bytes at the offset if a VOID says that they are torn; False if they may yet be voided."""
@@ -211,11 +219,15 @@ class LogReader:
                 raise Suspect
             raise self._corrupt(verdict)
         if isinstance(verdict, tail.Torn):
-            self._move(self._offset, self._chain)
-            self._torn = True
+            self._leave_torn()
             return False
         self._move(verdict.offset, verdict.chain)
         return True
+
+    def _leave_torn(self) -> None:
+        """Stay where the last good record ends: what follows is torn, or still being written."""
+        self._move(self._offset, self._chain)
+        self._torn = True
 
     def _examine(self) -> tail.Skip | tail.Torn | tail.Damage:
         fd = self._reopen(system.os.O_RDONLY)
@@ -245,7 +257,7 @@ class LogReader:
                 if 0 < self._participants <= self.left:
                     raise self._gone(f"is finished: all {self._participants} participants have closed it")
             elif not ord("a") <= kind <= ord("z"):
-                raise self._corrupt(tail.Damage(self._offset, f"record kind {kind} needs a newer fscoord; upgrade it"))
+                raise ValueError(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
 
     def _look(self, now: float) -> None:
         """Make sure that the file is still the one that its name leads to, and has not shrunk."""
@@ -301,8 +313,8 @@ class LogReader:
 
     def _corrupt(self, damage: tail.Damage) -> CorruptLogError:
         return CorruptLogError(
-            f"{self.path} is damaged at offset {damage.offset}: {damage.reason}. Nothing was repaired; records before it"
-            f" can be read with `fscoord dump`",
+            f"{self.path} is damaged at offset {damage.offset}: {damage.reason}. Nothing was repaired; what comes"
+            " before it can be read with `fscoord dump`",
             path=self.path,
             offset=damage.offset,
             reason=damage.reason,

@@ -7,15 +7,19 @@ never one bit away from zero: zeros appended to a torn record can't complete it.
 
 from __future__ import annotations
 
-from struct import Struct, error as StructError
+from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-__all__ = ["Header", "Record", "Session", "decode", "encode", "is_void", "void_place"]
+from fscoord.errors import LimitExceededError
+
+__all__ = ["Header", "Record", "Session", "decode", "encode"]
 
 MAGIC: Final = b"fscoord\n"
 VERSION: Final = 1
 HEADER_MAX: Final = 64 * 1024
+KEY_MAX: Final = 1024
+VALUE_MAX: Final = 64 * 1024 * 1024
 
 # Capital letters change what the log means: a reader that does not know one must stop. Small ones may be ignored.
 SET: Final = ord("S")
@@ -54,6 +58,8 @@ NAMES: Final = {
     LEAVE: "leave",
 }
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
+_NEVER_MET: Final = frozenset({0, VOID})
+"""Zero ends a torn record that zeros were appended to; a VOID is met only where `tail` looks for it."""
 
 _FRAME = Struct("<II")  # length of the body, checksum of the body
 _CHECKED_FRAME = Struct("<III")  # and checksum of these two
@@ -64,7 +70,7 @@ _PAIR = Struct("<HI")
 FRAME_SIZE: Final = _CHECKED_FRAME.size
 _BODY_SIZE = _BODY.size
 BODY_MIN: Final = _BODY_SIZE + 1
-BODY_MAX: Final = BODY_MIN + 1024 + 2 * 64 * 1024 * 1024
+BODY_MAX: Final = BODY_MIN + KEY_MAX + 2 * VALUE_MAX
 _KIND = [bytes([number]) for number in range(256)]
 
 SECTOR: Final = 512
@@ -73,8 +79,8 @@ VOID_SIZE: Final = FRAME_SIZE + BODY_MIN + 8
 Record = tuple[int, bytes, bytes, int, int]
 """Kind, key, value, writer, wall time in ns since the epoch."""
 
-_frame, _checked, _body, _u32 = _FRAME.pack, _CHECKED_FRAME.unpack_from, _BODY.pack, _U32.pack
-_unpack_body = _BODY.unpack_from
+_frame, _body, _u32 = _FRAME.pack, _BODY.pack, _U32.pack
+unpack_frame, _unpack_body = _CHECKED_FRAME.unpack_from, _BODY.unpack_from
 
 
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
@@ -102,7 +108,7 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
         start = position + 12
         if start > size:
             return records, others, position, chain, (start - size if position < size else 0)
-        length, checksum, frame_checksum = _checked(data, position)
+        length, checksum, frame_checksum = unpack_frame(data, position)
         if crc32(data[position : position + 8], chain) != frame_checksum or not BODY_MIN <= length <= BODY_MAX:
             return records, others, position, chain, -1
         end = start + length
@@ -114,11 +120,13 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
         writer, time_ns, key_size = _unpack_body(body)
         split = 14 + key_size
         kind = body[-1]
-        if split >= length or kind == VOID:  # a VOID is only met where `is_void` looks for it
+        if split >= length:
             return records, others, position, chain, -1
         record = (kind, body[14:split], body[split:-1], writer, time_ns)
         if kind in DATA_KINDS:
             records.append(record)
+        elif kind in _NEVER_MET:
+            return records, others, position, chain, -1
         else:
             others.append(record)
         position, chain = end, checksum
@@ -127,17 +135,10 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
 def frame_length(frame: bytes, chain: int) -> int:
     """Return the length of the body that `frame`, padded with zeros, promises, or -1 if it is not a sound frame."""
     padded = frame[:FRAME_SIZE].ljust(FRAME_SIZE, b"\0")
-    length, _, checksum = _checked(padded)
+    length, _, checksum = unpack_frame(padded)
     if crc32(padded[:8], chain) != checksum or not BODY_MIN <= length <= BODY_MAX:
         return -1
     return int(length)
-
-
-def void_place(offset: int, frame: bytes, chain: int) -> int:
-    """Return where the VOID for a torn record at `offset` belongs: the first sector boundary that is at least one
-    sector past the record's promised end, or past its frame if that is torn as well."""
-    end = offset + FRAME_SIZE + max(0, frame_length(frame, chain))
-    return -(-(end + SECTOR) // SECTOR) * SECTOR
 
 
 def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
@@ -145,20 +146,21 @@ def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[by
     return encode(VOID, b"", _U64.pack(skipped), writer, time_ns, chain)
 
 
-def is_void(data: bytes, skipped: int, chain: int) -> int | None:
-    """Return the checksum of the VOID for `skipped` that begins `data`, or None if there is none."""
+def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
+    """Return ``(skipped, chain, writer, time in ns)`` of the VOID that begins `data`, or None if there is none."""
     if len(data) < VOID_SIZE:
         return None
-    length, checksum, frame_checksum = _checked(data)
+    length, checksum, frame_checksum = unpack_frame(data)
     body = data[FRAME_SIZE:VOID_SIZE]
-    sound = (
-        length == len(body)
-        and crc32(data[:8], chain) == frame_checksum
-        and crc32(body, chain) == checksum
-        and body[-1] == VOID
-        and _U64.unpack_from(body, _BODY_SIZE)[0] == skipped
-    )
-    return int(checksum) if sound else None
+    if length != len(body) or crc32(data[:8], chain) != frame_checksum or crc32(body, chain) != checksum:
+        return None
+    writer, time_ns, key_size = _unpack_body(body)
+    return None if key_size or body[-1] != VOID else (_U64.unpack_from(body, _BODY_SIZE)[0], checksum, writer, time_ns)
+
+
+def is_torn_void(data: bytes) -> bool:
+    """Return whether `data`, as long as a VOID at most, may be the beginning of one, with zeros for the rest."""
+    return data[:4].ljust(4, b"\0") == _u32(VOID_SIZE - FRAME_SIZE) and not any(data[VOID_SIZE - 1 :])
 
 
 def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
@@ -166,17 +168,26 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
     parts: list[bytes] = []
     for key, value in pairs:
         parts += (_PAIR.pack(len(key), len(value)), key, value)
-    return b"".join(parts)
+    data = b"".join(parts)
+    if len(data) > BODY_MAX - BODY_MIN:
+        raise LimitExceededError(f"{len(pairs)} keys and values are too many for one record; nothing was written")
+    return data
 
 
 def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the keys and values of a MULTI_SET record's value."""
+    """Return the keys and values of a MULTI_SET record's value.
+
+    Raises:
+        ValueError: `data` is no such value.
+    """
     pairs, position = [], 0
-    while position < len(data):
+    while position + _PAIR.size <= len(data):
         key_size, value_size = _PAIR.unpack_from(data, position)
         middle = position + _PAIR.size + key_size
         pairs.append((data[position + _PAIR.size : middle], data[middle : middle + value_size]))
         position = middle + value_size
+    if position != len(data):
+        raise ValueError("a list of keys and values is cut short")
     return pairs
 
 
@@ -211,7 +222,13 @@ class Session(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Session:
-        """Return the session in `data`; bytes after the label belong to later versions and are ignored."""
+        """Return the session in `data`; bytes after the label belong to later versions and are ignored.
+
+        Raises:
+            ValueError: `data` describes no session.
+        """
+        if len(data) < _SESSION.size:
+            raise ValueError("the description of a session is cut short")
         pid, start_time, boot_id, alive_id, rank, host_size, label_size = _SESSION.unpack_from(data)
         host = data[_SESSION.size :][:host_size]
         label = data[_SESSION.size + host_size :][:label_size]
@@ -242,8 +259,8 @@ class Header(NamedTuple):
     generation: int = 0
     alive_id: bytes = bytes(16)
     created_ns: int = 0
-    key_max: int = 1024
-    value_max: int = 64 * 1024 * 1024
+    key_max: int = KEY_MAX
+    value_max: int = VALUE_MAX
     runs: tuple[tuple[bytes, int], ...] = ()
 
     def encode(self) -> bytes:
@@ -251,35 +268,23 @@ class Header(NamedTuple):
         runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
         size = HEADER_SIZE + len(runs) + 4
         flags = _DURABLE if self.durable else 0
-        fixed = _HEADER.pack(
-            MAGIC,
-            VERSION,
-            flags,
-            size,
-            self.lock_kind,
-            0,
-            0,
-            self.generation,
-            0,
-            self.log_id,
-            self.alive_id,
-            self.created_ns,
-            self.key_max,
-            self.value_max,
-            len(self.runs),
-        )
+        agreed = (self.lock_kind, 0, 0, self.generation, 0, self.log_id, self.alive_id, self.created_ns)
+        limits = (self.key_max, self.value_max, len(self.runs))
+        fixed = _HEADER.pack(MAGIC, VERSION, flags, size, *agreed, *limits)
         return fixed + runs + _u32(crc32(fixed + runs))
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
-        """Return whether `data` is the beginning of a header, cut short."""
-        if len(data) < HEADER_SIZE:
-            return data[: len(MAGIC)] == MAGIC[: len(data)]
-        return data.startswith(MAGIC) and len(data) < Header._size(data)
+        """Return whether `data`, a whole file, is nothing or the beginning of a header, too short for any record."""
+        return len(data) < HEADER_SIZE + 4 and data[: len(MAGIC)] == MAGIC[: len(data)]
 
     @staticmethod
-    def _size(data: bytes) -> int:
-        return int(_U32.unpack_from(data, 12)[0])
+    def missing(data: bytes) -> int:
+        """Return how many bytes `data`, which begins a file, needs more to hold all of its header."""
+        if len(data) < HEADER_SIZE:
+            return HEADER_SIZE + 4 - len(data)
+        size = int(_HEADER.unpack_from(data)[3])
+        return min(size, HEADER_MAX) - len(data)
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, int, int]:
@@ -304,6 +309,8 @@ class Header(NamedTuple):
         checksum = crc32(data[: size - 4])
         if checksum != _U32.unpack_from(data, size - 4)[0]:
             raise ValueError("the header's checksum does not match")
+        if fields[2] & ~_DURABLE or fields[12:14] != (KEY_MAX, VALUE_MAX):
+            raise ValueError(f"its flags {fields[2]:#x} or limits {fields[12:14]} need a newer fscoord: upgrade it")
         header = cls(
             log_id=fields[9],
             lock_kind=fields[4],
@@ -319,12 +326,12 @@ class Header(NamedTuple):
 
     @classmethod
     def _decode_runs(cls, data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
-        runs, position = [], 0
-        try:
-            for _ in range(count):
-                size, number = _RUN.unpack_from(data, position)
-                position += _RUN.size + size
-                runs.append((data[position - size : position], number))
-        except StructError as error:
-            raise ValueError("the header's list of runs is cut short") from error
+        runs: list[tuple[bytes, int]] = []
+        position = 0
+        while len(runs) < count and position + _RUN.size <= len(data):
+            size, number = _RUN.unpack_from(data, position)
+            position += _RUN.size + size
+            runs.append((data[position - size : position], number))
+        if len(runs) < count or position > len(data):
+            raise ValueError("the header's list of runs is cut short")
         return tuple(runs)

@@ -1,17 +1,18 @@
 """Tell a torn tail from damage, and find the VOID behind it.
 
 The writer of a torn record died, or its disk was full. Nothing is ever cut: the next writer extends the file with zeros
-up to `record.void_place` and appends a VOID there. See docs/format.md, "A torn tail".
+up to `void_place` and appends a VOID there. See docs/format.md, "Torn tails".
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+from zlib import crc32
 
 from fscoord import _system as system
 from fscoord._log import record
 
-__all__ = ["Damage", "Skip", "Torn", "examine"]
+__all__ = ["Damage", "Skip", "Torn", "examine", "void_place"]
 
 _CHUNK = 1 << 20
 
@@ -36,84 +37,103 @@ class Damage(NamedTuple):
     reason: str
 
 
-def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Skip | Torn | Damage:
-    """Say what follows the last good record, which ends at `offset` with checksum `chain`.
+Verdict = Skip | Torn | Damage
 
-    `fd` is a descriptor of its own: it is moved about. A verdict of `Damage` may be wrong while somebody writes; it holds
-    when the log is locked.
+
+def void_place(end: int) -> int:
+    """Return where the VOID for a torn record belongs: the first sector boundary at least one sector past `end`.
+
+    `end` is where the record promises to end, or where its frame ends if that is torn as well.
+    """
+    return _next_sector(end + record.SECTOR)
+
+
+def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
+    """Say what follows the last good record, which ends at `offset` with checksum `chain`, when no good one does.
+
+    `fd` is a descriptor of its own: it is moved about. A verdict of `Damage` may be wrong while somebody writes; it
+    holds when the log is locked.
     """
     size = system.os.fstat(fd).st_size
     frame = _read(fd, offset, record.FRAME_SIZE)
-    place = record.void_place(offset, frame, chain)
-    verdict: Skip | Torn | Damage = Damage(offset, "the record's checksum does not match")
-    if not _is_complete(fd, offset, size, frame, chain):
-        verdict = _follow(fd, offset, place, size, chain)
-    if durable and isinstance(verdict, Damage) and _is_unsynced(fd, offset, size, frame, chain):
-        verdict = _scan(fd, offset, place, size, chain)
-    return verdict
-
-
-def _is_complete(fd: int, offset: int, size: int, frame: bytes, chain: int) -> bool:
-    """Whether the bad record at `offset` is neither cut short by the end of the file nor followed by a VOID's zeros."""
-    if size - offset < record.FRAME_SIZE:
-        return False
     length = record.frame_length(frame, chain)
     end = offset + record.FRAME_SIZE + max(0, length)
-    if size < end or _first_data(fd, offset, size) is None:
-        return False
-    place = record.void_place(offset, frame, chain)
-    return size < place or _first_data(fd, end, place) is not None or (length > 0 and _read(fd, end - 1, 1) != b"\0")
+    place = void_place(end)
+    if _first_data(fd, end, min(place, size)) is None:  # after a complete record the next one begins at once
+        torn = _read(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in its kind
+        behind_frame = _next_sector(offset + record.FRAME_SIZE)
+        if torn or (durable and length > 0 and _lost_sector(fd, behind_frame, end, size)):
+            return _follow(fd, offset, place, size, chain)
+    if durable and length < 0 and _lost_sector(fd, offset, end, size):
+        return _search(fd, offset, place, size, chain)
+    return Damage(offset, "the record's checksum does not match")
 
 
-def _follow(fd: int, offset: int, place: int, size: int, chain: int) -> Skip | Torn | Damage:
+def _follow(fd: int, offset: int, place: int, size: int, chain: int) -> Verdict:
     """Look for the VOID at `place` and, while what is there is a torn VOID, where the VOID for that one belongs."""
     while True:
         found = _first_data(fd, place, size)
         if found is None:
-            return Torn(max(place, -(-size // record.SECTOR) * record.SECTOR))
+            return Torn(max(place, _next_sector(size)))
         found -= found % record.SECTOR
         data = _read(fd, found, record.VOID_SIZE)
-        checksum = record.is_void(data, offset, chain)
-        if checksum is not None:
-            return Skip(found + record.VOID_SIZE, checksum)
-        if len(data) == record.VOID_SIZE and data[-1]:
+        void = record.decode_void(data, chain)
+        if void is not None and void[0] == offset:
+            return Skip(found + record.VOID_SIZE, void[1])
+        place = void_place(found + record.VOID_SIZE)
+        if not record.is_torn_void(data) or _first_data(fd, found + len(data), min(place, size)) is not None:
             return Damage(offset, f"a torn record is not followed by its VOID at {found}")
-        place = record.void_place(found, data, chain)
 
 
-def _is_unsynced(fd: int, offset: int, size: int, frame: bytes, chain: int) -> bool:
-    """Whether a power loss may have left the bad record at `offset` half-written.
+def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
+    """Return whether one of the sectors that hold the bytes from `start` to `end` is all zeros from `start` on.
 
-    A durable log's writer syncs each record before the next is written, so only the last can lack sectors, and a lost
-    sector reads as zeros.
+    A power loss may leave that of the last record of a durable log. The others were synced before the next was written.
     """
-    length = record.frame_length(frame, chain)
-    end = min(size, offset + record.FRAME_SIZE + length) if length > 0 else size
-    if not _has_zero_sector(fd, offset, end):
-        return False
-    checksum = int.from_bytes(frame[4:8], "little")
-    followed = length > 0 and record.decode(_read(fd, end, min(size - end, _CHUNK)), checksum)[2] > 0
-    return not followed
-
-
-def _scan(fd: int, offset: int, place: int, size: int, chain: int) -> Skip | Torn | Damage:
-    """Look for the VOID at every sector from `place` on: what a power loss left may lie between."""
-    start = -(-offset // record.SECTOR) * record.SECTOR
-    for found in range(start, size, record.SECTOR):
-        checksum = record.is_void(_read(fd, found, record.VOID_SIZE), offset, chain)
-        if checksum is not None:
-            return Skip(found + record.VOID_SIZE, checksum)
-    return Torn(max(place, -(-size // record.SECTOR) * record.SECTOR))
-
-
-def _has_zero_sector(fd: int, start: int, end: int) -> bool:
-    position = start
-    while position < end:
-        boundary = min(end, (position // record.SECTOR + 1) * record.SECTOR)
-        if not _read(fd, position, boundary - position).strip(b"\0"):
+    while start < min(end, size):
+        boundary = _next_sector(start + 1)
+        if _first_data(fd, start, min(boundary, size)) is None:
             return True
-        position = boundary
+        start = boundary
     return False
+
+
+def _search(fd: int, offset: int, place: int, size: int, chain: int) -> Verdict:
+    """Look for what follows a record whose frame a power loss has taken, so that its end is not known."""
+    for found in range(place, size, record.SECTOR):
+        void = record.decode_void(_read(fd, found, record.VOID_SIZE), chain)
+        if void is not None and void[0] == offset:
+            return Skip(found + record.VOID_SIZE, void[1])
+    start = offset + record.FRAME_SIZE + record.BODY_MIN
+    if size - offset > record.FRAME_SIZE + record.BODY_MAX or _holds_record(_read(fd, start, size - start)):
+        return Damage(offset, "the record's frame is lost, and other records follow")
+    return Torn(max(place, _next_sector(size)))
+
+
+def _holds_record(data: bytes) -> bool:
+    """Return whether there is a sound record anywhere in `data`, whatever it is chained over.
+
+    CRC is linear: the frame's checksum tells what the chain adds to that of 8 bytes, and zeros appended to it tell
+    what it adds to the checksum of the body.
+    """
+    import re
+
+    likely = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{11}\0.{9}[\0-\x04])", re.DOTALL)  # writers are below 2^24
+    for match in likely.finditer(data):
+        start = match.start() + record.FRAME_SIZE
+        length, checksum, frame_checksum = record.unpack_frame(data, match.start())
+        body = data[start : start + length]
+        if len(body) == length >= record.BODY_MIN and chr(body[-1]).isalpha():
+            zeros = bytes(length - 8)
+            added = frame_checksum ^ crc32(data[start - record.FRAME_SIZE : start - 4])
+            if crc32(body) ^ crc32(zeros, added) ^ crc32(zeros) == checksum:
+                return True
+    return False
+
+
+def _next_sector(offset: int) -> int:
+    """Return the first sector boundary that is not below `offset`."""
+    return -(-offset // record.SECTOR) * record.SECTOR
 
 
 def _first_data(fd: int, start: int, end: int) -> int | None:
