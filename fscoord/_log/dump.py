@@ -9,7 +9,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
-from fscoord.errors import CorruptLogError
+from fscoord.errors import CorruptLogError, FscoordError
 
 __all__ = ["Entry", "dump_log"]
 
@@ -41,63 +41,69 @@ def dump_log(path: str) -> Iterator[Entry]:
 
     Raises:
         StoreUnavailableError: it can't be opened or read.
+        InsecurePathError: it is a link, or no regular file.
         CorruptLogError: it is damaged; what comes before the damage was yielded.
     """
+    fd = -1
     try:
         fd = paths.open_descriptor(path, system.os.O_RDONLY)
-    except OSError as error:
-        raise paths.unavailable(error, path, "opening the log") from error
-    try:
         paths.check(path, fd, 0, read_only=True)
-        header, offset, chain = Header.decode(read_header(fd))
+        try:
+            header, offset, chain = Header.decode(read_header(fd))
+        except ValueError as error:
+            raise _corrupt(path, 0, str(error)) from None
         yield from _records(path, fd, offset, chain, header.durable)
-    except ValueError as error:
-        raise CorruptLogError(f"{path} can't be read: {error}", path=path, offset=0, reason=str(error)) from None
+    except FscoordError:
+        raise
     except OSError as error:
         raise paths.unavailable(error, path, "reading the log") from error
     finally:
         system.close_quietly(fd)
 
 
+def _corrupt(path: str, offset: int, reason: str) -> CorruptLogError:
+    return CorruptLogError(f"{path} is damaged at offset {offset}: {reason}", path=path, offset=offset, reason=reason)
+
+
 def _records(path: str, fd: int, offset: int, chain: int, durable: bool) -> Iterator[Entry]:
     system.os.lseek(fd, offset, 0)
-    data = b""
+    data, position = b"", 0  # what was read and not yet yielded: data[position:] begins at offset
     while True:
-        more = system.os.read(fd, _CHUNK)
-        data += more
-        position, missing = 0, 1
-        while len(data) - position >= record.FRAME_SIZE:
-            length = record.frame_length(data[position : position + record.FRAME_SIZE], chain)
-            end = position + record.FRAME_SIZE + length
-            if length > 0 and end > len(data):
-                break
-            found, others, used, chain, missing = record.decode(data[position:end], chain)
-            if not used:
-                break
-            yield _entry(offset, (found or others)[0])
-            offset, position = offset + used, position + used
-        data = data[position:]
-        if missing < 0:
-            verdict = tail.examine(fd, offset, chain, durable=durable)
-            if isinstance(verdict, tail.Damage):
-                raise CorruptLogError(
-                    f"{path} is damaged at offset {verdict.offset}: {verdict.reason}",
-                    path=path,
-                    offset=verdict.offset,
-                    reason=verdict.reason,
-                )
-            if isinstance(verdict, tail.Torn):
-                return
-            start = verdict.offset - record.VOID_SIZE
-            yield Entry(start, "void", 0, 0.0, b"", str(offset).encode())
-            offset, chain, data = verdict.offset, verdict.chain, b""
-            system.os.lseek(fd, offset, 0)
-        elif not more:
+        length = record.frame_length(data[position : position + record.FRAME_SIZE], chain)
+        size = record.FRAME_SIZE + max(0, length)
+        if len(data) - position < size:
+            if system.os.fstat(fd).st_size < offset + size:
+                return  # torn, or still being written
+            data, position = data[position:] + system.os.read(fd, max(_CHUNK, size)), 0
+            continue
+        found, others, used, following, _ = record.decode(data[position : position + size], chain)
+        if used:
+            yield _entry(path, offset, (found or others)[0])
+            offset, position, chain = offset + used, position + used, following
+            continue
+        verdict = tail.examine(fd, offset, chain, durable=durable)
+        if isinstance(verdict, tail.Torn):
             return
+        if isinstance(verdict, tail.Damage):
+            raise _corrupt(path, verdict.offset, verdict.reason)
+        yield _void(fd, verdict.offset - record.VOID_SIZE, chain)
+        offset, chain, data, position = verdict.offset, verdict.chain, b"", 0
+        system.os.lseek(fd, offset, 0)
 
 
-def _entry(offset: int, found: record.Record) -> Entry:
+def _void(fd: int, start: int, chain: int) -> Entry:
+    system.os.lseek(fd, start, 0)
+    void = record.decode_void(system.os.read(fd, record.VOID_SIZE), chain)
+    assert void is not None, "it was there a moment before, and nothing is overwritten"
+    skipped, _, writer, time_ns = void
+    return Entry(start, "void", writer, time_ns / 1e9, b"", str(skipped).encode())
+
+
+def _entry(path: str, offset: int, found: record.Record) -> Entry:
     kind, key, value, writer, time_ns = found
     if kind == record.SESSION:
-        value = str(record.Session.decode(value)).encode("utf-8", "surrogateescape")
+        try:
+            value = str(record.Session.decode(value)).encode("utf-8", "surrogateescape")
+        except ValueError as error:
+            raise _corrupt(path, offset, str(error)) from None
     return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value)
