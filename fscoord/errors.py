@@ -29,9 +29,11 @@ __all__ = [
 
 
 def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> FscoordError:
-    error = cls.__new__(cls, message)
+    # RuntimeError comes first in the order of bases, but its __new__ refuses what has an OSError's layout.
+    error = OSError.__new__(cls, message) if issubclass(cls, OSError) else cls.__new__(cls, message)
     error.args = (message,)
-    error.__dict__.update(details)
+    for name, value in details.items():
+        setattr(error, name, value)
     return error
 
 
@@ -45,7 +47,10 @@ class FscoordError(RuntimeError):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Callable[..., FscoordError], tuple[Any, ...]]:
-        return _rebuild, (type(self), str(self), dict(self.__dict__))
+        details = dict(self.__dict__)
+        if isinstance(self, OSError):
+            details["errno"] = self.errno  # it is a slot of OSError
+        return _rebuild, (type(self), str(self), details)
 
 
 class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
