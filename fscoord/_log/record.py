@@ -275,8 +275,8 @@ class Header(NamedTuple):
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
-        """Return whether `data`, a whole file, is nothing or the beginning of a header, too short for any record."""
-        return len(data) < HEADER_SIZE + 4 and data[: len(MAGIC)] == MAGIC[: len(data)]
+        """Return whether `data`, a whole file, is nothing, or a part of a header and too short to hold a record."""
+        return not data or (data.startswith(MAGIC) and len(data) < HEADER_SIZE + 4)
 
     @staticmethod
     def missing(data: bytes) -> int:
