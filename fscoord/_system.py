@@ -101,7 +101,7 @@ def soft_lock_holder(path: str) -> str | None:
 
 
 def flock_holder(fd: int) -> str | None:
-    """Return ``host:pid`` of the process of this host that holds flock(2) on the file of `fd` (proc_locks(5)), or None."""
+    """Return ``host:pid`` of who holds flock(2) on the file of `fd` on this host (proc_locks(5)), or None."""
     inode = f":{os.fstat(fd).st_ino}"
     for line in _proc_text("/proc/locks").splitlines():
         fields = line.split()

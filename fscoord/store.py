@@ -13,7 +13,6 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TypeVar
 
-from fscoord import _system as system
 from fscoord.errors import BarrierError, LimitExceededError
 
 __all__ = [
@@ -43,7 +42,6 @@ KEY_MAX = 1024
 """The longest key, in bytes."""
 VALUE_MAX = 64 * 1024 * 1024
 """The longest value, and the most that one `Store.multi_set` may carry, in bytes."""
-
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 S = TypeVar("S", bound="Store")
@@ -54,7 +52,7 @@ class Store(ABC):
 
     Keys are ``str`` or ``bytes``: a ``str`` is its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"``
     are one key. Values go in as ``str`` or any bytes-like object and come out as ``bytes``. Timeouts are seconds or
-    `timedelta`; ``None`` means the store's own; ``0`` means look once; ``math.inf`` or ``timedelta.max`` means no limit.
+    `timedelta`; ``None`` means the store's own, ``0`` look once, ``math.inf`` or ``timedelta.max`` no limit.
 
     Every operation takes effect once, between its call and its return. Every handle may be used by several threads.
     Bad arguments change nothing: `TypeError` for a wrong type, `ValueError` for a wrong value,
@@ -166,7 +164,8 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what the handle holds. Closing twice is harmless; any other use afterwards raises
-        `~fscoord.StoreClosedError`."""
+        `~fscoord.StoreClosedError`.
+        """
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers have called this with `key`. A key serves once.
@@ -277,7 +276,7 @@ def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[byte
         raise ValueError(f"{len(names)} keys but {len(contents)} values; nothing was written")
     if sum(map(len, names)) + sum(map(len, contents)) > VALUE_MAX:
         raise LimitExceededError(f"multi_set may carry {VALUE_MAX} bytes in all; nothing was written")
-    return list(zip(names, contents))
+    return list(zip(names, contents, strict=True))
 
 
 def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
@@ -343,13 +342,9 @@ def duration(value: float) -> timedelta:
         return timedelta.max
 
 
-def deadline(timeout: float) -> float:
-    """Return the time, by the monotonic clock, that is `timeout` seconds ahead."""
-    return system.time.monotonic() + timeout
-
-
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
     """Return the words of a time-out: what was waited for and how long, 16 keys at most."""
     names = ", ".join(repr(key_text(key)) for key in keys[:16])
     more = f" and {len(keys) - 16} more" if len(keys) > 16 else ""
-    return f"{what} {names}{more} did not come within {waited:.3g} s"
+    after = f"did not come within {waited:.3g} s" if waited >= 0.001 else "is not there"
+    return f"{what} {names}{more} {after}"

@@ -41,8 +41,9 @@ LAYERS = [
     ("_log.dump", ["_log.*", "_system", "errors"]),
     ("store", ["_system", "errors"]),
     ("environment", ["_system", "errors"]),
-    ("stores.file", ["_log.*", "stores.state", "stores.waiting", "store", "_system", "errors"]),
-    ("stores.state", ["_log.record", "store", "_system", "errors"]),  # a part of stores.file, as is the next
+    ("stores.file", ["_log.*", "stores.state", "stores.waiting", "stores.lifetime", "store", "_system", "errors"]),
+    ("stores.state", ["_log.record", "store", "_system", "errors"]),  # a part of stores.file, as are the next two
+    ("stores.lifetime", ["_log.*", "stores.waiting", "stores.file", "_system", "errors"]),  # the last for its type
     ("stores.waiting", ["_log.*", "stores.state", "store", "_system", "errors"]),
     ("stores.url", ["stores.*", "store", "_system", "errors"]),
     ("stores.*", ["store", "_system", "errors"]),

@@ -2,8 +2,8 @@
 
 Each byte stands for a bucket of keys, and counts: odd, it is marked. A waiter marks its keys' bytes, looks at the log
 once more, and sleeps on inotify of the bell; a writer, after its append, looks at its key's byte and, if that is odd,
-counts on and rings; a waiter that is woken looks at the log if its byte is not what it was. (A mark that is only set and
-cleared won't do: the first of two waiters that wakes marks again before the other looks.) So a write that nobody waits
+counts on and rings; a waiter that is woken looks at the log if its byte is not what it was. (To set and clear a mark
+won't do: the first of two waiters that wakes marks again before the other looks.) So a write that nobody waits
 for wakes nobody: if all waited on the log itself, a barrier of N would cost N^2 wake-ups.
 
 A mark is written with pwrite(2), which raises IN_MODIFY; the ring is a utimensat(2), which raises IN_ATTRIB. Waiters

@@ -7,6 +7,7 @@ overwritten: what a dying writer left torn is voided by the next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from fscoord import _system as system
@@ -27,7 +28,7 @@ from fscoord.errors import (
 __all__ = ["Decide", "LogFile"]
 
 Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
-"""Called with the lock, up to date, with a key and a value; returns ``(result, kind, value)``, kind 0 to write nothing."""
+"""Called with the lock, up to date, with key and value; returns ``(result, kind, value)``, kind 0 to write nothing."""
 
 SPINS: Final = 3
 NAP_S: Final = 0.0005
@@ -179,33 +180,24 @@ class LogFile(LogReader):
 
     def refresh_locked(self, limit: float) -> None:
         """As `refresh`, but with the lock: what it finds is final."""
-        if self.read_only:
-            self._refresh_with_shared_lock(limit)
-        else:
+        if not self.read_only:
             self.update(0, b"", b"", None, limit)
+            return
+        try:
+            self._refresh_with_shared_lock(limit)
+        except FscoordError:
+            raise
+        except OSError as error:
+            raise paths.unavailable(error, self.path, "reading the log under its lock") from error
 
-    def leave(self, participants: int, limit: float) -> None:
-        """Say that this participant will not come back; the last of them removes the file."""
+    def leave(self, participants: int, limit: float) -> bool:
+        """Say that this participant will not come back; return whether it was the last, which removes the file."""
         self._participants = 0
         self.update(record.LEAVE, b"", b"", None, limit)
-        if self.left >= participants:
-            self.remove()
-
-    def remove(self) -> None:
-        """Remove the file, if its name still leads to it."""
-        if self.is_there():
-            try:
-                system.os.unlink(self.path)
-            except OSError:
-                pass  # gone meanwhile, or for the next run to find: removing is a courtesy
-
-    def is_there(self) -> bool:
-        """Return whether the path still leads to this log."""
-        try:
-            named = system.os.stat(self.path, follow_symlinks=False)
-        except OSError:
-            return False
-        return (named.st_dev, named.st_ino) == self._identity
+        is_last = self.left >= participants
+        if is_last and paths.leads_to(self.path, self._identity):
+            paths.unlink_quietly(self.path)
+        return is_last
 
     def close(self) -> None:
         """Give the descriptors back; every later operation raises `StoreClosedError`."""
@@ -270,7 +262,7 @@ class LogFile(LogReader):
             self._sync(fd)
 
     def _sync(self, fd: int) -> None:
-        """Make what was written survive a power loss. The kernel may drop what it failed to write, so there is no retry."""
+        """Make what was written survive a power loss. What the kernel failed to write it may drop: no retry."""
         try:
             system.os.fdatasync(fd)
             if not self._directory_synced:
@@ -315,19 +307,22 @@ class LogFile(LogReader):
         """Return when it is worth trying again."""
         waited = system.time.monotonic() - started
         if waited >= limit:
-            raise self._lock_timeout(waited)
+            raise self._lock_timeout(self._lock, waited)
         if waited < PATIENCE_S and not self._reads_need_lock:
             system.time.sleep(0 if attempt <= SPINS else min(NAP_S, limit - waited))
         elif self._lock.can_block:
-            self._lock.wait(limit - waited, self._reopen_for_lock)
+            self._lock.wait(limit - waited, lambda: self._reopen(system.os.O_RDWR | system.os.O_APPEND))
         else:
             system.time.sleep(min(0.001 * attempt, 0.05, limit - waited))
 
-    def _reopen_for_lock(self) -> int:
-        return self._reopen(system.os.O_RDWR | system.os.O_APPEND)
-
-    def _lock_timeout(self, waited: float) -> StoreTimeoutError:
-        holder = self._holder()
+    def _lock_timeout(self, lock: LogLock, waited: float) -> StoreTimeoutError:
+        number = lock.holder()
+        if isinstance(number, int) and number not in self.sessions:
+            with suppress(OSError, FscoordError, Suspect):  # it may have introduced itself since the last look
+                self.refresh(0)
+        holder = str(self.sessions.get(number, f"session {number}")) if isinstance(number, int) else number
+        if number == 0:
+            holder = "a process that has not written yet"
         return StoreTimeoutError(
             f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
             " and is stopped, or stuck in a call",
@@ -335,41 +330,22 @@ class LogFile(LogReader):
             waited=waited,
         )
 
-    def _holder(self) -> str | None:
-        """Return who holds the lock, as ``host:pid`` if it is known."""
-        number = self._lock.holder()
-        if not isinstance(number, int):
-            return number
-        if number == 0:
-            return "a process that has not written yet"
-        if number not in self.sessions:
-            with self.mutex:
-                try:
-                    self._sort_out()
-                    self._read()
-                except (OSError, FscoordError, Suspect):
-                    self._trouble |= DIRTY
-        return str(self.sessions.get(number, f"session {number}"))
-
     def _refresh_with_shared_lock(self, limit: float) -> None:
-        """Read with a shared lock, for which a descriptor open for reading is enough."""
+        """Read with a shared lock, for which a descriptor open for reading is enough; closing it unlocks."""
         deadline = system.time.monotonic() + max(limit, LOCK_GRACE_S)
-        with self.mutex:
-            if self._trouble:
-                self._sort_out()
-            lock = LogLock(self.path, self._rfd, self.header.lock_kind, self.mutex, set())
-            while True:
-                try:
-                    lock.try_lock_shared()
-                    self._trouble = DIRTY
-                    data = system.os.read(self._rfd, CHUNK)
-                    self._advance(data, locked=True)
-                    self._look(system.time.monotonic())
-                    self._trouble = 0
-                    return
-                except (BlockingIOError, PermissionError):
-                    if system.time.monotonic() > deadline:
-                        raise self._lock_timeout(limit) from None
-                finally:
-                    lock.unlock()
+        fd = self._reopen(system.os.O_RDONLY)
+        try:
+            lock = LogLock(self.path, fd, self.header.lock_kind, self.mutex, set())
+            while not lock.try_lock_shared():
+                if system.time.monotonic() > deadline:
+                    raise self._lock_timeout(lock, limit)
                 system.time.sleep(NAP_S)
+            with self.mutex:
+                if self._trouble:
+                    self._sort_out()
+                self._trouble = DIRTY
+                self._advance(system.os.read(self._rfd, CHUNK), locked=True)
+                self._look(system.time.monotonic())
+                self._trouble = 0
+        finally:
+            system.close_quietly(fd)

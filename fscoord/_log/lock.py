@@ -141,7 +141,7 @@ class LogLock:
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
 
     def holder(self) -> int | str | None:
-        """Return who holds the lock: a session's number (0: not yet introduced), words, or None if nobody or unknown."""
+        """Return who holds the lock: a session's number (0: not introduced), words, or None if nobody or unknown."""
         if self.kind == OFD:
             fcntl = system.fcntl
             asked = _range(fcntl.F_WRLCK, 0)
@@ -189,16 +189,20 @@ class LogLock:
         """Whether the kernel can be asked to wait for this kind of lock."""
         return self.kind != SOFT
 
-    def try_lock_shared(self) -> None:
-        """Take the lock for reading, for which a descriptor open for reading is enough, or raise BlockingIOError.
+    def try_lock_shared(self) -> bool:
+        """Take the lock for reading, for which a descriptor open for reading is enough, and return whether it came.
 
-        Reading is all that a soft lock's users can do without it.
+        A soft lock has no such thing: its readers go without.
         """
         fcntl = system.fcntl
-        if self.kind == OFD:
-            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_RDLCK, 0))
-        elif self.kind == FLOCK:
-            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        try:
+            if self.kind == OFD:
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_RDLCK, 0))
+            elif self.kind == FLOCK:
+                fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def abandon(self) -> tuple[int, ...]:
         """In a forked child, where no thread waits any more: return the descriptor of a request that was in flight."""

@@ -23,7 +23,7 @@ class Mount(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this host sees the file system, or it is not known at all (no mount table, as under pyfakefs)."""
+        """Whether only this host sees the file system, or nothing is known (no mount table, as under pyfakefs)."""
         return self.kind in LOCAL_KINDS or not self.kind
 
 

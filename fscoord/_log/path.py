@@ -27,7 +27,7 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     number, text = error.errno, error.strerror or str(error)
     directory = system.os.path.dirname(path)
     advice = {
-        system.errno.ENOENT: f"; there is no such log, or its directory {directory} does not exist: create it first",
+        system.errno.ENOENT: _absent(directory),
         system.errno.ENOTDIR: f"; {directory} is not a directory",
         system.errno.EACCES: "; check who owns the log and its directory, and their modes",
         system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
@@ -38,6 +38,12 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     return StoreUnavailableError(
         f"{path}: {doing} failed: {text}{advice}", path=path, maybe_applied=maybe_applied, errno=number
     )
+
+
+def _absent(directory: str) -> str:
+    if system.os.path.isdir(directory):
+        return "; there is no such log: a handle that may write creates it"
+    return f"; its directory {directory} does not exist: create it first"
 
 
 def open_descriptor(path: str, flags: int, mode: int = 0o600) -> int:
@@ -95,7 +101,7 @@ def _uid_given_to_ours(path: str) -> int:
         return system.os.fstat(fd).st_uid
     finally:
         system.close_quietly(fd)
-        _unlink_quietly(probe)
+        unlink_quietly(probe)
 
 
 def _remove_births(path: str, found: Any) -> None:
@@ -109,6 +115,23 @@ def _remove_births(path: str, found: Any) -> None:
                     system.os.unlink(other)
             except OSError:
                 continue
+
+
+def leads_to(path: str, identity: tuple[int, int]) -> bool:
+    """Return whether `path` is a name of the file with this device and inode number, which is open."""
+    try:
+        named = system.os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return (named.st_dev, named.st_ino) == identity
+
+
+def unlink_quietly(path: str) -> None:
+    """Remove the name `path`, if it is there and may be removed."""
+    try:
+        system.os.unlink(path)
+    except OSError:
+        pass
 
 
 def same_file(one: Any, other: Any) -> bool:
@@ -142,7 +165,7 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
                 raise
             system.close_quietly(system.os.open(path, system.os.O_CREAT | system.os.O_WRONLY | system.O_CLOEXEC, mode))
     finally:
-        _unlink_quietly(birth)
+        unlink_quietly(birth)
     if durable:
         sync_directory(path)
 
@@ -170,10 +193,3 @@ def sync_directory(path: str) -> None:
 
 def _birth_name(path: str) -> str:
     return f"{path}.{system.random_bytes(6).hex()}{BIRTH_SUFFIX}"
-
-
-def _unlink_quietly(path: str) -> None:
-    try:
-        system.os.unlink(path)
-    except OSError:
-        pass

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -14,7 +12,6 @@ from fscoord._log.dump import Entry, dump_log
 from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import KINDS
 from fscoord._log.opening import Wanted
-from fscoord._log.record import Session
 from fscoord._log.watch import MODES
 from fscoord.errors import (
     FscoordError,
@@ -41,8 +38,9 @@ from fscoord.store import (
     seconds,
     value_bytes,
 )
+from fscoord.stores import lifetime
 from fscoord.stores.state import State
-from fscoord.stores.waiting import BELL_SUFFIX, MISSING, Missing, Waiting
+from fscoord.stores.waiting import MISSING, Missing, Waiting
 
 __all__ = ["Entry", "FileStore", "dump"]
 
@@ -104,27 +102,27 @@ class FileStore(Store):
         if path is not None and file_name is not None:
             raise TypeError("path and file_name are two names for one argument; pass one")
         self._timeout = seconds(timeout)
-        self._pid = system.os.getpid()
         path = file_name if path is None else path
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
         _one_of("watch", watch, MODES)
         _one_of("lock", lock, KINDS)
         self._options: dict[str, Any] = {"lock": lock, "watch": watch, "durable": durable, "read_only": read_only}
         self._options |= {"mode": mode, "rank": rank, "label": label}
-        self._rank = None if rank is None else integer("rank", rank)
-        self._label = label or ""
+        rank = None if rank is None else integer("rank", rank)
         self._state = State()
         self._remove_temporary: Callable[[], object] | None = None
         if path is None:
             if read_only:
                 raise ValueError("a read-only store needs a path")
-            path = self._make_temporary()
+            path, self._remove_temporary = lifetime.temporary_file(self)
         self.path = paths.resolve(path)
         self._wanted = Wanted(KINDS[lock], durable, read_only, mode, self._timeout)
-        self._log = LogFile(self.path, self._state, self._wanted, self._introduce, self._participants)
+        self._log = LogFile(
+            self.path, self._state, self._wanted, lambda: lifetime.introduction(rank, label or ""), self._participants
+        )
         self._waiting = Waiting(self._log, self._wanted, watch)
         self._log.refresh(self._timeout)
-        _open_stores.add(self)
+        lifetime.begin(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -175,7 +173,7 @@ class FileStore(Store):
             size = len(self._state.values.get(name, b"")) + len(piece)
             if size > VALUE_MAX:
                 raise LimitExceededError(
-                    f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was appended",
+                    f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
                     path=self.path,
                 )
             return None, record.APPEND, piece
@@ -282,14 +280,12 @@ class FileStore(Store):
 
     def close(self) -> None:
         """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
-        if self not in _open_stores:
+        if not lifetime.end(self):
             return
-        _open_stores.discard(self)
         try:
-            if self._participants and not self._wanted.read_only:
-                self._log.leave(self._participants, self._timeout)
-                if not self._log.is_there():
-                    self._remove_side_cars()
+            counts = self._participants and not self._wanted.read_only
+            if counts and self._log.leave(self._participants, self._timeout):
+                lifetime.remove_side_cars(self.path)
         except FscoordError as error:
             log.debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
         finally:
@@ -297,30 +293,6 @@ class FileStore(Store):
             self._log.close()
             if self._remove_temporary is not None:
                 self._remove_temporary()
-
-    def _introduce(self) -> Session:
-        return Session(
-            host=system.hostname(),
-            pid=system.os.getpid(),
-            start_time=system.start_time(),
-            boot_id=system.boot_id(),
-            rank=self._rank,
-            label=self._label,
-        )
-
-    def _make_temporary(self) -> str:
-        directory = system.make_private_directory()
-        self._remove_temporary = weakref.finalize(
-            self, system.remove_directory, directory, system.os, system.os.getpid()
-        )
-        return system.os.path.join(directory, "store")
-
-    def _remove_side_cars(self) -> None:
-        for suffix in (BELL_SUFFIX, ".lock"):
-            try:
-                system.os.unlink(self.path + suffix)
-            except OSError:
-                continue
 
     # -- between the contract and the log --------------------------------------------------------------------------
 
@@ -356,19 +328,6 @@ class FileStore(Store):
                 waited=waited,
             )
         return found
-
-
-_open_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
-
-
-def _close_at_exit() -> None:
-    """Count a process that ends without closing its stores as a participant that has left, as c10d does."""
-    for store in list(_open_stores):
-        if store._pid == system.os.getpid():
-            store.close()
-
-
-atexit.register(_close_at_exit)
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> str:

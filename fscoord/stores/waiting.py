@@ -48,7 +48,7 @@ class Waiting:
 
     def ring(self, names: Iterable[bytes]) -> None:
         """Wake those who wait for one of the keys `names`, which have just been written."""
-        if self._announcements != self._log.bell or self._bell is not None and self._bell.fd < 0:
+        if self._announcements != self._log.bell or (self._bell is not None and self._bell.fd < 0):
             self._announcements = self._log.bell
             self._bell = self._open_bell()
         if self._bell is not None:
