@@ -33,8 +33,7 @@ Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
 SPINS: Final = 3
 NAP_S: Final = 0.0005
 PATIENCE_S: Final = 0.02
-"""How long to nap and try again before a thread is made to wait in the kernel: among many busy writers that is faster,
-for a lock that is handed to a sleeping process is held by nobody who works until it wakes."""
+"""How long to nap and try again before the kernel is asked: a lock handed to a sleeper is idle until it wakes."""
 LOCK_GRACE_S: Final = 0.03
 """How long the lock is waited for even by who does not want to wait: it is held for microseconds."""
 
