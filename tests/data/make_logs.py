@@ -1,0 +1,141 @@
+"""Write the golden logs: `python tests/data/make_logs.py DIRECTORY`.
+
+They were made once, by version 0.1.0, and are never made anew: whatever they hold must stay readable. A test runs this
+again, elsewhere, to see that the same operations still give the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from fscoord import FileStore, StoreTimeoutError, _system as system
+from fscoord._log.record import Session
+
+START_NS = 1_767_225_600_000_000_000  # the first second of 2026
+
+
+class World:
+    """The clock and the random numbers, the same wherever this runs. Time stands still unless it is told to go on."""
+
+    monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
+    now = START_NS
+    random = b""
+
+    def time_ns(self) -> int:
+        return self.now
+
+    def random_bytes(self, count: int) -> bytes:
+        return (self.random * count)[:count]
+
+
+@contextmanager
+def same_everywhere() -> Iterator[World]:
+    world, encode = World(), Session.encode
+
+    def encode_another(session: Session) -> bytes:
+        return encode(session._replace(host="node1", pid=4242, start_time=123456, boot_id=bytes(range(16))))
+
+    with (
+        patch.object(system, "time", world),
+        patch.object(system, "random_bytes", world.random_bytes),
+        patch.object(Session, "encode", encode_another),
+    ):
+        yield world
+
+
+def make_logs(directory: Path) -> None:
+    """Write every golden log into `directory`."""
+    with same_everywhere() as world:
+        for number, (name, make) in enumerate(LOGS.items(), start=1):
+            world.random = bytes([number])
+            make(directory / f"{name}.log", world)
+    for side_car in directory.glob("*.bell"):
+        side_car.unlink()
+
+
+def make_every_kind(path: Path, world: World) -> None:
+    """Every kind of record that this version writes but the void."""
+    store = FileStore(path, world_size=3, rank=0, label="first", timeout=0.01)
+    other = FileStore(path, world_size=3, rank=1, timeout=0.01)
+    try:
+        store.get("never")
+    except StoreTimeoutError:
+        world.now += 10**9
+    for operation in (
+        lambda: store.set("text", "h\u00e9llo"),
+        lambda: store.set(b"\xff\0\n", bytes(range(256))),
+        lambda: store.set("", ""),
+        lambda: other.add("counter", 41),
+        lambda: store.add("counter", -42),
+        lambda: store.compare_set("lock", "", "mine"),
+        lambda: other.compare_set("lock", "mine", "yours"),
+        lambda: store.append("list", "one "),
+        lambda: other.append("list", "two "),
+        lambda: store.multi_set(["a", "b", "text"], [b"", b"\0" * 7, "bye"]),
+        lambda: store.set("gone", "soon"),
+        lambda: store.queue_push("gone", "too"),
+        lambda: other.delete_key("gone"),
+        lambda: store.queue_push("queue", "first"),
+        lambda: store.queue_push("queue", "second"),
+        lambda: store.queue_push("queue", b"\0"),
+        lambda: other.queue_pop("queue"),
+        lambda: store.queue_push("emptied", "x"),
+        lambda: store.queue_pop("emptied"),
+    ):
+        operation()
+        world.now += 1_000_000_001
+    other.close()
+    store.close()
+
+
+def write(path: Path, key: str, value: str | bytes, torn: int = 0, durable: bool = False) -> int:
+    """Write a value; with `torn`, as a process that dies after so many bytes of the record. Return where it begins."""
+    with FileStore(path, durable=durable) as store:
+        store.add("writers", 1)
+        start = path.stat().st_size
+        store.set(key, value)
+    if torn:
+        os.truncate(path, start + torn)
+    return start
+
+
+def make_torn(path: Path, world: World) -> None:
+    """A writer has died in the middle of a record, and nobody has written since."""
+    write(path, "kept", "value")
+    write(path, "lost", "x" * 100, torn=77)
+
+
+def make_voided(path: Path, world: World) -> None:
+    """Torn and voided: in the frame, in the body, and twice at one place, so that the first void is torn itself."""
+    write(path, "one", "1")
+    write(path, "lost", "x", torn=5)
+    write(path, "two", "2")
+    write(path, "lost", "x" * 700, torn=300)
+    torn = path.stat().st_size
+    write(path, "lost", "too")
+    os.truncate(path, path.read_bytes().index(b"\x17\0\0\0", torn) + 20)
+    write(path, "three", "3")
+
+
+def make_durable(path: Path, world: World) -> None:
+    """A durable log whose power failed twice: a record has lost a sector of its value, another that of its frame."""
+    write(path, "one", "1", durable=True)
+    for key, lost in (("two", 1), ("three", 0)):
+        start = write(path, "lost", b"x" * 2000)
+        sector = (start // 512 + lost) * 512
+        with path.open("r+b") as file:
+            file.seek(max(start, sector))
+            file.write(bytes(sector + 512 - max(start, sector)))
+        write(path, key, key)
+
+
+LOGS = {"every-kind": make_every_kind, "torn": make_torn, "voided": make_voided, "durable": make_durable}
+
+if __name__ == "__main__":
+    make_logs(Path(sys.argv[1]))

@@ -1,0 +1,244 @@
+"""A reader of logs, written from docs/format.md alone: it shares no code with fscoord, and goes the slow, plain way."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+SECTOR = 512
+LONGEST = 15 + 1024 + 2 * 67_108_864
+KNOWN = "SICAMDPOVsbl"
+
+
+def crc(data: bytes, seed: int = 0) -> int:
+    return zlib.crc32(data, seed)
+
+
+class Refused(Exception):
+    """The file is not for this reader."""
+
+
+@dataclass
+class Log:
+    """What a log holds: its header, its records up to the end, and how it ends: "whole", "torn" or "damaged"."""
+
+    header: dict[str, Any]
+    records: list[tuple[int, str, bytes, bytes, int, int]] = field(default_factory=list)
+    ends: str = "whole"
+    offset: int = 0
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    queues: dict[bytes, list[bytes]] = field(default_factory=dict)
+    sessions: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def read_log(data: bytes) -> Log:
+    """Read the log that is `data`."""
+    log = Log(read_header(data))
+    offset, chain = log.header["size"], log.header["checksum"]
+    while True:
+        record = read_record(data, offset, chain)
+        if record == "bad":
+            verdict, offset_behind, chain_behind = behind_bad(data, offset, chain, log.header["durable"])
+            if verdict == "void":
+                body = data[offset_behind - 23 : offset_behind]
+                writer, time = struct.unpack_from("<IQ", body)
+                log.records.append((offset_behind - 35, "V", b"", body[14:22], writer, time))
+                offset, chain = offset_behind, chain_behind
+                continue
+            log.ends = verdict
+        elif isinstance(record, str):
+            log.ends = record
+        else:
+            end, chain, kind, key, value, writer, time = record
+            log.records.append((offset, kind, key, value, writer, time))
+            if not apply(log, kind, key, value, writer):
+                log.records.pop()
+                log.ends = "unknown"
+            else:
+                offset = end
+                continue
+        log.offset = offset
+        return log
+
+
+def read_header(data: bytes) -> dict[str, Any]:
+    if data[:8] != b"fscoord\n":
+        raise Refused("no log")
+    if data[8:10] != b"\1\0":
+        raise Refused("another version")
+    if len(data) < 82:
+        raise Refused("no whole header")
+    flags, size = struct.unpack_from("<HI", data, 10)
+    if not 82 <= size <= min(65536, len(data)) or crc(data[: size - 4]) != int.from_bytes(
+        data[size - 4 : size], "little"
+    ):
+        raise Refused("damaged header")
+    longest_key, longest_value, runs_left = struct.unpack_from("<IIH", data, 68)
+    if flags > 1 or (longest_key, longest_value) != (1024, 67_108_864):
+        raise Refused("unknown flags or limits")
+    runs, position = [], 78
+    for _ in range(runs_left):
+        length, count = struct.unpack_from("<Hq", data, position)
+        runs.append((data[position + 10 : position + 10 + length], count))
+        position += 10 + length
+    return {
+        "durable": bool(flags & 1),
+        "size": size,
+        "lock": data[16],
+        "generation": int.from_bytes(data[20:24], "little"),
+        "id": data[28:44],
+        "created": int.from_bytes(data[60:68], "little"),
+        "runs": runs,
+        "checksum": int.from_bytes(data[size - 4 : size], "little"),
+    }
+
+
+def sound_length(frame: bytes, chain: int) -> int:
+    """The length of the body that the 12 bytes `frame` promise, or 0."""
+    length, _, checksum = struct.unpack("<III", frame)
+    return length if crc(frame[:8], chain) == checksum and 15 <= length <= LONGEST else 0
+
+
+def read_record(data: bytes, offset: int, chain: int) -> Any:
+    """The record at `offset`, or "whole", "torn" (unfinished) or "bad"."""
+    if offset == len(data):
+        return "whole"
+    frame = data[offset : offset + 12]
+    if len(frame) < 12:
+        return "torn"
+    length = sound_length(frame, chain)
+    if not length:
+        return "bad"
+    end = offset + 12 + length
+    if end > len(data):
+        return "torn"
+    body = data[offset + 12 : end]
+    checksum = int.from_bytes(frame[4:8], "little")
+    writer, time, key_length = struct.unpack_from("<IQH", body)
+    if crc(body, chain) != checksum or 15 + key_length > length or body[-1] == 0 or chr(body[-1]) == "V":
+        return "bad"
+    return end, checksum, chr(body[-1]), body[14 : 14 + key_length], body[14 + key_length : -1], writer, time
+
+
+def only_zeros(data: bytes, start: int, end: int) -> bool:
+    return not any(data[start:end])
+
+
+def behind_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str, int, int]:
+    """What follows a bad record: ("void", where to go on, chain), ("torn", 0, 0) or ("damaged", 0, 0)."""
+    length = sound_length(data[offset : offset + 12].ljust(12, b"\0"), chain)
+    end = offset + 12 + length
+    place = -(-(end + SECTOR) // SECTOR) * SECTOR
+    torn = data[end - 1 : end] in (b"", b"\0")
+    if durable and length and not torn:
+        starts = range(-(-(offset + 12) // SECTOR) * SECTOR, min(end, len(data)), SECTOR)
+        torn = any(only_zeros(data, start, start + SECTOR) for start in starts)
+    if torn and only_zeros(data, end, place):
+        return behind_torn(data, offset, chain, place)
+    if durable and not length and frame_is_lost(data, offset):
+        return behind_lost(data, offset, chain, place)
+    return "damaged", 0, 0
+
+
+def is_void(data: bytes, start: int, offset: int, chain: int) -> bool:
+    void = data[start : start + 35]
+    if len(void) < 35 or sound_length(void[:12], chain) != 23:
+        return False
+    return (
+        crc(void[12:], chain) == int.from_bytes(void[4:8], "little")
+        and void[24:] == b"\0\0" + offset.to_bytes(8, "little") + b"V"
+    )
+
+
+def behind_torn(data: bytes, offset: int, chain: int, place: int) -> tuple[str, int, int]:
+    while True:
+        found = next((index for index in range(place, len(data)) if data[index]), None)
+        if found is None:
+            return "torn", 0, 0
+        start = found - found % SECTOR
+        if is_void(data, start, offset, chain):
+            return "void", start + 35, int.from_bytes(data[start + 4 : start + 8], "little")
+        begins = data[start : start + 4].ljust(4, b"\0") == b"\x17\0\0\0"
+        if not begins or data[start + 34 : start + 35] not in (b"", b"\0"):
+            return "damaged", 0, 0
+        if not only_zeros(data, start + 35, start + 1024):
+            return "damaged", 0, 0
+        place = start + 1024
+
+
+def frame_is_lost(data: bytes, offset: int) -> bool:
+    start = offset
+    while start < min(offset + 12, len(data)):
+        end = (start // SECTOR + 1) * SECTOR
+        if only_zeros(data, start, end):
+            return True
+        start = end
+    return False
+
+
+def behind_lost(data: bytes, offset: int, chain: int, place: int) -> tuple[str, int, int]:
+    for start in range(place, len(data), SECTOR):
+        if is_void(data, start, offset, chain):
+            return "void", start + 35, int.from_bytes(data[start + 4 : start + 8], "little")
+    if len(data) - offset > 12 + LONGEST or any(sound_in_itself(data, at) for at in range(offset + 27, len(data))):
+        return "damaged", 0, 0
+    return "torn", 0, 0
+
+
+def sound_in_itself(data: bytes, start: int) -> bool:
+    if start + 27 > len(data):
+        return False
+    length, checksum, frame_checksum = struct.unpack_from("<III", data, start)
+    body = data[start + 12 : start + 12 + length]
+    if length < 15 or len(body) < length:
+        return False
+    zeros = bytes(length - 8)
+    return crc(body) ^ crc(zeros, crc(data[start : start + 8]) ^ frame_checksum) ^ crc(zeros) == checksum
+
+
+def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
+    """Let the log's values and queues be what they are after this record; False if it can't be understood."""
+    if kind in "SIC":
+        log.values[key] = value
+    elif kind == "A":
+        log.values[key] = log.values.get(key, b"") + value
+    elif kind == "M":
+        log.values.update(read_pairs(value))
+    elif kind == "D":
+        log.values.pop(key, None)
+        log.queues.pop(key, None)
+    elif kind == "P":
+        log.queues.setdefault(key, []).append(value)
+    elif kind == "O":
+        log.queues[key].pop(0)
+        if not log.queues[key]:
+            del log.queues[key]
+    elif kind == "s":
+        log.sessions[writer] = read_session(value)
+    return kind in KNOWN or "a" <= kind <= "z"
+
+
+def read_pairs(value: bytes) -> dict[bytes, bytes]:
+    pairs, position = {}, 0
+    while position < len(value):
+        key_length, value_length = struct.unpack_from("<HI", value, position)
+        middle = position + 6 + key_length
+        position, end = position + 6, middle + value_length
+        pairs[value[position:middle]] = value[middle:end]
+        position = end
+    return pairs
+
+
+def read_session(value: bytes) -> dict[str, Any]:
+    pid, start = struct.unpack_from("<IQ", value)
+    rank, host, label = struct.unpack_from("<qHH", value, 44)
+    return {
+        "pid": pid,
+        "start": start,
+        "boot": value[12:28],
+        "rank": rank,
+        "host": value[56 : 56 + host],
+        "label": value[56 + host : 56 + host + label],
+    }

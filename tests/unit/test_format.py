@@ -1,0 +1,209 @@
+"""docs/format.md, and the logs of its version 1: readable, by fscoord and by a reader written from that page alone."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from unit.plain_reader import Log, Refused, read_log
+
+from fscoord import CorruptLogError, FileStore, StoreError
+from fscoord.stores.file import dump
+
+DATA = Path(__file__).parent.parent / "data"
+GOLDEN = DATA / "v1"
+
+EVERY_KIND = {
+    b"text": b"bye",
+    b"\xff\0\n": bytes(range(256)),
+    b"": b"",
+    b"counter": b"-1",
+    b"lock": b"yours",
+    b"list": b"one two ",
+    b"a": b"",
+    b"b": bytes(7),
+}
+VALUES = {
+    "every-kind": EVERY_KIND,
+    "torn": {b"writers": b"2", b"kept": b"value"},
+    "voided": {b"writers": b"5", b"one": b"1", b"two": b"2", b"three": b"3"},
+    "durable": {b"writers": b"5", b"one": b"1", b"two": b"two", b"three": b"three"},
+}
+KINDS = {
+    "every-kind": "sbSSSsIICCAAMSPDPPPOPOll",
+    "torn": "sISsI",
+    "voided": "sISsIVsISsIVsIS",
+    "durable": "sISsIVsISsIVsIS",
+}
+NAMES = {
+    "S": "set", "I": "add", "C": "compare_set", "A": "append", "M": "multi_set", "D": "delete", "P": "queue_push",
+    "O": "queue_pop", "V": "void", "s": "session", "b": "bell", "l": "leave",
+}  # fmt: skip
+
+golden = pytest.mark.parametrize("name", VALUES)
+
+
+def plain(name: str) -> Log:
+    return read_log((GOLDEN / f"{name}.log").read_bytes())
+
+
+@golden
+def test_the_plain_reader_finds_what_was_written(name: str) -> None:
+    log = plain(name)
+    assert log.ends == ("torn" if name == "torn" else "whole")
+    assert "".join(kind for _, kind, *_ in log.records) == KINDS[name]
+    assert log.values == VALUES[name]
+    assert log.queues == ({b"queue": [b"second", b"\0"]} if name == "every-kind" else {})
+    assert log.header["durable"] == (name == "durable")
+    assert (log.header["lock"], log.header["generation"], log.header["runs"]) == (1, 0, [])
+
+
+def test_the_plain_reader_finds_who_wrote() -> None:
+    log = plain("every-kind")
+    process = {"pid": 4242, "start": 123456, "boot": bytes(range(16)), "host": b"node1"}
+    assert log.sessions == {1: process | {"rank": 0, "label": b"first"}, 2: process | {"rank": 1, "label": b""}}
+    times = [time for *_, time in log.records]
+    assert times == sorted(times)
+    assert times[0] == log.header["created"] == 1_767_225_600_000_000_000
+
+
+@golden
+def test_a_file_store_reads_every_golden_log(name: str) -> None:
+    with FileStore(GOLDEN / f"{name}.log", read_only=True, timeout=0) as store:
+        keys = store.list_keys()
+        assert {key.encode("utf-8", "surrogateescape"): store.get(key) for key in keys} == VALUES[name]
+        assert store.queue_len("queue") == (2 if name == "every-kind" else 0)
+    assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(f"{name}.log" for name in VALUES)
+
+
+@golden
+def test_a_file_store_continues_every_golden_log(name: str, tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / f"{name}.log", tmp_path))
+    path.chmod(0o600)
+    with FileStore(path, timeout=0) as store:
+        store.set("new", "value")
+    data = path.read_bytes()
+    assert data.startswith((GOLDEN / path.name).read_bytes())
+    log = read_log(data)
+    assert log.ends == "whole"
+    assert log.values == VALUES[name] | {b"new": b"value"}
+    assert "".join(kind for _, kind, *_ in log.records) == KINDS[name] + ("VsS" if name == "torn" else "sS")
+
+
+@golden
+def test_dump_tells_what_the_plain_reader_finds(name: str) -> None:
+    entries = list(dump(GOLDEN / f"{name}.log"))
+    found = [(entry.offset, entry.kind, entry.key, entry.writer, entry.time) for entry in entries]
+    assert found == [
+        (offset, NAMES[kind], key, writer, time / 1e9) for offset, kind, key, _, writer, time in plain(name).records
+    ]
+
+
+def test_the_same_operations_still_give_the_same_bytes(tmp_path: Path) -> None:
+    runpy.run_path(str(DATA / "make_logs.py"))["make_logs"](tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        path.name: path.read_bytes() for path in GOLDEN.iterdir()
+    }
+
+
+# -- what a reader of version 1 does with what it does not know --------------------------------------------------------
+
+
+def header_bytes(
+    version: int = 1, flags: int = 0, limits: tuple[int, int] = (1024, 1 << 26), more: bytes = b""
+) -> bytes:
+    runs = struct.pack("<Hq", 3, 2) + b"job"
+    start = struct.pack("<8sHHI", b"fscoord\n", version, flags, 78 + len(runs) + len(more) + 4)
+    rest = struct.pack("<B3sI4s16s16sQIIH", 1, b"\1\2\3", 0, b"\4\5\6\7", b"i" * 16, b"a" * 16, 0, *limits, 1)
+    data = start + rest + runs + more
+    return data + struct.pack("<I", zlib.crc32(data))
+
+
+def record_bytes(kind: str, key: bytes, value: bytes, chain: int) -> bytes:
+    body = struct.pack("<IQH", 1, 0, len(key)) + key + value + kind.encode("latin-1")
+    frame = struct.pack("<II", len(body), zlib.crc32(body, chain))
+    return frame + struct.pack("<I", zlib.crc32(frame, chain)) + body
+
+
+def log_bytes(header: bytes, *records: tuple[str, bytes, bytes]) -> bytes:
+    data, chain = header, int.from_bytes(header[-4:], "little")
+    for kind, key, value in records:
+        record = record_bytes(kind, key, value, chain)
+        chain = int.from_bytes(record[4:8], "little")
+        data += record
+    return data
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.touch(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (header_bytes(version=2), "version 2"),
+        (header_bytes(flags=2), "upgrade"),
+        (header_bytes(flags=1 << 15), "upgrade"),
+        (header_bytes(limits=(2048, 1 << 26)), "upgrade"),
+        (header_bytes(limits=(1024, 1 << 27)), "upgrade"),
+        (header_bytes()[:-1] + b"\0", "checksum"),
+        (header_bytes()[:-1], "incomplete"),
+        (b"", "no writer has opened it yet"),
+    ],
+)
+def test_a_header_that_means_something_else_is_refused_by_both_readers(header: bytes, reason: str, path: Path) -> None:
+    path.write_bytes(header)
+    with pytest.raises(StoreError, match=reason):
+        FileStore(path, read_only=True)
+    with pytest.raises(Refused):
+        read_log(header)
+    if header:
+        with pytest.raises(CorruptLogError, match=reason) as caught:
+            FileStore(path)
+        assert caught.value.offset == 0
+        assert path.read_bytes() == header
+
+
+def test_reserved_and_later_bytes_and_small_letters_are_ignored(path: Path) -> None:
+    session = struct.pack("<IQ16s16sqHH", 1, 2, b"b" * 16, b"a" * 16, -1, 4, 2) + b"hostlb" + b"what comes later"
+    records = [("s", b"", session), ("S", b"k", b"v"), ("z", b"x", b"unknown"), ("S", b"l", b"w")]
+    data = log_bytes(header_bytes(more=b"what comes later"), *records)
+    path.write_bytes(data)
+    log = read_log(data)
+    assert log.values == {b"k": b"v", b"l": b"w"}
+    assert log.header["runs"] == [(b"job", 2)]
+    assert log.sessions[1]["label"] == b"lb"
+    with FileStore(path, timeout=0) as store:
+        assert store.multi_get(["k", "l"]) == [b"v", b"w"]
+        store.set("m", "x")
+    assert read_log(path.read_bytes()).values == {b"k": b"v", b"l": b"w", b"m": b"x"}
+    assert [entry.kind for entry in dump(path)][:4] == ["session", "set", "kind 122", "set"]
+
+
+@pytest.mark.parametrize("kind", ["Z", "E", "X", "Q", "1", "\xff"])
+def test_an_unknown_capital_letter_ends_what_can_be_understood(kind: str, path: Path) -> None:
+    data = log_bytes(header_bytes(), ("S", b"k", b"v"), (kind, b"", b"?"), ("S", b"k", b"w"))
+    path.write_bytes(data)
+    assert (read_log(data).ends, read_log(data).values) == ("unknown", {b"k": b"v"})
+    for read_only in (True, False):
+        with pytest.raises(CorruptLogError, match=re.escape(f"kind {kind!r} needs a newer fscoord")):
+            FileStore(path, read_only=read_only)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("M", b"\1"), ("M", struct.pack("<HI", 1, 1) + b"k"), ("M", struct.pack("<HI", 9, 0) + b"k"), ("s", b"short")],
+)
+def test_a_value_that_breaks_the_rules_is_damage(kind: str, value: bytes, path: Path) -> None:
+    path.write_bytes(log_bytes(header_bytes(), ("S", b"k", b"v"), (kind, b"", value)))
+    with pytest.raises(CorruptLogError, match="cut short"):
+        FileStore(path)
