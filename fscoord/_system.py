@@ -10,6 +10,7 @@ descriptor of the same number: whoever uses one asks `is_faked` first.
 from __future__ import annotations
 
 import errno
+import functools
 import mmap
 import os
 import select
@@ -20,12 +21,15 @@ import time
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 try:
     import fcntl
 except ImportError:  # Windows: the package imports, FileStore refuses
     fcntl = None  # type: ignore[assignment]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
 
@@ -38,6 +42,27 @@ O_BINARY = getattr(os, "O_BINARY", 0)
 def is_faked() -> bool:
     """Return whether `os` is a stand-in with files of its own, such as pyfakefs."""
     return not isinstance(os, ModuleType)
+
+
+faked_mutex = threading.RLock()
+"""Held around all that touches files under a stand-in for `os`, which keeps no threads apart.
+
+Under Python 3.13 and later each call of pyfakefs' ``os`` sends the calls of all other threads, for that moment, to the
+real one: descriptors that it gave out then mean real files.
+"""
+
+
+def alone_if_faked(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what touches files and is not under the mutex of a log: hold `faked_mutex` where it is needed."""
+
+    @functools.wraps(method)
+    def alone(*arguments: P.args, **named: P.kwargs) -> R:
+        if not is_faked():
+            return method(*arguments, **named)
+        with faked_mutex:
+            return method(*arguments, **named)
+
+    return alone
 
 
 def hostname() -> str:

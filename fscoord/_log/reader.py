@@ -53,7 +53,7 @@ class Shared:
 
     def renew(self) -> None:
         """Begin anew in a forked child, where whoever held the mutex does not exist."""
-        self.mutex = system.threading.RLock()
+        self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
         self.busy = False
 
 

@@ -79,6 +79,7 @@ class FileStore(Store):
         UnsupportedFilesystemError: the platform or file system has no such locks.
     """
 
+    @system.alone_if_faked
     def __init__(
         self,
         path: Any = None,
@@ -278,6 +279,7 @@ class FileStore(Store):
         self._log.refresh(self._timeout)  # says so if this handle is over
         return FileStore(self.path, timeout=self._timeout, **self._options)
 
+    @system.alone_if_faked
     def close(self) -> None:
         """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
         if not lifetime.end(self):
