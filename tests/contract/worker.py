@@ -106,7 +106,7 @@ def exchange(store: Store, rank: int, size: int) -> list[str]:
 
 def time_out(store: Store, rank: int, size: int) -> Any:
     try:
-        barrier(store, size, "late", 0.3, rank, lambda missing: f"host{missing}", 5)
+        barrier(store, size, "late", 1, rank, lambda missing: f"host{missing}", 5)
     except FscoordError as error:
         return type(error).__name__, str(error), getattr(error, "missing_ranks", None)
     return None
