@@ -246,13 +246,15 @@ class Inotify:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
-    def wait(self, limit: float) -> None:
-        """Return after an event, or after `limit` seconds."""
-        if self._poll.poll(limit * 1000):
-            try:
-                os.read(self.fd, 4096)
-            except BlockingIOError:
-                pass
+    def wait(self, limit: float) -> bool:
+        """Return True after an event, or False after `limit` seconds."""
+        if not self._poll.poll(limit * 1000):
+            return False
+        try:
+            os.read(self.fd, 4096)
+        except BlockingIOError:  # somebody else has taken it
+            pass
+        return True
 
     def close(self) -> None:
         """Give the instance back."""

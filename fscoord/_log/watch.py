@@ -43,7 +43,7 @@ class Watch:
         self._tickets: set[Ticket] = set()
         self._leader: Ticket | None = None
         self._events: Any = None
-        self._closed = False
+        self.is_closed = False
         if mode != "poll" and (is_local or mode == "inotify"):
             self._start(mode)
         if self._events is None:
@@ -69,11 +69,11 @@ class Watch:
     @property
     def is_stale(self) -> bool:
         """Whether a new watch would hear more than this one."""
-        return self._closed or (self.bell is not None and self.bell.is_lost)
+        return self.is_closed or (self.bell is not None and self.bell.is_lost)
 
     def close(self) -> None:
         """Give the descriptors back; who still waits goes on by polling."""
-        self._closed = True
+        self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
         if events is not None:
@@ -100,23 +100,18 @@ class Watch:
             self._tickets.discard(ticket)
             self._step_down(ticket)
 
-    def sleep(self, ticket: Ticket, until: float) -> None:
-        """Return when `ticket` is rung, or at `until` by the monotonic clock, or now and then for no reason."""
+    def sleep(self, ticket: Ticket, until: float) -> bool:
+        """Return True when `ticket` is rung, and False at `until` by the monotonic clock."""
         events = self._events
-        while not ticket.is_rung():
+        while True:
             left = until - system.time.monotonic()
             if left <= 0:
-                return
-            if events is None or not events.readable:
-                ticket.wake.wait(left)
-            elif self._lead(ticket):
-                events.wait(left)
-                self._wake_others(ticket)
-                if self.bell is None:
-                    return
-            else:
-                ticket.wake.wait(left)
-            ticket.wake.clear()
+                return ticket.is_rung()
+            if events is not None and events.readable and self._lead(ticket):
+                if events.wait(left) and self._pass_on(ticket):
+                    return True
+            elif ticket.follow(left):
+                return True
 
     def _lead(self, ticket: Ticket) -> bool:
         with self._mutex:
@@ -128,24 +123,29 @@ class Watch:
         if self._leader is ticket:
             self._leader = None
             for other in self._tickets:
-                other.wake.set()
-                break
+                if other is not ticket:
+                    other.call()
+                    break
 
-    def _wake_others(self, leader: Ticket) -> None:
+    def _pass_on(self, leader: Ticket) -> bool:
+        """After an event: wake the others that it is for, and return whether it is for `leader`."""
         with self._mutex:
             for other in self._tickets:
-                if other is not leader and (self.bell is None or other.is_rung()):
+                if other is not leader:
                     other.rung = other.rung or self.bell is None
-                    other.wake.set()
-            if leader.is_rung() or self.bell is None:
+                    if other.is_rung():
+                        other.call()
+            is_rung = self.bell is None or leader.is_rung()
+            if is_rung:
                 self._step_down(leader)
+            return is_rung
 
     def _wake_all(self) -> None:
         """For event sources with a thread of their own."""
         with self._mutex:
             for ticket in self._tickets:
                 ticket.rung = True
-                ticket.wake.set()
+                ticket.call()
 
 
 class Ticket:
@@ -156,7 +156,7 @@ class Ticket:
         self._buckets = buckets
         self._marks: dict[int, bytes] = {}
         self._pause = SLOW_FIRST_S if watch.hears else POLL_FIRST_S
-        self.wake = system.threading.Event()
+        self._called: system.threading.Event | None = None  # only for who does not listen itself
         self.rung = False
 
     def __enter__(self) -> Ticket:
@@ -187,13 +187,26 @@ class Ticket:
             self._watch.lose_bell(error)
             return True
 
+    def call(self) -> None:
+        """Have the thread that sleeps in `follow` look about."""
+        if self._called is not None:
+            self._called.set()
+
+    def follow(self, left: float) -> bool:
+        """Sleep until called, at most `left` seconds; return whether this wait is rung."""
+        if self._called is None:
+            self._called = system.threading.Event()
+        if not self.is_rung():  # rung before there was something to call
+            self._called.wait(left)
+            self._called.clear()
+        return self.is_rung()
+
     def sleep(self, left: float) -> bool:
         """Sleep until the log may have changed, at most `left` seconds; False when it was only time for a poll."""
         pause = min(self._pause, left)
         if not self._watch.hears:
             pause = min(pause * random.uniform(0.75, 1.25), left)
-        self._watch.sleep(self, system.time.monotonic() + pause)
-        if self.is_rung():
+        if self._watch.sleep(self, system.time.monotonic() + pause):
             return True
         self._pause = min(self._pause * 2, SLOW_LAST_S if self._watch.hears else POLL_LAST_S)
         return False

@@ -82,6 +82,7 @@ class Waiting:
                         continue
                     is_rung = ticket.sleep(left)
                     if not is_rung and watch.is_stale:
+                        self._watch = None
                         break
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class Waiting:
         self._bell = self._watch = None
 
     def _listen(self) -> Watch:
-        if self._watch is None or self._watch.is_stale:
+        if self._watch is None or self._watch.is_closed:
             self._watch = shared_watch(self._log.header.log_id, self._mode, self._make_watch)
         return self._watch
 
