@@ -17,7 +17,8 @@ wait for. So a time-out needs no second meeting to find the missing, and ``{pref
 ``{prefix}/TRACING_GATE`` are gone, and with them the prefixes that collided (``a1`` + ``0`` = ``a`` + ``10``).
 
 Where ``{prefix}{rank}`` holds data that is written here (`synchronize`, `gather`), a prefix that ends in a digit or a
-colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all others are as in torch.
+colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all others are as in torch. `synchronize` adds
+``{prefix}/given``, which appears when all data is there: whoever waited for N keys would be woken N times.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def barrier(
 ) -> None:
     """Wait until `world_size` callers have called this with `key_prefix`.
 
-    With `rank`, arriving is idempotent: a rank that tries again, after a time-out or in a new process, counts once,
-    and passes if the others have come meanwhile. Without it every call counts. All callers of one barrier give a
-    rank, or none does.
+    With `rank`, arriving is idempotent: a rank that tries again, here or in a new process, counts once; after a
+    time-out it passes even if the others have gone on meanwhile. Without `rank` every call counts. All callers of one
+    barrier give a rank, or none does.
 
     Each rank costs one write, one read and one wait; the last one, one write more.
 
