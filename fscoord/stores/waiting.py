@@ -12,7 +12,7 @@ from fscoord._log.bell import Bell, bucket
 from fscoord._log.file import LogFile
 from fscoord._log.opening import Wanted
 from fscoord._log.watch import Ticket, Watch, shared_watch
-from fscoord.errors import FscoordError
+from fscoord.errors import FscoordError, StoreTimeoutError
 
 __all__ = ["BELL_SUFFIX", "MISSING", "Missing", "Waiting"]
 
@@ -67,7 +67,7 @@ class Waiting:
             return found
         buckets = frozenset(map(bucket, names))
         while True:
-            watch = self._listen()
+            watch = self._listen(deadline)
             with Ticket(watch, buckets) as ticket:
                 is_rung = False
                 while True:
@@ -91,19 +91,19 @@ class Waiting:
             self._bell.close()
         self._bell = self._watch = None
 
-    def _listen(self) -> Watch:
+    def _listen(self, deadline: float) -> Watch:
         if self._watch is None or self._watch.is_closed:
-            self._watch = shared_watch(self._log.header.log_id, self._mode, self._make_watch)
+            self._watch = shared_watch(self._log.header.log_id, self._mode, lambda: self._make_watch(deadline))
         return self._watch
 
-    def _make_watch(self) -> Watch:
+    def _make_watch(self, deadline: float) -> Watch:
         local = self._log.mount.is_local
         bell = None
         if self._mode != "poll" and local and system.has_inotify() and not self._wanted.read_only:
             bell = self._open_bell()
         watch = Watch(self._log.path, bell, self._mode, is_local=local)
         if watch.bell is not None:
-            self._announce(watch.bell)
+            self._announce(watch, watch.bell, deadline)
         return watch
 
     def _open_bell(self) -> Bell | None:
@@ -113,14 +113,16 @@ class Waiting:
             self._warn(error)
             return None
 
-    def _announce(self, bell: Bell) -> None:
-        """Tell writers that there is a bell to ring."""
+    def _announce(self, watch: Watch, bell: Bell, deadline: float) -> None:
+        """Tell writers that there is a bell to ring; not for longer than the wait may take for which it is needed."""
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
             return None, record.BELL if bell.is_new or not self._log.bell else 0, b""
 
         try:
-            self._log.update(record.BELL, b"", b"", decide, self._wanted.limit)
+            self._log.update(record.BELL, b"", b"", decide, max(0.0, deadline - system.time.monotonic()))
+        except StoreTimeoutError:
+            watch.close()  # no writer knows of the bell: whoever waits next tries again
         except (FscoordError, OSError) as error:
             self._warn(error)
 
