@@ -1,0 +1,60 @@
+"""Start a worker module of these tests in processes of its own, and reap them whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fscoord
+
+TESTS = Path(__file__).parent.parent
+
+
+class Processes:
+    """Processes of one worker module; killed and reaped at the end of the ``with``."""
+
+    def __init__(self, module: str) -> None:
+        self._module = str(Path(__file__).with_name(f"{module}.py"))
+        root = str(Path(fscoord.__file__).parent.parent)
+        self._environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, str(TESTS)])}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, self._module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+        )
+        self._started.append(process)
+        return process
+
+    def start_role(self, role: str, *arguments: Any) -> subprocess.Popen[str]:
+        return self.start(role, json.dumps(arguments))
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> None:
+    """Return when the process has said so."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+
+
+def result(process: subprocess.Popen[str], limit: float) -> Any:
+    """Wait for a process that ends by itself, and return what it printed last."""
+    out, complaint = process.communicate(timeout=limit)
+    assert process.returncode == 0, complaint
+    return json.loads(out.splitlines()[-1])
