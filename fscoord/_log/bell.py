@@ -1,6 +1,6 @@
 """`Bell`: a side-car of 4 KiB through which a waiter says what it waits for, and a writer wakes only those concerned.
 
-Each byte stands for a bucket of keys, and counts: odd, it is marked. A waiter marks its keys' bytes, looks at the log
+Each byte stands for a bucket of keys, and counts: odd, it is marked. A waiter marks its key's byte, looks at the log
 once more, and sleeps on inotify of the bell; a writer, after its append, looks at its key's byte and, if that is odd,
 counts on and rings; a waiter that is woken looks at the log if its byte is not what it was. (To set and clear a mark
 won't do: the first of two waiters that wakes marks again before the other looks.) So a write that nobody waits
@@ -16,7 +16,6 @@ A bell is only ever a hint: a lost mark costs one slow poll.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
 from typing import Final
 from zlib import crc32
 
@@ -65,20 +64,17 @@ class Bell:
         self.fd = -1
         self._finalizer()
 
-    def mark(self, buckets: Iterable[int]) -> dict[int, bytes]:
-        """Ask to be woken when one of `buckets` is written to; return what `is_rung` wants to know."""
-        marks = {}
-        for number in buckets:
-            seen = self._byte(number)
-            marks[number] = mark = bytes([seen | 1])  # an odd byte is a mark, and each ring makes it another one
-            if not seen & 1:
-                system.os.pwrite(self.fd, mark, number)
-        return marks
+    def mark(self, number: int) -> bytes:
+        """Ask to be woken when bucket `number` is written to; return what `is_rung` wants to know."""
+        seen = self._byte(number)
+        mark = bytes([seen | 1])
+        if not seen & 1:
+            system.os.pwrite(self.fd, mark, number)
+        return mark
 
-    def is_rung(self, marks: Mapping[int, bytes]) -> bool:
-        """Return whether somebody has written to one of the buckets since `mark` returned `marks`."""
-        # Not "whether the mark is gone": the first waiter that is woken marks again before the next one looks.
-        return any(system.os.pread(self.fd, 1, number) != mark for number, mark in marks.items())
+    def is_rung(self, number: int, mark: bytes) -> bool:
+        """Return whether somebody has written to bucket `number` since `mark` returned `mark`."""
+        return system.os.pread(self.fd, 1, number) != mark
 
     def ring(self, number: int) -> None:
         """Wake those who wait for bucket `number`, if anybody does."""

@@ -151,10 +151,10 @@ class Watch:
 class Ticket:
     """One thread's wait, from its first look at the log to its last."""
 
-    def __init__(self, watch: Watch, buckets: frozenset[int]) -> None:
+    def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._buckets = buckets
-        self._marks: dict[int, bytes] = {}
+        self._bucket = 0
+        self._mark = b""
         self._pause = SLOW_FIRST_S if watch.hears else POLL_FIRST_S
         self._called: system.threading.Event | None = None  # only for who does not listen itself
         self.rung = False
@@ -166,13 +166,13 @@ class Ticket:
     def __exit__(self, *_: object) -> None:
         self._watch.leave(self)
 
-    def arm(self) -> None:
-        """Before a look at the log: whatever is written after that look ends the next `sleep`."""
+    def arm(self, number: int) -> None:
+        """Before a look at the log: what is written to bucket `number` after that look ends the next `sleep`."""
         self.rung = False
         bell = self._watch.bell
         if bell is not None:
             try:
-                self._marks = bell.mark(self._buckets)
+                self._bucket, self._mark = number, bell.mark(number)
             except OSError as error:
                 self._watch.lose_bell(error)
 
@@ -182,7 +182,7 @@ class Ticket:
         if self.rung or bell is None:
             return self.rung
         try:
-            return bell.is_rung(self._marks)
+            return bell.is_rung(self._bucket, self._mark)
         except OSError as error:
             self._watch.lose_bell(error)
             return True

@@ -201,14 +201,17 @@ class FileStore(Store):
             queue = self._state.queues.get(name)
             return (queue[0], record.POP, b"") if queue else (None, 0, b"")
 
-        def look(limit: float) -> bytes | Missing:
-            self._log.refresh(limit)
-            value = self._log.update(record.POP, name, b"", decide, limit) if name in self._state.queues else None
+        def look(left: float, absent: list[bytes]) -> bytes | Missing:
+            absent[:] = [name]
+            self._log.refresh(left)
+            if name not in self._state.queues:
+                return MISSING
+            value = self._log.update(record.POP, name, b"", decide, left)
             return MISSING if value is None else bytes(value)
 
         if block:
-            return self._await([name], self._timeout, look, lambda: [name], "a value in queue")
-        value = look(self._timeout)
+            return self._await(self._timeout, look, "a value in queue")
+        value = look(self._timeout, [])
         if isinstance(value, Missing):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
         return value
@@ -223,11 +226,12 @@ class FileStore(Store):
         if value.__class__ is bytes:
             return value
 
-        def look(limit: float) -> bytes | Missing:
-            value = self._look(limit, lambda: self._state.get(name))
+        def look(left: float, absent: list[bytes]) -> bytes | Missing:
+            absent[:] = [name]
+            value = self._look(left, lambda: self._state.get(name))
             return MISSING if value is None else value
 
-        return self._await([name], self._timeout, look, lambda: [name], "the value of key")
+        return self._await(self._timeout, look, "the value of key")
 
     def check(self, keys: Iterable[Key]) -> bool:
         """See `Store.check`."""
@@ -238,24 +242,26 @@ class FileStore(Store):
         """See `Store.wait`."""
         names = keys_bytes(keys)
 
-        def look(limit: float) -> list[bytes] | Missing:
-            missing = self._look(limit, lambda: self._state.missing(names))
-            return MISSING if missing else missing
+        def look(left: float, absent: list[bytes]) -> Missing | None:
+            absent[:] = self._look(left, lambda: self._state.missing(names))
+            return MISSING if absent else None
 
-        limit = self._timeout if timeout is None else seconds(timeout)
-        self._await(names, limit, look, lambda: self._state.missing(names), "key")
+        self._await(self._timeout if timeout is None else seconds(timeout), look, "key")
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
         """See `Store.multi_get`."""
         names = keys_bytes(keys)
 
-        def missing() -> list[bytes]:
-            return [name for name in dict.fromkeys(names) if name not in self._state.values]
+        def answer() -> tuple[list[bytes], list[bytes]]:
+            values = self._state.values
+            absent = [name for name in dict.fromkeys(names) if name not in values]
+            return absent, [] if absent else [bytes(values[name]) for name in names]
 
-        def look(limit: float) -> list[bytes] | Missing:
-            return self._look(limit, lambda: MISSING if missing() else [self._state.get(name) or b"" for name in names])
+        def look(left: float, absent: list[bytes]) -> list[bytes] | Missing:
+            absent[:], found = self._look(left, answer)
+            return MISSING if absent else found
 
-        return self._await(names, self._timeout, look, missing, "the value of key")
+        return self._await(self._timeout, look, "the value of key")
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
@@ -310,20 +316,16 @@ class FileStore(Store):
         with self._log.mutex:
             return answer()
 
-    def _await(
-        self,
-        names: list[bytes],
-        limit: float,
-        look: Callable[[float], T | Missing],
-        missing: Callable[[], list[bytes]],
-        what: str,
-    ) -> T:
-        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over."""
+    def _await(self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str) -> T:
+        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
+
+        `look` is given the seconds that are left, and a list to fill with the keys that it lacks.
+        """
         started = system.time.monotonic()
-        found = self._waiting.until(names, limit, look)
+        absent: list[bytes] = []
+        found = self._waiting.until(limit, lambda left: look(left, absent), lambda: absent[0])
         if isinstance(found, Missing):
             waited = system.time.monotonic() - started
-            absent = missing()
             raise StoreTimeoutError(
                 f"{self.path}: {missing_message(what, absent, waited)}",
                 keys=[key_text(name) for name in absent],

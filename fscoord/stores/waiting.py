@@ -59,20 +59,22 @@ class Waiting:
                 self._warn(error)
                 self._bell = None
 
-    def until(self, names: Iterable[bytes], limit: float, look: Callable[[float], T | Missing]) -> T | Missing:
-        """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds."""
+    def until(self, limit: float, look: Callable[[float], T | Missing], lacking: Callable[[], bytes]) -> T | Missing:
+        """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds.
+
+        After a look in vain `lacking` returns one key without which the next would be in vain too.
+        """
         deadline = system.time.monotonic() + limit
         found = look(limit)
         if not isinstance(found, Missing) or limit <= 0:
             return found
-        buckets = frozenset(map(bucket, names))
         while True:
             watch = self._listen(deadline)
-            with Ticket(watch, buckets) as ticket:
+            with Ticket(watch) as ticket:
                 is_rung = False
                 while True:
                     if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
-                        ticket.arm()
+                        ticket.arm(bucket(lacking()))
                     left = deadline - system.time.monotonic()
                     found = look(max(left, 0.0))
                     if not isinstance(found, Missing) or left <= 0:
