@@ -104,6 +104,30 @@ def close_quietly(*descriptors: int) -> None:
                 pass
 
 
+class Wakeup:
+    """An event that one thread waits for, and that a wait uses up.
+
+    Unlike `threading.Event` it is one lock: whoever is interrupted by a signal may be the one who holds an event's, and
+    then a handler that sets it, or waits, would hang.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> bool:
+        """Wake who waits, or will; False if it was set already."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether it was set, at once or within so many seconds."""
+        return self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+
+
 def load_flock_locker() -> Any:
     """Return portalocker's locker for flock(2), and the exception it raises when somebody else holds the lock."""
     from portalocker import exceptions
@@ -230,35 +254,46 @@ class Inotify:
 
         from watchdog.observers import inotify_c
 
+        self._interruptions = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         fd = inotify_c.inotify_init()
+        self._close = weakref.finalize(self, close_quietly, fd, self._interruptions)
+        self._close.atexit = False
         if fd < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_instances")
-        self.fd = fd
-        self._close = weakref.finalize(self, close_quietly, fd)
-        self._close.atexit = False
         os.set_inheritable(fd, False)
         os.set_blocking(fd, False)
         if inotify_c.inotify_add_watch(fd, os.fsencode(path), mask) < 0:
             number = ctypes.get_errno()
-            self.close()
             raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_watches")
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
+        self._sources = (fd, self._interruptions)
+        self._poll = self._make_poll()
+
+    def _make_poll(self) -> Any:
+        poll = select.poll()
+        for fd in self._sources:
+            poll.register(fd, select.POLLIN)
+        return poll
 
     def wait(self, limit: float) -> bool:
-        """Return True after an event, or False after `limit` seconds."""
-        if not self._poll.poll(limit * 1000):
-            return False
+        """Return True after an event or `interrupt`, or False after `limit` seconds."""
         try:
-            os.read(self.fd, 4096)
-        except BlockingIOError:  # somebody else has taken it
-            pass
-        return True
+            ready = self._poll.poll(limit * 1000)
+        except RuntimeError:  # this is a signal handler's wait, and the signal came while the same thread was here
+            ready = self._make_poll().poll(limit * 1000)
+        for fd, _ in ready:
+            try:
+                os.read(fd, 4096)
+            except BlockingIOError:  # somebody else has taken it
+                pass
+        return bool(ready)
+
+    def interrupt(self) -> None:
+        """Have `wait`, in whatever thread, return."""
+        os.eventfd_write(self._interruptions, 1)
 
     def close(self) -> None:
         """Give the instance back."""
-        self.fd = -1
         self._close()
 
 
@@ -278,15 +313,16 @@ class Observed:
                 if name in (os.fsencode(event.src_path), os.fsencode(event.dest_path)):
                     wake()
 
+        self._owner = os.getpid()
         self._observer = Observer()
         self._observer.daemon = True
         self._observer.schedule(Handler(), os.path.dirname(path))
         self._observer.start()
 
     def close(self) -> None:
-        """Stop the observer's threads."""
-        self._observer.stop()
-        self._observer.join(timeout=5)
+        """Have the observer's threads end; in a forked child there are none."""
+        if self._owner == os.getpid():
+            self._observer.stop()
 
 
 def platform() -> str:

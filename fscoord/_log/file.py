@@ -7,7 +7,6 @@ overwritten: what a dying writer left torn is voided by the next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 from fscoord import _system as system
@@ -30,10 +29,6 @@ __all__ = ["Decide", "LogFile"]
 Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
 """Called with the lock, up to date, with key and value; returns ``(result, kind, value)``, kind 0 to write nothing."""
 
-SPINS: Final = 3
-NAP_S: Final = 0.0005
-PATIENCE_S: Final = 0.02
-"""How long to nap and try again before the kernel is asked: a lock handed to a sleeper is idle until it wakes."""
 LOCK_GRACE_S: Final = 0.03
 """How long the lock is waited for even by who does not want to wait: it is held for microseconds."""
 
@@ -81,22 +76,27 @@ class LogFile(LogReader):
         opened = open_log(self.path, self._wanted)
         self._adopt(opened.reader, opened.header, opened.size, opened.chain)
         self._durable = opened.header.durable
-        if not self.read_only:
-            fd = self._hold(opened.writer)
-            self._lock = LogLock(self.path, fd, opened.header.lock_kind, self.mutex, self._descriptors)
+        shared = self.read_only
+        fd = self._reopen(system.os.O_RDONLY, self._descriptors) if shared else self._hold(opened.writer)
+        kind = opened.header.lock_kind
+        self._lock = LogLock(self.path, fd, kind, self.mutex, self._descriptors, shared=shared)
 
     def _open_again(self) -> None:
         """In a forked child: open descriptors of our own on the same log."""
+        self._drop(self._reopen(system.os.O_RDONLY, self._descriptors))  # a log that is gone is not to be born again
         log_id, offset, chain = self.header.log_id, self._offset, self._chain
+        self._trouble |= APPLYING  # should this be interrupted: the offset is to be kept
         self._open()
         if self.header.log_id != log_id:
             raise self._gone("was replaced by another log")
         self._offset, self._chain = offset, chain
 
+    def _in_use(self) -> set[int]:
+        return {self._rfd, self._lock.fd}
+
     def after_fork(self) -> None:
         """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
-        if not self.read_only:
-            system.close_quietly(*self._lock.abandon())
+        self._lock.after_fork()
         super().after_fork()
 
     # -- the two things that one does with a log -------------------------------------------------------------------
@@ -116,10 +116,12 @@ class LogFile(LogReader):
             return
         shared = self._shared
         with shared.mutex:
-            if self._trouble or shared.busy:
-                self._sort_out()
+            if shared.busy:
+                raise self._entered_twice()
             try:
                 shared.busy = True
+                if self._trouble:
+                    self._sort_out()
                 self._trouble = DIRTY
                 self._read()
                 self._trouble = 0
@@ -142,7 +144,7 @@ class LogFile(LogReader):
             StoreUnavailableError: the file system refused; ``maybe_applied`` says whether the record may be there.
             StoreGoneError, CorruptLogError: as in `refresh`.
         """
-        if self.read_only:
+        if self.read_only and kind:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started = 0, 0.0
         while True:
@@ -150,16 +152,20 @@ class LogFile(LogReader):
                 system.recover_from_fork()
             shared = self._shared
             with shared.mutex:
-                if self._trouble or shared.busy:
-                    self._sort_out()
-                lock = self._lock
+                if shared.busy:
+                    raise self._entered_twice()
                 try:
                     shared.busy = True
+                    if self._trouble:
+                        self._sort_out()
+                    lock = self._lock
                     try:
-                        if lock.granted:
-                            lock.take_grant()
-                        else:
+                        grant = lock.grant
+                        if grant is None:
                             lock.try_lock()
+                        else:
+                            lock.grant = None  # before anything that can be interrupted: ``finally`` unlocks
+                            grant.release()
                         self._trouble = DIRTY
                         result = self._update_locked(kind, key, value, decide)
                         self._trouble = 0
@@ -170,6 +176,9 @@ class LogFile(LogReader):
                     raise
                 except OSError as error:
                     self._explain(error)
+                except BaseException:
+                    self._lock.unlock()  # a soft lock's is Python's, which an interruption can keep from running
+                    raise
                 finally:
                     shared.busy = False
             if not attempt:
@@ -179,15 +188,7 @@ class LogFile(LogReader):
 
     def refresh_locked(self, limit: float) -> None:
         """As `refresh`, but with the lock: what it finds is final."""
-        if not self.read_only:
-            self.update(0, b"", b"", None, limit)
-            return
-        try:
-            self._refresh_with_shared_lock(limit)
-        except FscoordError:
-            raise
-        except OSError as error:
-            raise paths.unavailable(error, self.path, "reading the log under its lock") from error
+        self.update(0, b"", b"", None, limit)
 
     def leave(self, participants: int, limit: float) -> bool:
         """Say that this participant will not come back; return whether it was the last, which removes the file."""
@@ -203,9 +204,10 @@ class LogFile(LogReader):
         if not system.own_process[0]:
             system.recover_from_fork()
         with self.mutex:
+            if self._shared.busy:
+                raise self._entered_twice()
             self._finish(StoreClosedError, "is closed; open the store again")
-            if not self.read_only:
-                self._lock.forget()
+            self._lock.close()
             for fd in list(self._descriptors):
                 self._drop(fd)
 
@@ -299,26 +301,23 @@ class LogFile(LogReader):
         """Return if `error` means that somebody else has the lock; raise it as one of our own otherwise."""
         if self._trouble:
             raise paths.unavailable(error, self.path, "using the log") from error
-        if not isinstance(error, (BlockingIOError, PermissionError)):
+        if not self._lock.is_taken(error):
             raise self._lock.refuse(error) or paths.unavailable(error, self.path, "locking the log") from error
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
         """Return when it is worth trying again."""
         waited = system.time.monotonic() - started
         if waited >= limit:
-            raise self._lock_timeout(self._lock, waited)
-        if waited < PATIENCE_S and not self._reads_need_lock:
-            system.time.sleep(0 if attempt <= SPINS else min(NAP_S, limit - waited))
-        elif self._lock.can_block:
-            self._lock.wait(limit - waited, lambda: self._reopen(system.os.O_RDWR | system.os.O_APPEND))
-        else:
-            system.time.sleep(min(0.001 * attempt, 0.05, limit - waited))
+            raise self._lock_timeout(waited)
+        self._lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not self._reads_need_lock)
 
-    def _lock_timeout(self, lock: LogLock, waited: float) -> StoreTimeoutError:
-        number = lock.holder()
+    def _reopen_for_lock(self) -> int:
+        return self._reopen(system.os.O_RDWR | system.os.O_APPEND, set())  # this thread is never interrupted
+
+    def _lock_timeout(self, waited: float) -> StoreTimeoutError:
+        number = self._lock.holder()
         if isinstance(number, int) and number not in self.sessions:
-            with suppress(OSError, FscoordError, Suspect):  # it may have introduced itself since the last look
-                self.refresh(0)
+            self._read_introductions()
         holder = str(self.sessions.get(number, f"session {number}")) if isinstance(number, int) else number
         if number == 0:
             holder = "a process that has not written yet"
@@ -329,22 +328,18 @@ class LogFile(LogReader):
             waited=waited,
         )
 
-    def _refresh_with_shared_lock(self, limit: float) -> None:
-        """Read with a shared lock, for which a descriptor open for reading is enough; closing it unlocks."""
-        deadline = system.time.monotonic() + max(limit, LOCK_GRACE_S)
-        fd = self._reopen(system.os.O_RDONLY)
-        try:
-            lock = LogLock(self.path, fd, self.header.lock_kind, self.mutex, set())
-            while not lock.try_lock_shared():
-                if system.time.monotonic() > deadline:
-                    raise self._lock_timeout(lock, limit)
-                system.time.sleep(NAP_S)
-            with self.mutex:
-                if self._trouble:
-                    self._sort_out()
+    def _read_introductions(self) -> None:
+        """Read on without the lock, which does not come."""
+        with self.mutex:
+            if self._shared.busy:
+                return
+            try:
+                self._shared.busy = True
+                self._sort_out()
                 self._trouble = DIRTY
-                self._advance(system.os.read(self._rfd, CHUNK), locked=True)
-                self._look(system.time.monotonic())
+                self._read()
                 self._trouble = 0
-        finally:
-            system.close_quietly(fd)
+            except (OSError, FscoordError, Suspect):  # the next operation meets it, too
+                pass
+            finally:
+                self._shared.busy = False

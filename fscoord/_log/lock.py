@@ -25,7 +25,8 @@ from functools import partial
 from typing import Any, Final
 
 from fscoord import _system as system
-from fscoord.errors import UnsupportedFilesystemError
+from fscoord._log.line import leave_line, wait_in_line
+from fscoord.errors import FscoordError, UnsupportedFilesystemError
 
 __all__ = ["KINDS", "LogLock"]
 
@@ -37,12 +38,20 @@ KIND_NAMES: Final = {number: name for name, number in KINDS.items()}
 
 BASE: Final = 1 << 62
 _FLOCK_STRUCT = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
-HANDOVER_S: Final = 0.1
-"""How long a lock that came for a waiter is kept for it, should the waiter have been interrupted meanwhile."""
+SPINS: Final = 3
+NAP_S: Final = 0.0005
+PATIENCE_S: Final = 0.02
+"""How long to nap and try again before waiting in the kernel: among many busy writers that is faster, for a lock that
+is handed to a sleeping process is held by nobody who works until it wakes."""
+POLL_S: Final = 0.05
 
 
 def _range(kind: int, session: int) -> bytes:
     return _FLOCK_STRUCT.pack(kind, 0, BASE, 1 + session, 0)
+
+
+def _nothing() -> None:
+    """Lock, or unlock, nothing."""
 
 
 def _unsupported(error: OSError, kind: int, path: str) -> UnsupportedFilesystemError:
@@ -64,8 +73,13 @@ class LogLock:
         fd: the descriptor of the log that the kernel's lock belongs to, open for writing.
         try_lock: takes the lock or raises BlockingIOError at once.
         unlock: gives it back; harmless when it is not held.
-        granted: whether the lock came for a waiter and is already held, for whoever is next under `mutex`.
+        grant: None, or the lock came for a waiter and is held for whoever is next under `mutex`. That one forgets the
+            grant, says ``grant.release()``, and has the lock; all three can't be interrupted half-way.
+        can_block: whether the kernel can be asked to wait for this lock.
         mutex: what excludes the threads of this process from each other on this log.
+
+    A `shared` lock keeps writers out and lets other readers in, and a descriptor open for reading is enough for it. A
+    reader can do nothing about a soft lock, so it takes none.
 
     `descriptors` is kept equal to what the handle has open, as the lock moves from one descriptor to another.
     """
@@ -75,14 +89,18 @@ class LogLock:
     try_lock: Callable[[], object]
     unlock: Callable[[], object]
 
-    def __init__(self, path: str, fd: int, kind: int, mutex: Any, descriptors: set[int]) -> None:
+    def __init__(
+        self, path: str, fd: int, kind: int, mutex: Any, descriptors: set[int], *, shared: bool = False
+    ) -> None:
         self.path = path
         self.kind = kind
+        self.shared = shared
         self.mutex = mutex
-        self.granted = False
+        self.grant: Any = None
+        self.can_block = kind != SOFT and not shared
+        self.is_closed = False
         self._descriptors = descriptors
         self._soft: Any = None
-        self._request: _Request | None = None
         self.bind(fd, 0)
 
     def bind(self, fd: int, session: int) -> None:
@@ -92,6 +110,8 @@ class LogLock:
             self._bind_ofd(fd, session)
         elif self.kind == FLOCK:
             self._bind_flock(fd)
+        elif self.shared:
+            self.unlock = self.try_lock = _nothing
         else:
             self._bind_soft()
 
@@ -103,10 +123,15 @@ class LogLock:
                 path=self.path,
             )
         self.unlock = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, session))
-        self.try_lock = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, session))
+        kind = fcntl.F_RDLCK if self.shared else fcntl.F_WRLCK
+        self.try_lock = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _range(kind, session))
 
     def _bind_flock(self, fd: int) -> None:
         fcntl = system.fcntl
+        self.unlock = partial(fcntl.flock, fd, fcntl.LOCK_UN)
+        if self.shared:
+            self.try_lock = partial(fcntl.flock, fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
         locker, exceptions = system.load_flock_locker()
         flags = fcntl.LOCK_EX | fcntl.LOCK_NB
 
@@ -118,7 +143,6 @@ class LogLock:
             except exceptions.LockException as error:
                 raise error.__cause__ if isinstance(error.__cause__, OSError) else OSError(*error.args) from error
 
-        self.unlock = partial(fcntl.flock, fd, fcntl.LOCK_UN)
         self.try_lock = try_lock
 
     def _bind_soft(self) -> None:
@@ -140,6 +164,10 @@ class LogLock:
         """Return what `error` of a lock call means if it says that there are no such locks here."""
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
 
+    def is_taken(self, error: OSError) -> bool:
+        """Return whether `error` of `try_lock` only says that somebody else has the lock: fcntl(2) has two ways."""
+        return isinstance(error, BlockingIOError) or (self.kind == OFD and isinstance(error, PermissionError))
+
     def holder(self) -> int | str | None:
         """Return who holds the lock: a session's number (0: not introduced), words, or None if nobody or unknown."""
         if self.kind == OFD:
@@ -153,110 +181,67 @@ class LogLock:
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
             return system.soft_lock_holder(self.path + ".lock")
-        return system.flock_holder(self.fd)
-
-    def wait(self, limit: float, reopen: Callable[[], int]) -> bool:
-        """Wait at most `limit` seconds for the lock; True if it came: `granted` then holds it for the next in turn.
-
-        A call that is blocked in the kernel can't be given a deadline (Python repeats it after a signal), so a thread
-        blocks, on a descriptor of its own that `reopen` returned: on a shared one a request that nobody waits for any
-        more would be granted to whoever holds the lock by then. A request that outlives its waiter serves the next.
-        """
-        me = system.threading.get_ident()
-        request = self._request
-        if request is None or request.over:
-            request = self._request = _Request(self, reopen(), me)
-        request.waiters.add(me)
         try:
-            return request.ready.wait(min(limit, system.threading.TIMEOUT_MAX))
-        finally:
-            request.waiters.discard(me)
+            return system.flock_holder(self.fd)
+        except OSError:
+            return None
 
-    def take_grant(self) -> None:
-        """Under the mutex: make the lock that came for a waiter one's own."""
-        self.granted = False
-        if self._request is not None:
-            self._request.used.set()
+    def wait(self, attempt: int, waited: float, left: float, reopen: Callable[[], int], *, patient: bool) -> None:
+        """Return when it is worth trying again.
 
-    def _blocking(self, fd: int) -> tuple[int, Callable[[], object]]:
+        Args:
+            attempt: how often it was tried.
+            waited: for how many seconds.
+            left: for how many more.
+            reopen: returns another descriptor of the log.
+            patient: nap and try for a while before waiting in the kernel.
+        """
+        if patient and waited < PATIENCE_S:
+            system.time.sleep(0 if attempt <= SPINS else min(NAP_S, left))
+        elif self.can_block:
+            try:
+                wait_in_line(self, left, reopen)
+            except FscoordError:
+                raise
+            except (OSError, RuntimeError):
+                self.can_block = False
+        else:
+            system.time.sleep(min(0.001 * attempt, POLL_S, left))
+
+    def block(self, fd: int) -> None:
+        """Wait in the kernel until descriptor `fd` has the lock."""
         fcntl = system.fcntl
         if self.kind == OFD:
-            return fd, partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, self.session))
-        return fd, partial(fcntl.flock, fd, fcntl.LOCK_EX)
-
-    @property
-    def can_block(self) -> bool:
-        """Whether the kernel can be asked to wait for this kind of lock."""
-        return self.kind != SOFT
-
-    def try_lock_shared(self) -> bool:
-        """Take the lock for reading, for which a descriptor open for reading is enough, and return whether it came.
-
-        A soft lock has no such thing: its readers go without.
-        """
-        fcntl = system.fcntl
-        try:
-            if self.kind == OFD:
-                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _range(fcntl.F_RDLCK, 0))
-            elif self.kind == FLOCK:
-                fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def abandon(self) -> tuple[int, ...]:
-        """In a forked child, where no thread waits any more: return the descriptor of a request that was in flight."""
-        request, self._request, self.granted = self._request, None, False
-        return () if request is None or request.over else (request.fd,)
-
-    def forget(self) -> None:
-        """Let go of a request in flight: it gives back what it gets."""
-        request, self._request, self.granted = self._request, None, False
-        if request is not None:
-            request.waiters.clear()
-            request.used.set()
-
-
-class _Request:
-    """A thread that blocks in the kernel until it has the lock, and hands it over with its descriptor.
-
-    It does the handing over itself, because no KeyboardInterrupt can reach it half-way.
-    """
-
-    def __init__(self, lock: LogLock, fd: int, waiter: int) -> None:
-        self.fd = fd
-        self.ready = system.threading.Event()
-        self.used = system.threading.Event()
-        self.waiters = {waiter}
-        self.over = False
-        arguments = (lock, lock._blocking(fd))
-        system.threading.Thread(target=self._run, args=arguments, name="fscoord-lock", daemon=True).start()
-
-    def _run(self, lock: LogLock, request: tuple[int, Callable[[], object]]) -> None:
-        fd, block = request
-        try:
-            block()
-        except OSError:  # the waiter's own try meets the error and says so
-            system.close_quietly(fd)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, 0))
         else:
-            with lock.mutex:
-                self._hand_over(lock, fd)
-        finally:
-            self.over = True
-            self.ready.set()
-        if not self.used.wait(HANDOVER_S):
-            with lock.mutex:
-                if lock.granted and lock.fd == fd:
-                    lock.granted = False
-                    lock.unlock()
+            fcntl.flock(fd, fcntl.LOCK_EX)
 
-    def _hand_over(self, lock: LogLock, fd: int) -> None:
-        if not self.waiters or lock._request is not self:
-            system.close_quietly(fd)
-            return
-        old = lock.fd
-        lock.bind(fd, lock.session)
-        lock.granted = True
-        lock._descriptors.add(fd)
-        lock._descriptors.discard(old)
+    def adopt(self, fd: int, grant: Any) -> None:
+        """Under the mutex: go on with descriptor `fd`, which has the lock."""
+        old = self.fd
+        self._descriptors.add(fd)
+        self.bind(fd, self.session)
+        if self.kind == OFD:
+            try:
+                self.try_lock()  # the range of this session: only the byte that all share is locked so far
+            except OSError:  # then its holder is not named
+                pass
+        self.grant = grant
+        self._descriptors.discard(old)
         system.close_quietly(old)
+
+    def after_fork(self) -> None:
+        """In a forked child: what was granted was granted to the parent."""
+        self.grant = None
+
+    def close(self) -> None:
+        """Under the mutex: give back what came and was not taken, and send away who still waits."""
+        self.is_closed = True
+        grant, self.grant = self.grant, None
+        if grant is not None:
+            try:
+                self.unlock()
+            except OSError:  # closing the descriptor will do
+                pass
+            grant.release()
+        leave_line(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fscoord import _system as system
@@ -46,17 +47,33 @@ def _absent(directory: str) -> str:
     return f"; its directory {directory} does not exist: create it first"
 
 
-def open_descriptor(path: str, flags: int, mode: int = 0o600) -> int:
-    """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program."""
+def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | None = None) -> int:
+    """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program.
+
+    The descriptor is added to `keep` in the same chain of C calls, which no signal handler can split, so that an
+    interruption doesn't lose it.
+    """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
-        return system.os.open(path, flags | extra, mode)
+        if keep is None:
+            return system.os.open(path, flags | extra, mode)
+        known = frozenset(keep)
+        keep.update(map(system.os.open, (path,), (flags | extra,), (mode,)))
+        return next(iter(keep - known))
     except OSError as error:
         if error.errno == system.errno.ELOOP:
             raise InsecurePathError(f"{path} is a symbolic link; name the file itself", path=path) from error
         if error.errno in (system.errno.EISDIR, system.errno.ENXIO):
             raise InsecurePathError(f"{path} is no regular file; name a file", path=path) from error
         raise
+
+
+def close_kept(fd: int, keep: set[int]) -> None:
+    """Close `fd`, and take it out of `keep`, in one chain of C calls."""
+    try:
+        list(map(partial.__call__, (partial(keep.discard, fd), partial(system.os.close, fd))))
+    except OSError:
+        pass
 
 
 def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:

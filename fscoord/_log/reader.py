@@ -59,11 +59,11 @@ class Shared:
 
 _shared: weakref.WeakValueDictionary[bytes, Shared] = weakref.WeakValueDictionary()
 _readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
-_guard = [system.threading.Lock()]
+_guard = [system.threading.RLock()]
 
 
 def _after_fork_in_child() -> None:
-    _guard[0] = system.threading.Lock()
+    _guard[0] = system.threading.RLock()
     for shared in list(_shared.values()):
         shared.renew()
     for reader in list(_readers):
@@ -132,8 +132,10 @@ class LogReader:
         return fd
 
     def _drop(self, fd: int) -> None:
-        self._descriptors.discard(fd)
-        system.close_quietly(fd)
+        paths.close_kept(fd, self._descriptors)
+
+    def _in_use(self) -> set[int]:
+        return {self._rfd}
 
     def _rewind(self) -> None:
         system.os.lseek(self._rfd, self._header_size, 0)
@@ -142,15 +144,15 @@ class LogReader:
     def _open_again(self) -> None:
         raise AssertionError("the half that knows how to open a log")
 
-    def _reopen(self, flags: int) -> int:
-        """Return another descriptor of the log, which must still be the same file."""
+    def _reopen(self, flags: int, keep: set[int]) -> int:
+        """Return another descriptor of the log, which must still be the same file; it is added to `keep`."""
         try:
-            fd = paths.open_descriptor(self.path, flags)
+            fd = paths.open_descriptor(self.path, flags, keep=keep)
         except FileNotFoundError:
             raise self._gone("was deleted") from None
         found = system.os.fstat(fd)
         if (found.st_dev, found.st_ino) != self._identity:
-            system.close_quietly(fd)
+            paths.close_kept(fd, keep)
             raise self._gone("was replaced by another file")
         return fd
 
@@ -230,15 +232,15 @@ class LogReader:
         self._torn = True
 
     def _examine(self) -> tail.Skip | tail.Torn | tail.Damage:
-        fd = self._reopen(system.os.O_RDONLY)
+        fd = self._reopen(system.os.O_RDONLY, self._descriptors)
         try:
             return tail.examine(fd, self._offset, self._chain, durable=self.header.durable)
         finally:
-            system.close_quietly(fd)
+            self._drop(fd)
 
     def _move(self, offset: int, chain: int) -> None:
         """Go on reading at `offset`, on a new descriptor: where the old one stands is not known, or not wanted."""
-        fd = self._hold(self._reopen(system.os.O_RDONLY))
+        fd = self._reopen(system.os.O_RDONLY, self._descriptors)
         system.os.lseek(fd, offset, 0)
         old, self._rfd = self._rfd, fd
         self._drop(old)
@@ -274,14 +276,15 @@ class LogReader:
 
     # -- trouble ---------------------------------------------------------------------------------------------------
 
+    def _entered_twice(self) -> StoreError:
+        return StoreError(
+            f"{self.path}: the store was called by a signal handler or finalizer that interrupted a call of the"
+            " same thread; hand the work to another thread",
+            path=self.path,
+        )
+
     def _sort_out(self) -> None:
-        """Under the mutex, before an operation: mend what an interruption or a fork left, or say that all is over."""
-        if self._shared.busy:
-            raise StoreError(
-                f"{self.path}: the store was called by a signal handler or finalizer that interrupted a call of the"
-                " same thread; hand the work to another thread",
-                path=self.path,
-            )
+        """At the start of an operation: mend what an interruption or a fork left, or say that all is over."""
         trouble = self._trouble
         if trouble & ENDED:
             kind, message = self._end
@@ -295,6 +298,8 @@ class LogReader:
                 self.left = self.bell = self._last_session = 0
                 self._rewind()
             self._move(self._offset, self._chain)
+            for fd in self._descriptors - self._in_use():  # an interruption came between opening and use, or close
+                self._drop(fd)
         except FscoordError:
             raise
         except OSError as error:

@@ -1,0 +1,508 @@
+"""Traps of the log's lock: holders that stop, waits that are given up, hand-overs that are interrupted."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import start_thread
+from faults.holder import Holder
+from faults.interrupts import At, interrupt
+
+from fscoord import FileStore
+from fscoord._log import file as log_file, line as log_line, lock as log_lock
+from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
+
+KINDS = ["ofd", "flock", "soft"]
+KERNEL_KINDS = ["ofd", "flock"]
+HANG_S = 20
+"""How long something may take before a test calls it hung. How long it takes, benchmarks measure."""
+
+every_kind = pytest.mark.parametrize("lock", KINDS)
+every_kernel_kind = pytest.mark.parametrize("lock", KERNEL_KINDS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the lock in the kernel at once, instead of trying again for a while."""
+    monkeypatch.setattr(log_lock, "PATIENCE_S", 0)
+
+
+@contextmanager
+def held(path: str, lock: str) -> Iterator[Callable[[], object]]:
+    """Hold the lock through a handle of its own; yields what gives it back."""
+    with FileStore(path, lock=lock, timeout=HANG_S) as holder:
+        kernel = holder._log._lock
+        until(lambda: takes(holder))
+        try:
+            yield kernel.unlock
+        finally:
+            kernel.unlock()
+
+
+def is_free(path: str, lock: str) -> bool:
+    """Say whether another handle gets the lock, before it would call that a hang."""
+    with FileStore(path, lock=lock, timeout=HANG_S) as store:
+        try:
+            store.set("free", "1")
+        except StoreTimeoutError:
+            return False
+    return True
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def lock_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-lock"]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another thread or process is about to do."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, "that never came"
+        time.sleep(0.001)
+
+
+# Holders that stop
+
+
+@every_kind
+@pytest.mark.parametrize("where", ["nothing", "half", "all"])
+def test_a_stopped_holder_is_named_and_the_deadline_met(path: str, lock: str, where: str, record_property: Any) -> None:
+    with FileStore(path, lock=lock, timeout=0.05) as store, Holder(path, lock, where) as holder:
+        start = time.monotonic()
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.set("k", "1")
+        took = time.monotonic() - start
+        record_property("milliseconds late", 1000 * (took - 0.05))
+        assert 0.05 <= caught.value.waited <= took < HANG_S
+        assert caught.value.holder == holder.name
+        assert holder.name in str(caught.value)
+        holder.finish()
+        store.set_timeout(HANG_S)
+        store.set("k", "2")
+        assert store.get("held") == b"by the holder"
+
+
+@every_kernel_kind
+def test_a_stopped_holder_that_goes_on_loses_nothing(path: str, lock: str) -> None:
+    with FileStore(path, lock=lock, timeout=HANG_S) as store, Holder(path, lock) as holder:
+        with start_thread(store.add, "n", 1) as waiter:
+            until(lock_threads)
+            assert holder.finish() == "by the holder"
+        assert waiter.result == 1
+        assert store.get("held") == b"by the holder"
+
+
+def test_a_holder_that_has_written_nothing_yet_is_called_that(path: str) -> None:
+    with (
+        FileStore(path, timeout=0.05) as store,
+        Holder(path, introduced=False),
+        pytest.raises(StoreTimeoutError, match="has not written yet"),
+    ):
+        store.set("k", "1")
+
+
+def test_a_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
+    with FileStore(path, timeout=0.05) as store, Holder(path) as holder:
+        assert not store._log.sessions
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.set("k", "1")
+        assert caught.value.holder == holder.name
+
+
+@every_kind
+def test_reads_need_no_lock(path: str, lock: str) -> None:
+    """What is complete is read while a holder is stopped; what it has half written is not there."""
+    with FileStore(path, lock=lock, timeout=HANG_S) as store:
+        store.set("k", "1")
+        with Holder(path, lock) as holder:
+            assert store.get("k") == b"1"
+            assert not store.check(["held"])
+            assert store.list_keys() == ["holder", "k"]
+            holder.finish()
+        assert store.check(["held"])
+
+
+@pytest.mark.parametrize("where", ["nothing", "all"])
+def test_a_wait_keeps_its_deadline_while_a_holder_is_stopped(path: str, where: str) -> None:
+    """Even the first wait on a log, which would announce a bell and needs the lock for that."""
+    with FileStore(path, timeout=HANG_S) as store, Holder(path, where=where):
+        start = time.monotonic()
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.wait(["k"], 0.05)
+        assert time.monotonic() - start < HANG_S / 2
+        assert caught.value.keys == ("k",)
+
+
+def test_a_key_is_seen_at_once_though_its_writer_has_not_let_go_of_the_lock(path: str) -> None:
+    with FileStore(path, timeout=HANG_S) as store, start_thread(store.get, "held") as waiter, Holder(path, where="all"):
+        until(lambda: not waiter.is_alive())
+    assert waiter.result == b"by the holder"
+
+
+def test_a_timeout_of_zero_looks_once(path: str) -> None:
+    with FileStore(path, timeout=0) as store, Holder(path) as holder:
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.set("k", "1")
+        assert caught.value.holder == holder.name
+        with pytest.raises(StoreTimeoutError):
+            store.get("k")
+
+
+def test_a_timeout_without_limit_waits_as_long_as_it_takes(path: str) -> None:
+    with FileStore(path, timeout=math.inf) as store, Holder(path) as holder:
+        with start_thread(store.add, "n", 1) as waiter:
+            until(lock_threads)
+            holder.finish()
+        assert waiter.result == 1
+
+
+def test_nan_is_no_timeout(path: str) -> None:
+    with FileStore(path) as store:
+        for call in (lambda: store.set_timeout(math.nan), lambda: store.wait(["k"], math.nan)):
+            with pytest.raises(ValueError, match=r"NaN|nan"):
+                call()
+    with pytest.raises(ValueError, match=r"NaN|nan"):
+        FileStore(path, timeout=math.nan)
+
+
+# Waits that are given up
+
+
+@every_kernel_kind
+def test_a_wait_given_up_does_not_take_the_lock_later(path: str, lock: str, impatient: None) -> None:
+    with FileStore(path, lock=lock, timeout=0.05) as store:
+        descriptors = count_descriptors()
+        with Holder(path, lock) as holder:
+            with pytest.raises(StoreTimeoutError):
+                store.set("k", "1")
+            holder.finish()
+        for thread in lock_threads():
+            thread.join(HANG_S)
+        assert count_descriptors() == descriptors
+        assert is_free(path, lock)
+        assert not store.check(["k"])
+
+
+@every_kernel_kind
+def test_a_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impatient: None) -> None:
+    """The request that nobody waits for any more gets the lock, at some time, and gives it back: its own hold alone."""
+    with FileStore(path, lock=lock, timeout=0.05) as store, FileStore(path, lock=lock, timeout=0.05) as stranger:
+        with held(path, lock) as release:
+            with pytest.raises(StoreTimeoutError):
+                store.set("k", "1")
+            release()
+            store.set_timeout(HANG_S)
+            found = []
+
+            def decide(*_: bytes) -> tuple[None, int, bytes]:
+                """Holding the lock, let the old request come and go, and see whether a stranger gets in."""
+                for thread in lock_threads():
+                    thread.join(0.1)
+                try:
+                    stranger._log._lock.try_lock()
+                    found.append("a stranger got in")
+                except BlockingIOError:
+                    pass
+                finally:
+                    stranger._log._lock.unlock()
+                return None, 0, b""
+
+            for _ in range(3):
+                store._log.update(1, b"k", b"v", decide, HANG_S)
+            assert not found
+        assert is_free(path, lock)
+
+
+def test_waits_given_up_on_one_stopped_holder_share_a_request(path: str, impatient: None) -> None:
+    """However many handles come, give up and close: one thread and one descriptor wait in the kernel."""
+    with FileStore(path, timeout=0) as store, Holder(path) as holder:
+        before = count_descriptors()
+        for _ in range(20):
+            with pytest.raises(StoreTimeoutError):
+                store.set("k", "1")
+            with FileStore(path, timeout=0) as other, pytest.raises(StoreTimeoutError):
+                other.set("k", "1")
+        assert len(lock_threads()) == 1
+        assert count_descriptors() == before + 1
+        holder.finish()
+        store.set_timeout(HANG_S)
+        store.set("k", "1")
+
+
+def test_threads_and_handles_that_wait_for_a_stopped_holder_all_get_the_lock(path: str, impatient: None) -> None:
+    with FileStore(path, timeout=HANG_S) as store, Holder(path) as holder:
+        handles = [store, store.clone(), store.clone()]
+        waiters = [start_thread(handle.add, "n", 1) for handle in handles for _ in range(3)]
+        until(lambda: len(log_line._requests) == 1 and sum(map(len, waiting_lists())) == len(waiters))
+        assert len(lock_threads()) == 1
+        holder.finish()
+        assert sorted(waiter.join() for waiter in waiters) == list(range(1, 10))
+        for handle in handles[1:]:
+            handle.close()
+
+
+def waiting_lists() -> list[Any]:
+    return [request.waiters for request in log_line._requests.values()]
+
+
+def test_a_handle_thrown_away_while_it_waits_leaves_nothing(path: str, impatient: None) -> None:
+    before = count_descriptors()
+    store = FileStore(path, timeout=0)
+    own = count_descriptors() - before
+    with Holder(path) as holder:
+        with pytest.raises(StoreTimeoutError):
+            store.set("k", "1")
+        waiting = count_descriptors()
+        del store
+        gc.collect()
+        assert count_descriptors() == waiting - own
+        holder.finish()
+    for thread in lock_threads():
+        thread.join(HANG_S)
+    assert count_descriptors() == before
+    assert is_free(path, "ofd")
+
+
+@every_kind
+def test_closing_ends_the_waits_of_other_threads_for_the_lock(path: str, lock: str) -> None:
+    store = FileStore(path, lock=lock, timeout=math.inf)
+    with Holder(path, lock) as holder:
+        waiter = start_thread(store.set, "k", "1")
+        if lock == "soft":
+            until(lambda: waiter.is_alive())
+        else:
+            until(lock_threads)
+        store.close()
+        with pytest.raises(StoreClosedError):
+            waiter.join()
+        holder.finish()
+    assert is_free(path, lock)
+
+
+def test_a_wait_that_the_kernel_refuses_goes_on_by_trying(
+    path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may know F_OFD_SETLK and not F_OFD_SETLKW; a process may have no descriptor or thread left."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(log_lock.LogLock, "block", refuse)
+    with FileStore(path, timeout=HANG_S) as store, held(path, "ofd") as release:
+        with start_thread(store.add, "n", 1) as waiter:
+            until(lambda: not store._log._lock.can_block)
+            assert waiter.is_alive()
+            release()
+        assert waiter.result == 1
+
+
+def test_a_wait_goes_on_by_trying_where_no_thread_can_be_started(
+    path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with FileStore(path, timeout=0.05) as store, held(path, "ofd"):
+        descriptors = count_descriptors()
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(StoreTimeoutError):
+            store.set("k", "1")
+        assert count_descriptors() == descriptors
+
+
+def test_a_wait_goes_on_by_trying_where_no_descriptor_is_left(
+    path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reopen(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(log_file.LogFile, "_reopen", reopen)
+    with FileStore(path, timeout=0.05) as store, held(path, "ofd"), pytest.raises(StoreTimeoutError):
+        store.set("k", "1")
+
+
+# Interruptions of the hand-over
+
+
+@every_kernel_kind
+def test_an_interrupted_hand_over_never_lets_two_hold_the_lock(path: str, lock: str, impatient: None) -> None:
+    """At every point of a call that gets the lock from the kernel: it is free afterwards, and the handle works."""
+    points = iter(range(1, 1000))
+    while interrupt_hand_over(path, lock, next(points)):
+        pass
+    assert next(points) > 30
+
+
+def interrupt_hand_over(path: str, lock: str, number: int) -> bool:
+    """Interrupt a call that gets the lock from the kernel at the given point; say whether it has so many."""
+    with FileStore(path, lock=lock, timeout=HANG_S) as store, FileStore(path, lock=lock, timeout=HANG_S) as other:
+        store.set("introduced", "1")
+        at = At(number, interrupt)
+        with held(path, lock) as release, start_thread(interrupted, at, store.add, "n", 1) as waiter:
+            until(lambda: at.reached or any(waiting_lists()) or not waiter.is_alive())
+            release()
+        until(lambda: takes(other))
+        store.set_timeout(0)
+        with pytest.raises(StoreTimeoutError):  # for the other holds the lock
+            store.set("two", at.where)
+        other._log._lock.unlock()
+        store.set_timeout(HANG_S)
+        assert store.add("m", 1) == number
+    return at.reached
+
+
+def interrupted(at: At, call: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        with at:
+            call(*arguments)
+    except KeyboardInterrupt:
+        pass
+
+
+def takes(store: FileStore) -> bool:
+    try:
+        store._log._lock.try_lock()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_a_call_ends_at_once_when_ctrl_c_comes_while_it_waits_for_the_lock(path: str) -> None:
+    with FileStore(path, timeout=math.inf) as store, Holder(path) as holder:
+        with start_thread(press_ctrl_c, lock_threads), pytest.raises(KeyboardInterrupt):
+            store.set("k", "1")
+        holder.finish()
+        store.set("k", "2")
+    assert is_free(path, "ofd")
+
+
+def press_ctrl_c(condition: Callable[[], Any]) -> None:
+    until(condition)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# Ends of processes
+
+
+@every_kernel_kind
+def test_an_interpreter_may_end_while_it_waits_for_the_lock(path: str, lock: str) -> None:
+    program = (
+        "import sys, threading, fscoord\n"
+        f"store = fscoord.FileStore({path!r}, lock={lock!r}, timeout=60)\n"
+        "threading.Thread(target=store.set, args=('k', '1'), daemon=True).start()\n"
+        "while not [thread for thread in threading.enumerate() if thread.name == 'fscoord-lock']: pass\n"
+        "print('waiting')\n"
+    )
+    with FileStore(path, lock=lock), Holder(path, lock) as holder:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "waiting\n", "")
+        holder.finish()
+    assert is_free(path, lock)
+
+
+def test_a_participant_that_ends_while_the_holder_is_stopped_says_nothing_and_ends(path: str) -> None:
+    """Its leaving is lost; but no thread can be started any more, and nothing is printed."""
+    program = f"import fscoord; fscoord.FileStore({path!r}, world_size=2, timeout=0.2)\n"
+    with FileStore(path), Holder(path):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@every_kind
+def test_a_killed_holder_frees_the_lock_and_its_torn_record_is_voided(path: str, lock: str) -> None:
+    with FileStore(path, lock=lock, timeout=HANG_S) as store:
+        with Holder(path, lock) as holder:
+            holder.kill()
+        assert store.add("n", 1) == 1
+        assert not store.check(["held"])
+
+
+# Different ideas of the lock
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize(("first", "second"), [(a, b) for a in KINDS for b in KINDS if a != b])
+def test_two_openers_must_want_the_same_lock(path: str, first: str, second: str, empty: bool) -> None:
+    if empty:
+        Path(path).touch(0o600)
+    with FileStore(path, lock=first) as store:
+        store.set("k", "1")
+        with pytest.raises(StoreError, match=f'lock="{first}"'):
+            FileStore(path, lock=second)
+        with FileStore(path, lock=second, read_only=True) as reader:
+            assert reader.get("k") == b"1"
+
+
+def test_openers_of_an_empty_file_that_want_different_locks_agree_on_one(path: str) -> None:
+    """All at once: whoever comes first writes the header, and only those who want the same lock get in."""
+    Path(path).touch(0o600)
+    ready = threading.Barrier(6)
+
+    def opener(lock: str) -> str:
+        ready.wait(HANG_S)
+        try:
+            with FileStore(path, lock=lock, timeout=HANG_S) as store:
+                store.add("n", 1)
+            return lock
+        except StoreError as error:
+            return str(error)
+
+    results = [thread.join() for thread in [start_thread(opener, lock) for lock in KINDS * 2]]
+    losers = [result for result in results if "this log is locked by" in result]
+    (agreed,) = set(results) - set(losers)
+    assert agreed in KINDS
+    with FileStore(path, lock=agreed) as store:
+        assert int(store.get("n")) == len(results) - len(losers)
+
+
+# Readers that may not write
+
+
+def test_a_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, timeout=0.05) as store, FileStore(path, read_only=True, timeout=HANG_S) as reader:
+        store.set("k", "1")
+        with held(path, "ofd") as release:
+            monkeypatch.setattr(reader._log, "_reads_need_lock", True)
+            with start_thread(reader.get, "k") as waiter:
+                for _ in range(10):
+                    assert store.get("k") == b"1"
+                with pytest.raises(StoreTimeoutError):
+                    store.set("k", "2")
+                assert waiter.is_alive()
+                release()
+        assert waiter.result == b"1"
+
+
+def test_a_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lock held, nothing that reading does to its descriptors lets the lock go, or fails."""
+    with FileStore(path) as store, FileStore(path, read_only=True) as reader:
+        store.set("k", "1")
+        with open(path, "ab") as log:
+            log.write(b"torn")
+        monkeypatch.setattr(reader._log, "_reads_need_lock", True)
+        assert reader.get("k") == b"1"
+        store.set("k", "2")
+        assert reader.get("k") == b"2"
