@@ -89,7 +89,10 @@ class Bell:
     @property
     def is_lost(self) -> bool:
         """Whether the file has no name any more, or is not open, so that a ring won't be heard."""
-        return self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0
+        try:
+            return self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0
+        except OSError:
+            return True
 
 
 _bells: weakref.WeakSet[Bell] = weakref.WeakSet()

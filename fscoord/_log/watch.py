@@ -1,8 +1,11 @@
 """Sleep until the log may have changed: inotify read in the waiting thread, beside a slow poll that is always on.
 
 Nothing depends on an event having come: it only ends a sleep early. One thread of a process reads the inotify
-descriptor (of 600 wake-ups two threads lost 210) and wakes the others whose marks are cleared; when it leaves, another
+descriptor (of 600 wake-ups two threads lost 210) and wakes the others who are rung; when it leaves, another
 takes over.
+
+A signal handler may wait, too, wherever it interrupts another wait of its thread. So nothing here is kept apart by a
+lock that such a handler could find locked for ever, and whatever it could change meanwhile is copied first.
 """
 
 from __future__ import annotations
@@ -34,14 +37,19 @@ class Watch:
         bell: the bell that is watched, or None.
         mode: ``"auto"``, ``"inotify"`` (or else an error) or ``"poll"``.
         is_local: whether every writer is on this host, so that inotify hears of all.
+
+    Attributes:
+        is_announced: whether writers know of the bell.
+        heard: counts the events, where there is no bell to ask whom they were for.
     """
 
     def __init__(self, log_path: str, bell: Bell | None, mode: str, *, is_local: bool) -> None:
         self._log_path = log_path
         self.bell = bell
-        self._mutex = system.threading.Lock()
-        self._tickets: set[Ticket] = set()
-        self._leader: Ticket | None = None
+        self.is_announced = False
+        self.heard = 0
+        self._asleep: set[Ticket] = set()
+        self._ears = system.threading.RLock()  # held by who listens; to release it when one doesn't is harmless
         self._events: Any = None
         self.is_closed = False
         if mode != "poll" and (is_local or mode == "inotify"):
@@ -56,8 +64,17 @@ class Watch:
 
     def _start(self, mode: str) -> None:
         target, mask = (self._log_path, system.LOG_CHANGED) if self.bell is None else (self.bell.path, system.BELL_RUNG)
+        me = weakref.ref(self)
+
+        def wake() -> None:
+            watch = me()
+            if watch is not None:
+                watch._wake_all()
+
         try:
-            self._events = system.watch_file(target, mask, self._wake_all)
+            if mode == "inotify" and not system.has_inotify():
+                raise OSError(system.errno.ENOSYS, "this platform has none")
+            self._events = system.watch_file(target, mask, wake)
         except (OSError, ImportError, AttributeError) as error:
             if mode == "inotify":
                 raise UnsupportedFilesystemError(
@@ -65,11 +82,14 @@ class Watch:
                     path=self._log_path,
                 ) from error
             log.warning("%s: no events from the file system (%s); polling instead", self._log_path, error)
+        else:
+            weakref.finalize(self, self._events.close).atexit = False
 
     @property
     def is_stale(self) -> bool:
         """Whether a new watch would hear more than this one."""
-        return self.is_closed or (self.bell is not None and self.bell.is_lost)
+        bell = self.bell
+        return self.is_closed or (bell is not None and bell.is_lost)
 
     def close(self) -> None:
         """Give the descriptors back; who still waits goes on by polling."""
@@ -83,69 +103,65 @@ class Watch:
 
     def lose_bell(self, error: OSError) -> None:
         """The bell failed: poll from now on."""
-        if self.bell is not None:
-            log.warning("%s can't be used (%s); waits go on, by polling", self.bell.path, error)
-            self.bell = self._events = None
+        bell, self.bell, self._events = self.bell, None, None
+        if bell is not None:
+            log.warning("%s can't be used (%s); waits go on, by polling", bell.path, error)
 
     # -- sleeping --------------------------------------------------------------------------------------------------
-
-    def enter(self, ticket: Ticket) -> None:
-        """From now on `ticket` is woken by events."""
-        with self._mutex:
-            self._tickets.add(ticket)
-
-    def leave(self, ticket: Ticket) -> None:
-        """`ticket` does not wait any more; if it was the one that listened, another takes over."""
-        with self._mutex:
-            self._tickets.discard(ticket)
-            self._step_down(ticket)
 
     def sleep(self, ticket: Ticket, until: float) -> bool:
         """Return True when `ticket` is rung, and False at `until` by the monotonic clock."""
         events = self._events
-        while True:
-            left = until - system.time.monotonic()
-            if left <= 0:
-                return ticket.is_rung()
-            if events is not None and events.readable and self._lead(ticket):
-                if events.wait(left) and self._pass_on(ticket):
-                    return True
-            elif ticket.follow(left):
-                return True
+        try:
+            self._asleep.add(ticket)
+            while not ticket.is_rung():
+                left = until - system.time.monotonic()
+                if left <= 0:
+                    return False
+                if events is None or not events.readable:
+                    ticket.wake.wait(left)
+                else:
+                    self._listen(events, ticket, left)
+            return True
+        finally:
+            self._asleep.discard(ticket)
+            self._hand_on()
 
-    def _lead(self, ticket: Ticket) -> bool:
-        with self._mutex:
-            if self._leader is None or self._leader is ticket or self._leader not in self._tickets:
-                self._leader = ticket
-            return self._leader is ticket
+    def _listen(self, events: Any, ticket: Ticket, left: float) -> None:
+        """Wait for an event, or, if another thread does, to be woken by it or to take its place."""
+        try:
+            if not self._ears.acquire(blocking=False):
+                ticket.wake.wait(left)
+            elif events.wait(left):
+                self.heard += 1
+                for other in list(self._asleep):
+                    if other is not ticket and other.is_rung():
+                        other.wake.set()
+        finally:
+            try:
+                self._ears.release()
+            except RuntimeError:  # it is another's
+                pass
 
-    def _step_down(self, ticket: Ticket) -> None:
-        if self._leader is ticket:
-            self._leader = None
-            for other in self._tickets:
-                if other is not ticket:
-                    other.call()
-                    break
-
-    def _pass_on(self, leader: Ticket) -> bool:
-        """After an event: wake the others that it is for, and return whether it is for `leader`."""
-        with self._mutex:
-            for other in self._tickets:
-                if other is not leader:
-                    other.rung = other.rung or self.bell is None
-                    if other.is_rung():
-                        other.call()
-            is_rung = self.bell is None or leader.is_rung()
-            if is_rung:
-                self._step_down(leader)
-            return is_rung
+    def _hand_on(self) -> None:
+        """Let another listen in the place of who leaves."""
+        for other in list(self._asleep):
+            if other.wake.set():
+                break
 
     def _wake_all(self) -> None:
         """For event sources with a thread of their own."""
-        with self._mutex:
-            for ticket in self._tickets:
-                ticket.rung = True
-                ticket.call()
+        self.heard += 1
+        for ticket in list(self._asleep):
+            ticket.wake.set()
+
+    def look_about(self) -> None:
+        """Have everybody who sleeps see whether its wait is over."""
+        events = self._events
+        for ticket in list(self._asleep):
+            ticket.wake.set()
+        if events is not None and events.readable:
+            events.interrupt()
 
 
 class Ticket:
@@ -155,20 +171,14 @@ class Ticket:
         self._watch = watch
         self._bucket = 0
         self._mark = b""
+        self._heard = watch.heard
         self._pause = SLOW_FIRST_S if watch.hears else POLL_FIRST_S
-        self._called: system.threading.Event | None = None  # only for who does not listen itself
-        self.rung = False
-
-    def __enter__(self) -> Ticket:
-        self._watch.enter(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watch.leave(self)
+        self.wake = system.Wakeup()
+        self.is_over = False
 
     def arm(self, number: int) -> None:
         """Before a look at the log: what is written to bucket `number` after that look ends the next `sleep`."""
-        self.rung = False
+        self._heard = self._watch.heard
         bell = self._watch.bell
         if bell is not None:
             try:
@@ -177,29 +187,15 @@ class Ticket:
                 self._watch.lose_bell(error)
 
     def is_rung(self) -> bool:
-        """Whether the log may have news for this wait."""
+        """Whether the log may have news for this wait, or the wait is over."""
         bell = self._watch.bell
-        if self.rung or bell is None:
-            return self.rung
+        if self.is_over or bell is None:
+            return self.is_over or self._heard != self._watch.heard
         try:
             return bell.is_rung(self._bucket, self._mark)
         except OSError as error:
             self._watch.lose_bell(error)
             return True
-
-    def call(self) -> None:
-        """Have the thread that sleeps in `follow` look about."""
-        if self._called is not None:
-            self._called.set()
-
-    def follow(self, left: float) -> bool:
-        """Sleep until called, at most `left` seconds; return whether this wait is rung."""
-        if self._called is None:
-            self._called = system.threading.Event()
-        if not self.is_rung():  # rung before there was something to call
-            self._called.wait(left)
-            self._called.clear()
-        return self.is_rung()
 
     def sleep(self, left: float) -> bool:
         """Sleep until the log may have changed, at most `left` seconds; False when it was only time for a poll."""
@@ -213,7 +209,7 @@ class Ticket:
 
 
 _watches: weakref.WeakValueDictionary[tuple[bytes, str], Watch] = weakref.WeakValueDictionary()
-_guard = [system.threading.Lock()]
+_guard = [system.threading.RLock()]
 
 
 def shared_watch(log_id: bytes, mode: str, make: Callable[[], Watch]) -> Watch:
@@ -232,7 +228,7 @@ def shared_watch(log_id: bytes, mode: str, make: Callable[[], Watch]) -> Watch:
 
 
 def _after_fork_in_child() -> None:
-    _guard[0] = system.threading.Lock()
+    _guard[0] = system.threading.RLock()
     for watch in list(_watches.values()):
         watch.close()
     _watches.clear()

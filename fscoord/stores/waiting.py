@@ -12,13 +12,16 @@ from fscoord._log.bell import Bell, bucket
 from fscoord._log.file import LogFile
 from fscoord._log.opening import Wanted
 from fscoord._log.watch import Ticket, Watch, shared_watch
-from fscoord.errors import FscoordError, StoreTimeoutError
+from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 
 __all__ = ["BELL_SUFFIX", "MISSING", "Missing", "Waiting"]
 
 log = logging.getLogger(__name__)
 
 BELL_SUFFIX: Final = ".bell"
+
+ANNOUNCE_S: Final = 0.1
+"""How long a wait without rings may do without looks, to get the lock for an announcement."""
 
 T = TypeVar("T")
 
@@ -44,17 +47,19 @@ class Waiting:
         self._bell: Bell | None = None
         self._announcements = 0
         self._watch: Watch | None = None
+        self._tickets: set[Ticket] = set()
         self._warned = False
 
     def ring(self, names: Iterable[bytes]) -> None:
         """Wake those who wait for one of the keys `names`, which have just been written."""
-        if self._announcements != self._log.bell or (self._bell is not None and self._bell.fd < 0):
+        bell = self._bell
+        if self._announcements != self._log.bell or (bell is not None and bell.fd < 0):
             self._announcements = self._log.bell
-            self._bell = self._open_bell()
-        if self._bell is not None:
+            bell = self._bell = self._open_bell()
+        if bell is not None:
             try:
                 for name in names:
-                    self._bell.ring(bucket(name))
+                    bell.ring(bucket(name))
             except OSError as error:
                 self._warn(error)
                 self._bell = None
@@ -66,47 +71,58 @@ class Waiting:
         """
         deadline = system.time.monotonic() + limit
         found = look(limit)
-        if not isinstance(found, Missing) or limit <= 0:
-            return found
-        while True:
-            watch = self._listen(deadline)
-            with Ticket(watch) as ticket:
-                is_rung = False
-                while True:
-                    if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
-                        ticket.arm(bucket(lacking()))
-                    left = deadline - system.time.monotonic()
-                    found = look(max(left, 0.0))
-                    if not isinstance(found, Missing) or left <= 0:
-                        return found
-                    if is_rung:
-                        is_rung = False
-                        continue
-                    is_rung = ticket.sleep(left)
-                    if not is_rung and watch.is_stale:
-                        self._watch = None
-                        break
+        while isinstance(found, Missing) and system.time.monotonic() < deadline:
+            found = self._follow(self._listen(deadline), deadline, look, lacking)
+        return found
+
+    def _follow(
+        self, watch: Watch, deadline: float, look: Callable[[float], T | Missing], lacking: Callable[[], bytes]
+    ) -> T | Missing:
+        """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
+        ticket = Ticket(watch)
+        try:
+            self._tickets.add(ticket)
+            is_rung = False
+            while True:
+                awaited = lacking()
+                if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
+                    ticket.arm(bucket(awaited))
+                left = deadline - system.time.monotonic()
+                found = look(max(left, 0.0))
+                if not isinstance(found, Missing) or left <= 0:
+                    return found
+                if is_rung or lacking() != awaited:  # the ring that will come is not the one that was asked for
+                    is_rung = False
+                    continue
+                is_rung = ticket.sleep(left)
+                if not is_rung and (watch.is_stale or not watch.is_announced):
+                    self._watch = None
+                    return found
+        finally:
+            self._tickets.discard(ticket)
 
     def close(self) -> None:
-        """Give the descriptors back."""
-        if self._bell is not None:
-            self._bell.close()
-        self._bell = self._watch = None
+        """Give the descriptors back, when no other thread uses them any more, and wake the handle's waits."""
+        watch, self._watch, self._bell = self._watch, None, None
+        for ticket in list(self._tickets):
+            ticket.is_over = True
+        if watch is not None:
+            watch.look_about()
 
     def _listen(self, deadline: float) -> Watch:
-        if self._watch is None or self._watch.is_closed:
-            self._watch = shared_watch(self._log.header.log_id, self._mode, lambda: self._make_watch(deadline))
-        return self._watch
+        watch = self._watch
+        if watch is None or watch.is_closed:
+            watch = self._watch = shared_watch(self._log.header.log_id, self._mode, self._make_watch)
+        if not watch.is_announced:
+            self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
+        return watch
 
-    def _make_watch(self, deadline: float) -> Watch:
+    def _make_watch(self) -> Watch:
         local = self._log.mount.is_local
         bell = None
         if self._mode != "poll" and local and system.has_inotify() and not self._wanted.read_only:
             bell = self._open_bell()
-        watch = Watch(self._log.path, bell, self._mode, is_local=local)
-        if watch.bell is not None:
-            self._announce(watch, watch.bell, deadline)
-        return watch
+        return Watch(self._log.path, bell, self._mode, is_local=local)
 
     def _open_bell(self) -> Bell | None:
         try:
@@ -115,17 +131,21 @@ class Waiting:
             self._warn(error)
             return None
 
-    def _announce(self, watch: Watch, bell: Bell, deadline: float) -> None:
-        """Tell writers that there is a bell to ring; not for longer than the wait may take for which it is needed."""
+    def _announce(self, watch: Watch, limit: float) -> None:
+        """Tell writers that there is a bell to ring, if the lock for that comes soon; else at the next slow poll."""
+        bell = watch.bell
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            return None, record.BELL if bell.is_new or not self._log.bell else 0, b""
+            known = self._log.bell and (watch.is_announced or not (bell and bell.is_new))
+            return None, 0 if known else record.BELL, b""
 
         try:
-            self._log.update(record.BELL, b"", b"", decide, max(0.0, deadline - system.time.monotonic()))
-        except StoreTimeoutError:
-            watch.close()  # no writer knows of the bell: whoever waits next tries again
-        except (FscoordError, OSError) as error:
+            if bell is not None and (bell.is_new or not self._log.bell):
+                self._log.update(record.BELL, b"", b"", decide, limit)
+            watch.is_announced = True
+        except StoreTimeoutError as error:
+            log.debug("%s: its bell is not announced yet: %s", self._log.path, error)
+        except StoreUnavailableError as error:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
