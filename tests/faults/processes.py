@@ -26,7 +26,7 @@ class Processes:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, self._module, *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -51,6 +51,13 @@ def wait_until_ready(process: subprocess.Popen[str]) -> None:
     """Return when the process has said so."""
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", process.communicate()[1]
+
+
+def let_go(process: subprocess.Popen[str]) -> None:
+    """Give the process the line that it waits for."""
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
 
 
 def result(process: subprocess.Popen[str], limit: float) -> Any:
