@@ -39,7 +39,7 @@ KIND_NAMES: Final = {number: name for name, number in KINDS.items()}
 BASE: Final = 1 << 62
 _FLOCK_STRUCT = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 SPINS: Final = 3
-NAP_S: Final = 0.0005
+NAP_FIRST_S, NAP_S = 0.00005, 0.0005
 PATIENCE_S: Final = 0.02
 """How long to nap and try again before waiting in the kernel: among many busy writers that is faster, for a lock that
 is handed to a sleeping process is held by nobody who works until it wakes."""
@@ -197,7 +197,11 @@ class LogLock:
             patient: nap and try for a while before waiting in the kernel.
         """
         if patient and waited < PATIENCE_S:
-            system.time.sleep(0 if attempt <= SPINS else min(NAP_S, left))
+            if attempt <= SPINS:
+                system.os.sched_yield()
+            else:
+                doublings = min(attempt - SPINS - 1, 10)
+                system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
                 wait_in_line(self, left, reopen)
