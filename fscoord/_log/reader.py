@@ -117,13 +117,13 @@ class LogReader:
 
     def _adopt(self, rfd: int, header: Header, size: int, chain: int) -> None:
         """Begin to follow the log that `rfd` is open on, just behind its header."""
+        self._rfd = self._hold(rfd)
         found = system.os.fstat(rfd)
         self._identity = (found.st_dev, found.st_ino)
         self.header, self._header_size, self._header_chain = header, size, chain
         with _guard[0]:
             self._shared = _shared.setdefault(header.log_id, Shared())
         self.mutex = self._shared.mutex
-        self._rfd = self._hold(rfd)
         self._rewind()
         _readers.add(self)
 
