@@ -199,13 +199,18 @@ class LogFile(LogReader):
             paths.unlink_quietly(self.path)
         return is_last
 
-    def close(self) -> None:
-        """Give the descriptors back; every later operation raises `StoreClosedError`."""
+    def refuse_reentry(self) -> None:
+        """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
         if not system.own_process[0]:
             system.recover_from_fork()
         with self.mutex:
             if self._shared.busy:
                 raise self._entered_twice()
+
+    def close(self) -> None:
+        """Give the descriptors back; every later operation raises `StoreClosedError`."""
+        with self.mutex:
+            self.refuse_reentry()
             self._finish(StoreClosedError, "is closed; open the store again")
             self._lock.close()
             for fd in list(self._descriptors):

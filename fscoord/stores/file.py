@@ -288,6 +288,7 @@ class FileStore(Store):
     @system.alone_if_faked
     def close(self) -> None:
         """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
+        self._log.refuse_reentry()
         if not lifetime.end(self):
             return
         try:
@@ -297,8 +298,8 @@ class FileStore(Store):
         except FscoordError as error:
             log.debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
         finally:
-            self._waiting.close()
             self._log.close()
+            self._waiting.close()
             if self._remove_temporary is not None:
                 self._remove_temporary()
 
