@@ -59,14 +59,15 @@ def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
     length = record.frame_length(frame, chain)
     end = offset + record.FRAME_SIZE + max(0, length)
     place = void_place(end)
+    verdict: Verdict = Damage(offset, "the record's checksum does not match")
     if _first_data(fd, end, min(place, size)) is None:  # after a complete record the next one begins at once
         torn = _read(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in its kind
         behind_frame = _next_sector(offset + record.FRAME_SIZE)
         if torn or (durable and length > 0 and _lost_sector(fd, behind_frame, end, size)):
-            return _follow(fd, offset, place, size, chain)
-    if durable and length < 0 and _lost_sector(fd, offset, end, size):
-        return _search(fd, offset, place, size, chain)
-    return Damage(offset, "the record's checksum does not match")
+            verdict = _follow(fd, offset, place, size, chain)
+    if durable and length < 0 and isinstance(verdict, Damage) and _lost_sector(fd, offset, end, size):
+        verdict = _search(fd, offset, place, size, chain)
+    return verdict
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int) -> Verdict:

@@ -135,11 +135,12 @@ def behind_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str
     if durable and length and not torn:
         starts = range(-(-(offset + 12) // SECTOR) * SECTOR, min(end, len(data)), SECTOR)
         torn = any(only_zeros(data, start, start + SECTOR) for start in starts)
+    verdict = "damaged", 0, 0
     if torn and only_zeros(data, end, place):
-        return behind_torn(data, offset, chain, place)
-    if durable and not length and frame_is_lost(data, offset):
-        return behind_lost(data, offset, chain, place)
-    return "damaged", 0, 0
+        verdict = behind_torn(data, offset, chain, place)
+    if verdict[0] == "damaged" and durable and not length and frame_is_lost(data, offset):
+        verdict = behind_lost(data, offset, chain, place)
+    return verdict
 
 
 def is_void(data: bytes, start: int, offset: int, chain: int) -> bool:
