@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
@@ -19,6 +19,8 @@ from fscoord._log.record import Header, Record, Session
 from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
 
 __all__ = ["Consumer", "LogReader"]
+
+T = TypeVar("T")
 
 CHUNK: Final = 1 << 16
 LOOK_S: Final = 0.05
@@ -88,7 +90,7 @@ class LogReader:
     Attributes:
         path: the absolute path of the log.
         header: what the log begins with.
-        mutex: excludes the threads of this process; hold it to look at the consumer's state.
+        mutex: excludes the threads of this process.
         sessions: who has introduced themselves, by session number.
         bell: how often a bell was announced (see `bell`); 0 if nobody has waited yet.
         left: how many participants have left for good.
@@ -273,6 +275,18 @@ class LogReader:
         if found.st_nlink == 0 or not paths.same_file(named, found):
             raise self._gone("was replaced by another file")
         self._looked = now
+
+    def inspect(self, answer: Callable[[], T]) -> T:
+        """Return what `answer` makes of the consumer's state; nobody changes it meanwhile, nor does a signal handler."""
+        shared = self._shared
+        with shared.mutex:
+            if shared.busy:
+                raise self._entered_twice()
+            try:
+                shared.busy = True
+                return answer()
+            finally:
+                shared.busy = False
 
     # -- trouble ---------------------------------------------------------------------------------------------------
 

@@ -314,8 +314,7 @@ class FileStore(Store):
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
         """Return `answer` of one moment in the life of the store, and of no moment before this call."""
         self._log.refresh(limit)
-        with self._log.mutex:
-            return answer()
+        return self._log.inspect(answer)
 
     def _await(self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str) -> T:
         """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.

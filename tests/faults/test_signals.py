@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
     "get": lambda store: store.get("fresh"),
     "check": lambda store: store.check(["fresh"]),
     "list_keys": lambda store: store.list_keys(),
+    "multi_get": lambda store: store.multi_get(["introduced", "fresh"]),
     "wait": lambda store: times_out(lambda: store.wait(["never"], 0.003)),
 }
 
@@ -66,6 +67,7 @@ class Pair:
         """Give the handle something to read."""
         self.other.set("fresh", "1")
         self.other.queue_push("q", "fresh")
+        self.other.delete_key("new")
 
     def check(self, where: str) -> None:
         """The lock and the mutex are free, the handle works, and knows what a fresh one knows."""
@@ -306,11 +308,13 @@ HANDLERS: dict[str, Callable[[FileStore], Any]] = {
     "list_keys": lambda store: store.list_keys(),
     "wait": lambda store: times_out(lambda: store.wait(["never"], 0)),
     "sleep": lambda store: times_out(lambda: store.wait(["never"], 0.002)),
+    "set": lambda store: store.set("new", "1"),
+    "delete_key": lambda store: store.delete_key("fresh"),
     "close": lambda store: store.close(),
 }
 
 
-CASES = [(operation, False) for operation in ("queue_push", "queue_pop", "list_keys", "wait")]
+CASES = [(operation, False) for operation in ("queue_push", "queue_pop", "list_keys", "multi_get", "wait")]
 CASES += [(operation, True) for operation in ("queue_push", "get")]
 
 
@@ -323,6 +327,8 @@ def test_a_handler_that_calls_the_store_works_or_is_refused(
     step = 3 if operation == "wait" else 1  # it has many points
     number, reached, refused = rng.randint(1, step) - step, True, 0
     with pair(path, "ofd") as both:
+        may_time_out = operation in ("get", "multi_get") and handler == "delete_key"
+        both.store.set_timeout(0.003 if may_time_out else HANG_S)
         while reached:
             number += step
             both.renew()
@@ -332,10 +338,14 @@ def test_a_handler_that_calls_the_store_works_or_is_refused(
             at = At(number, lambda: said.append(outcome(HANDLERS[handler], both.store)))  # noqa: B023
             with at:
                 try:
-                    OPERATIONS[operation](both.store)
+                    found = OPERATIONS[operation](both.store)
                 except StoreClosedError:
                     assert said == ["works"]
                     assert handler == "close"
+                except StoreTimeoutError:
+                    assert may_time_out
+                else:
+                    assert operation != "multi_get" or found == [b"1", b"1"], at.where
             reached = at.reached
             if handler == "close" and said == ["works"]:
                 with pytest.raises(StoreClosedError):
