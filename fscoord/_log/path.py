@@ -166,8 +166,6 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
     fd = open_descriptor_new(birth, mode)
     try:
         try:
-            if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:  # the umask took something
-                system.os.chmod(birth, mode)
             write_all(fd, header)
             if durable:
                 system.os.fsync(fd)
@@ -180,17 +178,32 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            system.close_quietly(system.os.open(path, system.os.O_CREAT | system.os.O_WRONLY | system.O_CLOEXEC, mode))
+            _create_empty(path, mode)
     finally:
         unlink_quietly(birth)
     if durable:
         sync_directory(path)
 
 
+def _create_empty(path: str, mode: int) -> None:
+    try:
+        system.close_quietly(open_descriptor_new(path, mode))
+    except FileExistsError:
+        pass
+
+
 def open_descriptor_new(path: str, mode: int) -> int:
-    """Create the file `path`, which must not exist, and open it for writing."""
+    """Create the file `path`, which must not exist, with this mode whatever the umask, and open it for writing."""
     flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
-    return system.os.open(path, flags, mode)
+    fd = system.os.open(path, flags, mode)
+    try:
+        if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
+            system.os.chmod(path, mode)
+    except BaseException:
+        system.close_quietly(fd)
+        unlink_quietly(path)
+        raise
+    return fd
 
 
 def write_all(fd: int, data: bytes) -> None:
