@@ -424,6 +424,16 @@ def test_a_nul_in_the_name_is_a_value_error(tmp_path: Path) -> None:
 # -- other users -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def as_stranger(as_nobody: Callable[..., Any]) -> Callable[..., Any]:
+    """`as_nobody`, with all imported that a store imports at its first use: nobody may not be able to read it."""
+    with FileStore() as store:
+        store.set("k", "v")
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], 0.01)
+    return as_nobody
+
+
 def what_a_reader_sees(path: str) -> tuple[bytes, str, list[str]]:
     with FileStore(path, read_only=True, timeout=HANG_S) as store:
         value = store.get("k")
@@ -438,13 +448,13 @@ def what_a_reader_sees(path: str) -> tuple[bytes, str, list[str]]:
         return value, error, kinds
 
 
-def test_read_only_needs_no_permission_to_write_and_writes_no_side_car(as_nobody, public_dir: Path) -> None:
+def test_read_only_needs_no_permission_to_write_and_writes_no_side_car(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     make_log(path)
     path.chmod(0o644)
     public_dir.chmod(0o755)
     with untouched(public_dir):
-        value, error, kinds = as_nobody(what_a_reader_sees, str(path))
+        value, error, kinds = as_stranger(what_a_reader_sees, str(path))
     assert value == b"v"
     assert "read_only" in error
     assert kinds == ["session", "set"]
@@ -455,12 +465,12 @@ def wait_as_reader(path: str) -> bytes:
         return store.get("late")
 
 
-def test_a_read_only_wait_is_ended_by_the_write_of_another_user(as_nobody, public_dir: Path) -> None:
+def test_a_read_only_wait_is_ended_by_the_write_of_another_user(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     with FileStore(path, mode=0o644) as store:
         waits = threading.Thread(target=lambda: store.set("late", "value"))
         waits.start()
-        assert as_nobody(wait_as_reader, str(path)) == b"value"
+        assert as_stranger(wait_as_reader, str(path)) == b"value"
         waits.join()
 
 
@@ -473,30 +483,30 @@ def try_to_open(path: str) -> tuple[str, str]:
     return "", ""
 
 
-def test_another_users_log_is_refused(as_nobody, public_dir: Path) -> None:
+def test_another_users_log_is_refused(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
-    assert as_nobody(try_to_open, str(path))[0] == "StoreUnavailableError"  # there is none to read
-    as_nobody(make_log, path)
+    assert as_stranger(try_to_open, str(path))[0] == "StoreUnavailableError"  # there is none to read
+    as_stranger(make_log, path)
     with untouched(public_dir), pytest.raises(InsecurePathError, match="belongs to uid 65534, not to 0"):
         FileStore(path)
     with FileStore(path, read_only=True) as store:
         assert store.get("k") == b"v"
 
 
-def test_a_log_that_may_not_be_read_is_said_so(as_nobody, public_dir: Path) -> None:
+def test_a_log_that_may_not_be_read_is_said_so(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     make_log(path)
     with untouched(public_dir):
-        name, text = as_nobody(try_to_open, str(path))
+        name, text = as_stranger(try_to_open, str(path))
     assert name == "StoreUnavailableError"
     assert "Permission denied; check who owns the log" in text
 
 
-def test_a_log_for_all_is_shared_by_users_who_mean_it(as_nobody, public_dir: Path) -> None:
+def test_a_log_for_all_is_shared_by_users_who_mean_it(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     with FileStore(path, mode=0o666, timeout=HANG_S) as store:
         store.set("mine", "1")
-        as_nobody(write_as_member, str(path))
+        as_stranger(write_as_member, str(path))
         assert store.get("theirs") == b"2"
 
 
@@ -506,10 +516,10 @@ def write_as_member(path: str) -> None:
         store.set("theirs", "2")
 
 
-def test_a_directory_that_may_not_be_written_to_is_said_so(as_nobody, public_dir: Path) -> None:
+def test_a_directory_that_may_not_be_written_to_is_said_so(as_stranger, public_dir: Path) -> None:
     public_dir.chmod(0o755)
     with untouched(public_dir):
-        name, text = as_nobody(make_and_tell, str(public_dir / "store"))
+        name, text = as_stranger(make_and_tell, str(public_dir / "store"))
     assert name == "StoreUnavailableError"
     assert "Permission denied" in text
 
