@@ -27,6 +27,7 @@ FUNCTION_LINES_MAX = 50
 # Which module may import which: the first pattern that fits counts. A module that nothing fits has no place yet.
 LAYERS = [
     ("errors", []),
+    ("_logger", []),
     ("_system", ["errors"]),
     ("_log.record", ["errors"]),
     ("_log.line", ["_system", "errors"]),
@@ -35,17 +36,20 @@ LAYERS = [
     ("_log.path", ["_system", "errors"]),
     ("_log.tail", ["_log.record", "_system", "errors"]),
     ("_log.bell", ["_log.path", "_system", "errors"]),
-    ("_log.watch", ["_log.bell", "_log.path", "_system", "errors"]),
+    ("_log.watch", ["_logger", "_log.bell", "_log.path", "_system", "errors"]),
     ("_log.reader", ["_log.tail", "_log.path", "_log.record", "_system", "errors"]),
     ("_log.opening", ["_log.lock", "_log.mount", "_log.path", "_log.record", "_system", "errors"]),
-    ("_log.file", ["_log.*", "_system", "errors"]),
+    ("_log.file", ["_logger", "_log.*", "_system", "errors"]),
     ("_log.dump", ["_log.*", "_system", "errors"]),
     ("store", ["_system", "errors"]),
     ("environment", ["_system", "errors"]),
-    ("stores.file", ["_log.*", "stores.state", "stores.waiting", "stores.lifetime", "store", "_system", "errors"]),
+    (
+        "stores.file",
+        ["_logger", "_log.*", "stores.state", "stores.waiting", "stores.lifetime", "store", "_system", "errors"],
+    ),
     ("stores.state", ["_log.record", "store", "_system", "errors"]),  # a part of stores.file, as are the next two
     ("stores.lifetime", ["_log.*", "stores.waiting", "stores.file", "_system", "errors"]),  # the last for its type
-    ("stores.waiting", ["_log.*", "stores.state", "store", "_system", "errors"]),
+    ("stores.waiting", ["_logger", "_log.*", "stores.state", "store", "_system", "errors"]),
     ("stores.url", ["stores.*", "store", "_system", "errors"]),
     ("stores.*", ["store", "_system", "errors"]),
     ("_roll", ["store", "_system", "errors"]),

@@ -277,7 +277,7 @@ class LogReader:
         self._looked = now
 
     def inspect(self, answer: Callable[[], T]) -> T:
-        """Return what `answer` makes of the consumer's state; nobody changes it meanwhile, nor does a signal handler."""
+        """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""
         shared = self._shared
         with shared.mutex:
             if shared.busy:

@@ -10,7 +10,6 @@ lock that such a handler could find locked for ever, and whatever it could chang
 
 from __future__ import annotations
 
-import logging
 import random
 import weakref
 from collections.abc import Callable
@@ -18,11 +17,10 @@ from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._log.bell import Bell
+from fscoord._logger import logger
 from fscoord.errors import UnsupportedFilesystemError
 
 __all__ = ["MODES", "Ticket", "Watch", "shared_watch"]
-
-log = logging.getLogger(__name__)
 
 MODES: Final = ("auto", "inotify", "poll")
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
@@ -81,7 +79,7 @@ class Watch:
                     f"{self._log_path}: inotify can't be used ({error}); pass watch='poll' or watch='auto'",
                     path=self._log_path,
                 ) from error
-            log.warning("%s: no events from the file system (%s); polling instead", self._log_path, error)
+            logger(__name__).warning("%s: no events from the file system (%s); polling instead", self._log_path, error)
         else:
             weakref.finalize(self, self._events.close).atexit = False
 
@@ -105,7 +103,7 @@ class Watch:
         """The bell failed: poll from now on."""
         bell, self.bell, self._events = self.bell, None, None
         if bell is not None:
-            log.warning("%s can't be used (%s); waits go on, by polling", bell.path, error)
+            logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, error)
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 

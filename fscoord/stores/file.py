@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import KINDS
 from fscoord._log.opening import Wanted
 from fscoord._log.watch import MODES
+from fscoord._logger import logger
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,
@@ -43,8 +43,6 @@ from fscoord.stores.state import State
 from fscoord.stores.waiting import MISSING, Missing, Waiting
 
 __all__ = ["Entry", "FileStore", "dump"]
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -296,7 +294,7 @@ class FileStore(Store):
             if counts and self._log.leave(self._participants, self._timeout):
                 lifetime.remove_side_cars(self.path)
         except FscoordError as error:
-            log.debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
+            logger(__name__).debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
         finally:
             self._log.close()
             self._waiting.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from fscoord import _system as system
 from fscoord.store import Store
@@ -141,6 +140,10 @@ def _decode(text: str) -> str:
     bad = _BAD_PERCENT.search(text)
     if bad:
         raise ValueError(f"{text!r}: a percent sign is written %25 in a URL")
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote  # it takes as long as a tenth of the package, and few addresses need it
+
     return unquote(text, errors="surrogateescape")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
@@ -12,11 +11,10 @@ from fscoord._log.bell import Bell, bucket
 from fscoord._log.file import LogFile
 from fscoord._log.opening import Wanted
 from fscoord._log.watch import Ticket, Watch, shared_watch
+from fscoord._logger import logger
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 
 __all__ = ["BELL_SUFFIX", "MISSING", "Missing", "Waiting"]
-
-log = logging.getLogger(__name__)
 
 BELL_SUFFIX: Final = ".bell"
 
@@ -144,11 +142,13 @@ class Waiting:
                 self._log.update(record.BELL, b"", b"", decide, limit)
             watch.is_announced = True
         except StoreTimeoutError as error:
-            log.debug("%s: its bell is not announced yet: %s", self._log.path, error)
+            logger(__name__).debug("%s: its bell is not announced yet: %s", self._log.path, error)
         except StoreUnavailableError as error:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("%s%s can't be used (%s); waits go on, more slowly", self._log.path, BELL_SUFFIX, error)
+            logger(__name__).warning(
+                "%s%s can't be used (%s); waits go on, more slowly", self._log.path, BELL_SUFFIX, error
+            )

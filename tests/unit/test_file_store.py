@@ -290,3 +290,19 @@ def test_closing_leaves_the_other_handles_alone(tmp_path: Path) -> None:
 def test_a_repr_names_the_path(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
         assert repr(store) == f"FileStore({str(tmp_path / 'store')!r})"
+
+
+def test_the_library_never_prints(tmp_path: Path) -> None:
+    code = """
+import fscoord, os, sys
+os.symlink("/nowhere", sys.argv[1] + ".bell")
+store = fscoord.FileStore(sys.argv[1])
+try:
+    store.wait(["k"], 0.01)
+except TimeoutError:
+    pass
+import logging
+assert logging.getLogger("fscoord").handlers, "the warning about the bell was logged"
+"""
+    result = run(code, tmp_path / "store")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
