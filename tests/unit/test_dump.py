@@ -1,0 +1,99 @@
+"""dump: what a log holds, record by record, up to its end or its damage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from faults.faulty import faulty_os
+from faults.logs import make, opened, put, steps, tear, write_every_kind
+from unit.plain_reader import read_log
+
+from fscoord import CorruptLogError, InsecurePathError, StoreUnavailableError
+from fscoord.stores.file import dump
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def test_records_are_told_in_order_whatever_their_kind(path: str) -> None:
+    data = make(path, write_every_kind)
+    entries = list(dump(path))
+    assert [entry.offset for entry in entries] == [step.start for step in steps(data)]
+    assert entries[0].kind == "session"
+    assert entries[0].value == b"host:1"
+    assert {entry.writer for entry in entries} == {1}
+
+
+def test_of_records_longer_than_what_is_read_at_once_all_are_told(path: str) -> None:
+    sizes = [1 << 18, (1 << 18) - 27, 5, 3 << 20, 0]
+    make(path, lambda handle: [handle.write(b"k", b"x" * size) for size in sizes])
+    assert [len(entry.value) for entry in dump(path)][1:] == sizes
+    with faulty_os() as faulty:
+        list(dump(path))
+        assert [name for name, _ in faulty.calls].count("read") < 40
+
+
+def test_a_torn_tail_ends_it_and_a_voided_one_does_not(path: str) -> None:
+    torn = tear(path, 30, b"k", b"v" * 50)
+    assert [entry.kind for entry in dump(path)] == ["session", "set"]
+    with opened(path) as handle:
+        handle.write(b"new", b"value")
+    entries = list(dump(path))
+    assert [entry.kind for entry in entries] == ["session", "set", "void", "session", "set"]
+    void = entries[2]
+    assert void.value == str(torn).encode()
+    assert (void.offset % 512, void.writer) == (0, 0)
+    assert abs(void.time - entries[3].time) < 60
+
+
+@pytest.mark.parametrize("part", ["frame", "body", "kind"])
+def test_damage_is_told_after_what_comes_before_it(part: str, path: str) -> None:
+    data = make(path, write_every_kind)
+    bad = steps(data)[4]
+    offset = {"frame": bad.start + 2, "body": bad.start + 20, "kind": bad.end - 1}[part]
+    put(path, data[:offset] + bytes([data[offset] ^ 8]) + data[offset + 1 :])
+    entries = dump(path)
+    assert [next(entries).offset for _ in range(4)] == [step.start for step in steps(data)[:4]]
+    with pytest.raises(CorruptLogError) as caught:
+        next(entries)
+    assert caught.value.offset == bad.start
+
+
+def test_a_record_that_promises_much_is_not_allocated(path: str) -> None:
+    tear(path, 1000, b"k", bytes(32 << 20))
+    with faulty_os() as faulty:
+        assert [entry.kind for entry in dump(path)] == ["session", "set"]
+        assert [name for name, _ in faulty.calls].count("read") < 5
+
+
+def test_what_is_written_meanwhile_is_told_or_not_but_never_in_part(path: str) -> None:
+    with opened(path) as handle:
+        handle.write(b"k", b"1")
+        entries = dump(path)
+        assert next(entries).kind == "session"
+        handle.write(b"k", b"2")
+        assert [entry.value for entry in entries] in ([b"1"], [b"1", b"2"])
+    assert read_log(Path(path).read_bytes()).ends == "whole"
+
+
+def test_a_dump_that_is_not_finished_gives_its_descriptor_back(path: str) -> None:
+    make(path, write_every_kind)
+    before = len(os.listdir("/proc/self/fd"))
+    entries = dump(path)
+    next(entries)
+    entries.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_no_log_is_said_so(path: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        list(dump(path))
+    with pytest.raises(InsecurePathError):
+        list(dump(tmp_path))
+    Path(path).write_bytes(b"text")
+    with pytest.raises(CorruptLogError, match="no fscoord log"):
+        list(dump(path))

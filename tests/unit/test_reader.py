@@ -1,0 +1,136 @@
+"""Following a log: interruptions, half-written records, and what a handle remembers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from faults.faulty import faulty_os
+from faults.logs import LIMIT_S, Collector, Handle, look_at, make, opened, put, steps, tear
+from unit.plain_reader import read_log
+
+from fscoord._log import record
+from fscoord._log.file import LogFile
+from fscoord._log.lock import OFD
+from fscoord._log.opening import Wanted
+from fscoord._log.reader import CHUNK
+from fscoord._log.record import Record, Session
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Nervous(Collector):
+    """A consumer that is interrupted in the middle of taking in records, as often as it is told to be."""
+
+    interruptions = 0
+
+    def apply(self, records: Sequence[Record]) -> None:
+        for found in records:
+            if self.interruptions and len(self.records) % 7 == 3:
+                self.interruptions -= 1
+                raise Interrupted
+            self.records.append(found)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_records_that_were_taken_in_half_come_again_from_the_first(durable: bool, path: str) -> None:
+    make(path, lambda handle: [handle.write(b"k", b"%d" % number) for number in range(40)], durable=durable)
+    consumer = Nervous()
+    consumer.interruptions = 3
+    log = LogFile(path, consumer, Wanted(OFD), lambda: Session("host", 1))
+    for _ in range(3):
+        with pytest.raises(Interrupted):
+            log.refresh(LIMIT_S)
+    log.refresh(LIMIT_S)
+    assert [found[2] for found in consumer.records] == [b"%d" % number for number in range(40)]
+    consumer.interruptions = 1
+    consumer.records = consumer.records[:3]
+    with pytest.raises(Interrupted):
+        log.update(record.SET, b"k", b"own", None, LIMIT_S)
+    log.refresh(LIMIT_S)
+    assert [found[2] for found in consumer.records] == [b"%d" % number for number in range(40)] + [b"own"]
+    log.close()
+
+
+def test_a_record_that_was_seen_half_written_leaves_no_void_once_it_is_whole(path: str) -> None:
+    """A long record takes its writer a while; who looks meanwhile must not take it for torn later."""
+    data = make(path, lambda handle: handle.write(b"long", b"x" * 4 * CHUNK))
+    put(path, data[: len(data) - CHUNK // 2])
+    with opened(path) as early, opened(path) as late:
+        assert early.look() == []
+        put(path, data[: len(data) - 3 * CHUNK])
+        assert late.look() == []
+        put(path, data)
+        early.write(b"behind", b"1")
+        late.write(b"behind", b"2")
+    log = read_log(Path(path).read_bytes())
+    assert log.ends == "whole"
+    assert "V" not in [kind for _, kind, *_ in log.records]
+
+
+def test_a_long_record_is_read_in_few_pieces(path: str) -> None:
+    make(path, lambda handle: handle.write(b"long", b"x" * 100 * CHUNK))
+    with faulty_os() as faulty:
+        assert len(look_at(path)) == 1
+        assert [name for name, _ in faulty.calls].count("read") < 12
+
+
+def test_a_look_with_nothing_new_is_one_read(path: str) -> None:
+    """And now and then a look at whether the file is still there."""
+    make(path, lambda handle: handle.write(b"k", b"v"))
+    with faulty_os() as faulty, opened(path) as handle:
+        handle.look()
+        faulty.calls.clear()
+        handle.log._looked = float("inf")
+        for _ in range(10):
+            handle.look()
+        assert [name for name, _ in faulty.calls] == ["read"] * 10
+
+
+def test_an_own_write_is_not_read_again(path: str) -> None:
+    with faulty_os() as faulty, opened(path) as handle:
+        handle.write(b"k", b"v")
+        faulty.calls.clear()
+        handle.log._looked = float("inf")
+        handle.write(b"k", b"w")
+        assert [name for name, _ in faulty.calls] == ["read", "write"]
+        handle.look()
+        assert [name for name, _ in faulty.calls] == ["read", "write", "read"]
+
+
+def test_tears_are_voided_on_files_that_are_not_real_too(fs) -> None:
+    """pyfakefs: positional I/O, and what lseek returns, would belong to another file."""
+    path = "/log"
+    for kept in (1, 11, 12, 40, 700):
+        tear(path, kept, b"torn", b"x" * 900)
+        with opened(path, read_only=True) as reader:
+            before = reader.look()
+            with opened(path) as writer:
+                writer.write(b"new", b"%d" % kept)
+            assert reader.look()[:-1] == before
+            assert reader.look()[-1][2] == b"%d" % kept
+    data = Path(path).read_bytes()
+    assert read_log(data).ends == "whole"
+    assert sum(data[step.start : step.end][-1:] == b"V" for step in steps(data)) == 5
+
+
+def test_handles_give_their_descriptors_back(path: str) -> None:
+    tear(path, 20, b"k", b"v")
+    handles = [Handle(path), Handle(path, read_only=True)]
+    for handle in handles:
+        handle.look()
+    handles[0].write(b"k", b"v")
+    before = len(os.listdir("/proc/self/fd"))
+    for handle in handles:
+        handle.look()
+        handle.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 4

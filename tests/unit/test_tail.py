@@ -1,0 +1,138 @@
+"""What follows the last good record: what the exhaustive tests do not happen to meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, tear
+from unit.plain_reader import read_log
+
+from fscoord import CorruptLogError
+from fscoord._log import record, tail
+from fscoord._log.tail import Damage, Skip, Torn, examine, void_place
+
+CHAIN = 77
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def descriptor(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def write(fd: int, *pieces: tuple[int, bytes]) -> None:
+    for offset, data in pieces:
+        os.pwrite(fd, data, offset)
+
+
+@pytest.mark.parametrize(
+    ("end", "place"), [(12, 1024), (512, 1024), (513, 1536), (1023, 1536), (1024, 1536), (1025, 2048)]
+)
+def test_a_void_lies_at_the_first_sector_that_is_a_whole_one_further(end: int, place: int) -> None:
+    assert void_place(end) == place
+    assert place % SECTOR == 0
+    assert SECTOR <= place - end < 2 * SECTOR
+
+
+def test_nothing_at_all_is_a_tail_without_a_record(descriptor: int) -> None:
+    """A writer asks only when there is something; if it vanishes meanwhile, so be it."""
+    assert examine(descriptor, 100, CHAIN, durable=False) == Torn(1024)
+
+
+def test_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
+    torn, _ = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
+    for named, chain, verdict in (
+        (100, CHAIN, Skip),
+        (99, CHAIN, Damage),
+        (100, CHAIN + 1, Damage),
+    ):
+        os.ftruncate(descriptor, 0)
+        write(descriptor, (100, torn[:20]), (1024, record.encode_void(named, 1, 2, chain)[0]))
+        assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
+
+
+def test_a_void_that_nobody_needed_is_damage(path: str) -> None:
+    data = make(path, lambda handle: handle.write(b"k", b"v"))
+    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    put(path, data + record.encode_void(len(data), 1, 2, chain)[0])
+    with pytest.raises(CorruptLogError):
+        look_at(path)
+
+
+def test_a_void_may_lie_further_than_its_place_if_zeros_lie_between(path: str) -> None:
+    """A power failure may have left the file longer, with nothing in it."""
+    tear(path, 20, b"k", b"v")
+    os.truncate(path, os.path.getsize(path) + 5000)
+    assert [found[1] for found in look_at(path)] == [b"before"]
+    size = os.path.getsize(path)
+    with opened(path) as handle:
+        handle.write(b"new", b"value")
+    data = Path(path).read_bytes()
+    assert data[-(-size // SECTOR) * SECTOR :][:4] == b"\x17\0\0\0"
+    assert read_log(data).ends == "whole"
+    assert look_at(path)[-1][1] == b"new"
+
+
+def test_a_frame_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(path: str) -> None:
+    """Of a durable log: the zero is what was written there, so that a flipped bit elsewhere is damage."""
+
+    def write_records(handle) -> None:
+        handle.write(b"", b"")
+        handle.write(b"", b"x" * ((-os.path.getsize(path) - 12 - 15 - 1) % SECTOR))
+        assert os.path.getsize(path) % SECTOR == SECTOR - 1
+        handle.write(b"k", b"y" * (512 - 16))
+
+    data = make(path, write_records, durable=True)
+    start = steps(data)[-1].start
+    assert data[start] == 0
+    put(path, data[:-30] + b"z" + data[-29:])
+    with pytest.raises(CorruptLogError) as caught:
+        look_at(path)
+    assert caught.value.offset == start
+
+
+def test_more_than_a_record_behind_a_lost_frame_is_damage(descriptor: int) -> None:
+    write(descriptor, (100, b"x" * 10), (record.BODY_MAX + 600, b"x"))
+    assert isinstance(examine(descriptor, 510, CHAIN, durable=True), Damage)
+    os.ftruncate(descriptor, 0)
+    write(descriptor, (100, b"x" * 10), (9000, b"x"))
+    assert examine(descriptor, 510, CHAIN, durable=True) == Torn(9216)
+
+
+def test_a_record_is_found_wherever_it_begins_and_whatever_it_is_chained_over() -> None:
+    for kind, key, value in ((record.SET, b"k", b"v"), (record.LEAVE, b"", b""), (record.SET, b"k" * 1024, bytes(900))):
+        data, _ = record.encode(kind, key, value, 3, 10**18, 0xDEAD_BEEF)
+        for before in (b"", bytes(3), b"x" * 700, b"\x17\0\0\0" * 9):
+            assert tail._holds_record(before + data)
+            assert tail._holds_record(before + data + b"x")
+            assert not tail._holds_record(before + data[:-1])
+            assert not tail._holds_record(before + data[:8] + bytes([data[8] ^ 1]) + data[9:])
+    assert not tail._holds_record(bytes(5000))
+    assert not tail._holds_record(b"x" * 5000)
+
+
+def test_looking_for_a_record_in_a_huge_value_takes_no_time_to_speak_of(seed: int) -> None:
+    """The bound is what pytest allows a test; without the filter it would take hours."""
+    import random
+
+    assert not tail._holds_record(random.Random(seed).randbytes(8 << 20))
+    assert not tail._holds_record((b"\x20\x01\0\0" * 4 + bytes(13)) * (1 << 12))
+
+
+def test_the_header_is_the_first_link_of_the_chain(path: str) -> None:
+    """The records of one log are damage behind the header of another."""
+    data = make(path, lambda handle: handle.write(b"k", b"v"))
+    other = make(path + "2", lambda handle: handle.write(b"k", b"v"))
+    put(path, other[:HEADER_SIZE] + data[HEADER_SIZE:])
+    with pytest.raises(CorruptLogError) as caught:
+        look_at(path)
+    assert caught.value.offset == HEADER_SIZE
