@@ -235,8 +235,9 @@ class LogLock:
         system.close_quietly(old)
 
     def after_fork(self) -> None:
-        """In a forked child: what was granted was granted to the parent."""
+        """In a forked child: what was granted was granted to the parent, and the descriptor is closed."""
         self.grant = None
+        self.unlock = _nothing
 
     def close(self) -> None:
         """Under the mutex: give back what came and was not taken, and send away who still waits."""
@@ -248,4 +249,5 @@ class LogLock:
             except OSError:  # closing the descriptor will do
                 pass
             grant.release()
+        self.unlock = _nothing  # the number of its descriptor will be that of another
         leave_line(self)

@@ -1,0 +1,461 @@
+"""Forks: by Python and behind its back, of idle handles and of busy, waiting, locking ones."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import random
+import select
+import signal
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import start_thread
+from faults.interrupts import At, interrupt
+
+from fscoord import FileStore, _system as system
+from fscoord._log import line as log_line, lock as log_lock
+from fscoord.errors import StoreClosedError, StoreGoneError, StoreTimeoutError
+
+HANG_S = 20
+
+
+def fork_in_c() -> int:
+    """fork(2) as a library in C calls it: Python's hooks don't run, and it does not know."""
+    return int(ctypes.PyDLL(None).fork())
+
+
+FORKS = [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]
+every_fork = pytest.mark.parametrize("fork", FORKS)
+every_kernel_kind = pytest.mark.parametrize("lock", ["ofd", "flock"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+class Child:
+    """A forked child that calls `function`; `result` waits for it and returns, or raises, what that did.
+
+    It is reaped at the end of the ``with``; should it hang, an alarm ends it.
+    """
+
+    def __init__(self, fork: Callable[[], int], function: Callable[..., Any], *arguments: Any) -> None:
+        self._reader, writer = os.pipe()
+        self.pid = fork()
+        if self.pid == 0:
+            self._work(writer, function, arguments)
+        os.close(writer)
+
+    def _work(self, writer: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(HANG_S)
+            try:
+                outcome = (True, function(*arguments))
+            except BaseException:
+                outcome = (False, traceback.format_exc())
+            os.write(writer, pickle.dumps(outcome))
+        finally:
+            os._exit(0)
+
+    def result(self) -> Any:
+        ready, _, _ = select.select([self._reader], [], [], 2 * HANG_S)
+        packed = os.read(self._reader, 1 << 20) if ready else b""
+        assert packed, "the child hangs, or died"
+        works, value = pickle.loads(packed)
+        assert works, value
+        return value
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reader)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, "that never came"
+        time.sleep(0.001)
+
+
+# Use of an inherited handle
+
+
+@every_fork
+@every_kernel_kind
+def test_parent_and_child_use_one_handle(path: str, lock: str, fork: Callable[[], int]) -> None:
+    def work(store: FileStore) -> dict[str, Any]:
+        for _ in range(50):
+            store.add("n", 1)
+        store.append("text", "child")
+        return {"k": store.get("k"), "own": len(store._log._descriptors)}
+
+    with FileStore(path, lock=lock, timeout=HANG_S) as store:
+        store.set("k", "before")
+        with Child(fork, work, store) as child:
+            for _ in range(50):
+                store.add("n", 1)
+            assert child.result() == {"k": b"before", "own": 2}
+        assert store.get("n") == b"100"
+        assert store.get("text") == b"child"
+        with FileStore(path, lock=lock) as fresh:
+            assert fresh.list_keys() == store.list_keys() == ["k", "n", "text"]
+
+
+@every_fork
+def test_a_child_is_a_session_of_its_own(path: str, fork: Callable[[], int]) -> None:
+    with FileStore(path, timeout=HANG_S) as store:
+        store.set("k", "parent")
+        with Child(fork, store.set, "k", "child") as child:
+            child.result()
+            store.get("k")
+            assert [session.pid for session in store._log.sessions.values()] == [os.getpid(), child.pid]
+
+
+@every_fork
+def test_a_child_goes_on_when_its_parent_is_gone(path: str, fork: Callable[[], int]) -> None:
+    def parent(store: FileStore) -> None:
+        store.set("parent", "1")
+        if fork() == 0:
+            try:
+                signal.alarm(HANG_S)
+                store.wait(["the parent is gone"])
+                store.set("child", store.get("parent"))
+            finally:
+                os._exit(0)
+
+    with FileStore(path, timeout=HANG_S) as store:
+        with Child(fork, parent, store) as child:
+            child.result()
+        store.set("the parent is gone", "1")
+        assert store.get("child") == b"1"
+
+
+@every_fork
+@every_kernel_kind
+@pytest.mark.parametrize("what", ["uses", "closes", "leaves"])
+def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what: str, fork: Callable[[], int]) -> None:
+    def work(store: FileStore) -> None:
+        if what == "uses":
+            store.set_timeout(0)
+            with pytest.raises(StoreTimeoutError):
+                store.set("k", "1")
+            store.check(["k"])
+        if what == "closes":
+            store.close()
+
+    with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
+        kernel = store._log._lock
+        kernel.try_lock()
+        try:
+            with Child(fork, work, store) as child:
+                child.result()
+            with pytest.raises(StoreTimeoutError):
+                other.set("k", "1")
+        finally:
+            kernel.unlock()
+        other.set("k", "1")
+
+
+@every_fork
+def test_a_closed_handle_is_closed_in_the_child_too(path: str, fork: Callable[[], int]) -> None:
+    def work(store: FileStore) -> bool:
+        with pytest.raises(StoreClosedError):
+            store.set("k", "1")
+        return True
+
+    store = FileStore(path)
+    store.close()
+    with Child(fork, work, store) as child:
+        assert child.result()
+
+
+@every_fork
+def test_closing_in_the_child_leaves_the_parents_handle_open(path: str, fork: Callable[[], int]) -> None:
+    with FileStore(path, timeout=HANG_S) as store:
+        store.set("k", "1")
+        with Child(fork, store.close) as child:
+            child.result()
+        store.set("k", "2")
+        assert store.get("k") == b"2"
+
+
+@every_fork
+def test_a_child_of_a_temporary_store_does_not_remove_it(fork: Callable[[], int]) -> None:
+    with FileStore(timeout=HANG_S) as store:
+        with Child(fork, store.close) as child:
+            child.result()
+        assert os.path.exists(store.path)
+        store.set("k", "1")
+
+
+@every_fork
+def test_a_log_that_is_gone_is_not_born_again_by_a_child(path: str, fork: Callable[[], int]) -> None:
+    def work(store: FileStore) -> bool:
+        os.unlink(path)
+        for call in (lambda: store.get("k"), lambda: store.set("k", "1")):
+            with pytest.raises(StoreGoneError):
+                call()
+        return os.path.exists(path)
+
+    with FileStore(path) as store:
+        store.set("k", "1")
+        with Child(fork, work, store) as child:
+            assert child.result() is False
+
+
+def test_a_pool_of_forked_workers_shares_an_inherited_handle(path: str) -> None:
+    with FileStore(path, timeout=HANG_S) as store:
+        store.set("k", "1")
+        with multiprocessing.get_context("fork").Pool(3) as pool:
+            results = pool.starmap(store_add, [(path, 1)] * 60)
+            pool.close()
+            pool.join()
+        assert sorted(results) == list(range(1, 61))
+        assert store.get("n") == b"60"
+
+
+_inherited: dict[str, FileStore] = {}
+
+
+def store_add(path: str, amount: int) -> int:
+    if path not in _inherited:
+        _inherited[path] = FileStore(path, timeout=HANG_S)
+    return _inherited[path].add("n", amount)
+
+
+# Forks at bad moments
+
+
+class Slow(types.ModuleType):
+    """`os`, but the thread that writes stops half-way until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__("os")
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, fd: int, data: bytes) -> int:
+        half = len(data) // 2
+        os.write(fd, data[:half])
+        self.reached.set()
+        assert self.go.wait(HANG_S)
+        return half + os.write(fd, data[half:])
+
+
+@every_fork
+@every_kernel_kind
+def test_a_fork_in_the_middle_of_another_threads_append(
+    path: str, lock: str, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has no such thread: it neither waits for its mutex nor believes its half of a record."""
+
+    def work(store: FileStore) -> Any:
+        system.os = os
+        store.set_timeout(0.05)
+        assert not store.check(["k"])
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.add("n", 1)
+        os.kill(os.getppid(), signal.SIGUSR1)
+        store.set_timeout(HANG_S)
+        return caught.value.holder, store.add("n", 1), store.get("k")
+
+    slow = Slow()
+    before = signal.signal(signal.SIGUSR1, lambda *_: slow.go.set())
+    try:
+        with FileStore(path, lock=lock, timeout=HANG_S) as store:
+            store.set("introduced", "1")
+            monkeypatch.setattr(system, "os", slow)
+            with start_thread(store.set, "k", "whole"):
+                assert slow.reached.wait(HANG_S)
+                with Child(fork, work, store) as child:
+                    holder, number, value = child.result()
+            assert holder == f"{os.uname().nodename}:{os.getpid()}"
+            assert (number, value) == (1, b"whole")
+            monkeypatch.undo()
+            assert store.get("n") == b"1"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_forks_at_random_while_threads_work(path: str, rng: random.Random, scale: Callable[[int], int]) -> None:
+    """Whatever the threads held when the fork came, the child has a handle that works and knows all.
+
+    By Python's fork alone: after one in C beside threads that run, a child may find Python's own lock held for ever.
+    """
+    done = threading.Event()
+
+    def work(store: FileStore) -> int:
+        store.queue_push("children", "1")
+        with FileStore(path) as fresh:
+            assert fresh.list_keys() == store.list_keys()
+            assert len(fresh.get("text")) <= len(store.get("text"))
+        return store.add("n", 1)
+
+    def busy(store: FileStore, name: str) -> None:
+        while not done.is_set():
+            store.set(name, "v" * 100)
+            store.append("text", "x")
+            with pytest.raises(StoreTimeoutError):
+                store.wait(["never"], 0.001)
+
+    with FileStore(path, timeout=HANG_S) as store:
+        store.append("text", "x")
+        threads = [start_thread(busy, store, f"k{number}") for number in range(2)]
+        try:
+            for number in range(scale(25)):
+                time.sleep(rng.random() / 500)
+                with Child(os.fork, work, store) as child:
+                    assert child.result() == number + 1
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        assert store.queue_len("children") == scale(25)
+
+
+@every_fork
+def test_a_fork_while_a_request_for_the_lock_is_in_flight(
+    path: str, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child does not inherit the request: it makes its own, and the parent's is granted to the parent."""
+
+    def work(store: FileStore) -> int:
+        assert len(os.listdir("/proc/self/fd")) < 100
+        return store.add("n", 1)
+
+    monkeypatch.setattr(log_lock, "PATIENCE_S", 0)
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
+        kernel = other._log._lock
+        kernel.try_lock()
+        try:
+            with start_thread(store.add, "n", 1) as waiter:
+                until(lambda: any(request.fd >= 0 for request in log_line._requests.values()))
+                with Child(fork, work, store) as child:
+                    time.sleep(0)
+                    kernel.unlock()
+                    assert {child.result(), waiter.join()} == {1, 2}
+        finally:
+            kernel.unlock()
+        assert store.get("n") == b"2"
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: str) -> None:
+    """It closes what it inherited at once, used or not."""
+
+    def parent() -> int:
+        store = FileStore(path)
+        store._log._lock.try_lock()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(HANG_S)
+            signal.pause()
+            os._exit(0)
+        return pid
+
+    with FileStore(path, timeout=HANG_S) as store:
+        with Child(os.fork, parent) as child:
+            orphan = child.result()
+        try:
+            store.set("k", "1")
+        finally:
+            os.kill(orphan, signal.SIGKILL)
+
+
+@every_fork
+def test_the_first_call_of_a_child_may_be_interrupted_anywhere(path: str, fork: Callable[[], int]) -> None:
+    """Its handle then knows every record once, not twice and not never."""
+
+    def work(store: FileStore, number: int) -> tuple[bool, str]:
+        at = At(number, interrupt)
+        try:
+            with at:
+                store.queue_push("q", "child")
+        except KeyboardInterrupt:
+            pass
+        store.set("works", "1")
+        with FileStore(store.path) as fresh:
+            state, truth = store._state, fresh._state
+            assert (state.values, state.queues) == (truth.values, truth.queues), at.where
+        return at.reached, at.where
+
+    number, reached = 0, True
+    while reached:
+        number += 1
+        with FileStore(f"{path}{number}", timeout=HANG_S) as store:
+            for item in range(5):
+                store.queue_push("q", str(item))
+            with Child(fork, work, store, number) as child:
+                reached, _ = child.result()
+    assert number > 60
+
+
+# Forks of processes that wait
+
+
+@every_fork
+def test_a_fork_of_a_process_that_waits(path: str, fork: Callable[[], int]) -> None:
+    """Parent and child wait apart: each is woken by its own key, and takes no event from the other."""
+
+    def work(store: FileStore) -> bytes:
+        store.set("the child is there", "1")
+        return store.get("for the child")
+
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
+        with start_thread(store.get, "for the parent") as waiter:
+            until(lambda: store._waiting._watch and store._waiting._watch._asleep)
+            with Child(fork, work, store) as child:
+                other.get("the child is there")
+                other.set("for the parent", "1")
+                assert waiter.join() == b"1"
+                other.set("for the child", "2")
+                assert child.result() == b"2"
+        with start_thread(store.get, "again") as waiter:
+            other.set("again", "3")
+        assert waiter.result == b"3"
+
+
+@every_fork
+def test_a_child_reads_no_events_of_its_parent(path: str, fork: Callable[[], int]) -> None:
+    def work(store: FileStore) -> list[str]:
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], 0.01)
+        watch = store._waiting._watch
+        assert watch is not None
+        return inotify_instances()
+
+    with FileStore(path, timeout=HANG_S) as store:
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], 0.01)
+        (mine,) = inotify_instances()
+        with Child(fork, work, store) as child:
+            (theirs,) = child.result()
+        assert theirs != "" != mine
+
+
+def inotify_instances() -> list[str]:
+    """The inotify descriptors of this process, and what they watch."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:inotify":
+                found.append(Path(f"/proc/self/fdinfo/{name}").read_text())
+        except OSError:
+            continue
+    return found
