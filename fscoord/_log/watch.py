@@ -79,7 +79,9 @@ class Watch:
                     f"{self._log_path}: inotify can't be used ({error}); pass watch='poll' or watch='auto'",
                     path=self._log_path,
                 ) from error
-            logger(__name__).warning("%s: no events from the file system (%s); polling instead", self._log_path, error)
+            logger(__name__).warning(
+                "%s: no events from the file system (%s); polling instead", self._log_path, str(error)
+            )
         else:
             weakref.finalize(self, self._events.close).atexit = False
 
@@ -103,7 +105,7 @@ class Watch:
         """The bell failed: poll from now on."""
         bell, self.bell, self._events = self.bell, None, None
         if bell is not None:
-            logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, error)
+            logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, str(error))
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class Waiting:
                 self._log.update(record.BELL, b"", b"", decide, limit)
             watch.is_announced = True
         except StoreTimeoutError as error:
-            logger(__name__).debug("%s: its bell is not announced yet: %s", self._log.path, error)
+            logger(__name__).debug("%s: its bell is not announced yet: %s", self._log.path, str(error))
         except StoreUnavailableError as error:
             self._warn(error)
 
@@ -150,5 +150,5 @@ class Waiting:
         if not self._warned:
             self._warned = True
             logger(__name__).warning(
-                "%s%s can't be used (%s); waits go on, more slowly", self._log.path, BELL_SUFFIX, error
+                "%s%s can't be used (%s); waits go on, more slowly", self._log.path, BELL_SUFFIX, str(error)
             )
