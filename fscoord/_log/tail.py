@@ -62,8 +62,8 @@ def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
     verdict: Verdict = Damage(offset, "the record's checksum does not match")
     if _first_data(fd, end, min(place, size)) is None:  # after a complete record the next one begins at once
         torn = _read(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in its kind
-        behind_frame = _next_sector(offset + record.FRAME_SIZE)
-        if torn or (durable and length > 0 and _lost_sector(fd, behind_frame, end, size)):
+        second = _next_sector(offset + 1)  # of a sound frame nothing is lost in the sector where it begins
+        if torn or (durable and length > 0 and _lost_sector(fd, second, end, size)):
             verdict = _follow(fd, offset, place, size, chain)
     if durable and length < 0 and isinstance(verdict, Damage) and _lost_sector(fd, offset, end, size):
         verdict = _search(fd, offset, place, size, chain)

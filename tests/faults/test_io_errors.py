@@ -332,6 +332,12 @@ def test_a_durable_log_is_synced_before_anybody_can_act_on_a_record(path: str, f
             assert "fdatasync" not in [name for name, _ in faulty.calls]
 
 
+def test_the_header_of_a_durable_log_is_synced_where_it_is_written_late_too(path: str, faulty: FaultyOs) -> None:
+    Path(path).touch(0o600)
+    FileStore(path, durable=True).close()
+    assert [name for name, _ in faulty.calls if name in ("write", "fsync")] == ["write", "fsync"]
+
+
 def test_a_durable_log_is_locked_until_it_is_synced(path: str, faulty: FaultyOs, durable: FileStore) -> None:
     import fcntl
     import struct
@@ -373,6 +379,29 @@ def test_a_failed_read_changes_nothing_and_can_be_repeated(path: str, faulty: Fa
             store.get("k")
         assert not caught.value.maybe_applied
         assert store.get("k") == b"new"
+
+
+@pytest.mark.parametrize("fit", [0, 10, 10_000])
+def test_after_a_failed_write_the_error_says_whether_the_record_may_be_there(
+    fit: int, path: str, faulty: FaultyOs
+) -> None:
+    """Once its last byte is written a record counts, whatever its writer is told."""
+    fill(path)
+
+    def does(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "write":
+            real(arguments[0], arguments[1][:fit])
+            raise OSError(errno.EIO, "so much was written")
+
+    with FileStore(path, timeout=LIMIT_S) as store, FileStore(path, read_only=True) as reader:
+        store.set("introduced", "1")
+        with faulty.instead(does), pytest.raises(StoreUnavailableError) as caught:
+            store.set("k", "new")
+        assert caught.value.maybe_applied
+        found = b"new" if fit == 10_000 else b"old"
+        assert reader.get("k") == store.get("k") == found
+        store.append("k", "+")
+        assert reader.get("k") == store.get("k") == found + b"+"
 
 
 def test_reads_and_writes_of_one_byte_at_a_time_give_the_same(path: str, faulty: FaultyOs) -> None:

@@ -133,7 +133,7 @@ def behind_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str
     place = -(-(end + SECTOR) // SECTOR) * SECTOR
     torn = data[end - 1 : end] in (b"", b"\0")
     if durable and length and not torn:
-        starts = range(-(-(offset + 12) // SECTOR) * SECTOR, min(end, len(data)), SECTOR)
+        starts = range((offset // SECTOR + 1) * SECTOR, min(end, len(data)), SECTOR)
         torn = any(only_zeros(data, start, start + SECTOR) for start in starts)
     verdict = "damaged", 0, 0
     if torn and only_zeros(data, end, place):

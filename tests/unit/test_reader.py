@@ -11,12 +11,13 @@ from faults.faulty import faulty_os
 from faults.logs import LIMIT_S, Collector, Handle, look_at, make, opened, put, steps, tear
 from unit.plain_reader import read_log
 
-from fscoord._log import record
+from fscoord._log import record, tail
 from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import CHUNK
 from fscoord._log.record import Record, Session
+from fscoord._log.tail import examine
 
 
 @pytest.fixture
@@ -75,6 +76,22 @@ def test_a_record_that_was_seen_half_written_leaves_no_void_once_it_is_whole(pat
     log = read_log(Path(path).read_bytes())
     assert log.ends == "whole"
     assert "V" not in [kind for _, kind, *_ in log.records]
+
+
+def test_what_looks_damaged_without_the_lock_is_looked_at_again_with_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system shared by hosts may show bytes that are not there yet as zeros or not at all."""
+    tear(path, 20, b"k", b"v")
+    with opened(path) as handle:
+        handle.write(b"new", b"value")
+    verdicts: list[object] = [tail.Damage(0, "seen too early")]
+    monkeypatch.setattr(tail, "examine", lambda *a, **k: verdicts.pop() if verdicts else examine(*a, **k))
+    for read_only in (False, True):
+        with opened(path, read_only=read_only) as handle:
+            assert [found[1] for found in handle.look()] == [b"before", b"new"]
+        assert not verdicts
+        verdicts.append(tail.Damage(0, "seen too early"))
 
 
 def test_a_long_record_is_read_in_few_pieces(path: str) -> None:

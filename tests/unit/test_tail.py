@@ -60,6 +60,22 @@ def test_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> Non
         assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
 
 
+def test_a_void_counts_only_at_the_edge_of_a_sector(descriptor: int) -> None:
+    torn, _ = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
+    void, _ = record.encode_void(100, 1, 2, CHAIN)
+    for place, verdict in ((1024, Skip), (1025, Damage), (1300, Damage), (1536, Skip)):
+        os.ftruncate(descriptor, 0)
+        write(descriptor, (100, torn[:20]), (place, void))
+        assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
+
+
+def test_behind_a_lost_frame_too_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
+    for named, verdict in ((510, Skip), (509, Damage)):
+        os.ftruncate(descriptor, 0)
+        write(descriptor, (1030, b"the rest of a record"), (2048, record.encode_void(named, 1, 2, CHAIN)[0]))
+        assert isinstance(examine(descriptor, 510, CHAIN, durable=True), verdict)
+
+
 def test_a_void_that_nobody_needed_is_damage(path: str) -> None:
     data = make(path, lambda handle: handle.write(b"k", b"v"))
     chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
@@ -98,6 +114,24 @@ def test_a_frame_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(path
     with pytest.raises(CorruptLogError) as caught:
         look_at(path)
     assert caught.value.offset == start
+
+
+def test_a_frame_whose_end_is_zero_and_lost_with_its_sector_is_torn(path: str) -> None:
+    """Of a durable log: the frame is sound all the same, but nothing behind it is what was written."""
+    data = make(path, lambda handle: handle.write(b"k", b"x"), durable=True)
+    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    padding, chain = record.encode(record.SET, b"", b"x" * ((501 - len(data) - 12 - 15) % SECTOR), 1, 2, chain)
+    begin = len(data + padding)
+    assert begin % SECTOR == 501
+    last = next(
+        encoded
+        for time in range(10_000)
+        if (encoded := record.encode(record.SET, b"k", b"y" * 900, 1, time, chain)[0])[11] == 0
+    )
+    whole = data + padding + last
+    put(path, whole[: begin + 11] + bytes(SECTOR) + whole[begin + 11 + SECTOR :])
+    assert read_log(Path(path).read_bytes()).ends == "torn"
+    assert [found[1] for found in look_at(path)] == [b"k", b""]
 
 
 def test_more_than_a_record_behind_a_lost_frame_is_damage(descriptor: int) -> None:

@@ -1,0 +1,58 @@
+"""Opening a log: its header, whole, agreed upon, and not more than that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from faults.logs import opened, put
+from unit.plain_reader import read_log
+
+from fscoord import FileStore, StoreError
+from fscoord._log.opening import read_header
+from fscoord._log.record import Header
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+LONG = Header(b"i" * 16, 1, runs=tuple((b"job %d" % number * 20, number) for number in range(100)))
+
+
+def test_a_header_longer_than_what_is_read_at_once_is_read_whole(path: str) -> None:
+    """Of a job that was started over a hundred times."""
+    header = LONG.encode()
+    assert len(header) > 3 * 4096
+    put(path, header)
+    with opened(path) as handle:
+        assert handle.log.header == LONG
+        handle.write(b"k", b"v")
+        assert [found[1] for found in handle.look()] == [b"k"]
+    assert read_log(Path(path).read_bytes()).values == {b"k": b"v"}
+
+
+def test_no_more_is_read_for_a_header_than_one_may_have(path: str) -> None:
+    data = bytearray(LONG.encode() + bytes(1 << 20))
+    data[12:16] = b"\xff\xff\xff\xff"
+    put(path, bytes(data))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert len(read_header(fd)) <= 1 << 16
+    finally:
+        os.close(fd)
+    before = Path(path).read_bytes()
+    with pytest.raises(StoreError, match="its size is damaged"):
+        FileStore(path)
+    assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3, 7, 255])
+def test_a_log_with_another_kind_of_lock_can_be_read_but_not_written(kind: int, path: str) -> None:
+    put(path, Header(b"i" * 16, kind).encode())
+    with pytest.raises(StoreError, match=r"this log is locked by .* locks, not by \"ofd\""):
+        FileStore(path)
+    with FileStore(path, read_only=True) as store:
+        assert store.num_keys() == 0
