@@ -11,8 +11,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord.arguments import (
+    Key,
+    Timeout,
+    integer,
+    key_bytes,
+    key_text,
+    positive,
+    seconds,
+)
 from fscoord.errors import BarrierError, FscoordError, StoreTimeoutError
-from fscoord.store import Key, Store, Timeout, integer, key_bytes, key_text, positive, seconds
+from fscoord.store import Store
 
 __all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "attempt", "check_rank"]
 

@@ -18,7 +18,6 @@ import stat
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -218,111 +217,9 @@ def has_ofd_locks() -> bool:
     return hasattr(fcntl, "F_OFD_SETLK")
 
 
-# -- file system events: watchdog's bindings, which are no documented API, are used here alone ---------------------
-
-LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
-BELL_RUNG = 0x0004 | 0x0400 | 0x0800
-
-
 def has_inotify() -> bool:
     """Return whether inotify(7) can be used: on Linux, on real files."""
     return sys.platform == "linux" and not is_faked()
-
-
-def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
-    """Return a source of events of the file `path`.
-
-    It has ``readable`` (whether the waiting thread itself must call ``wait(seconds)``; otherwise `wake` is called from
-    a thread of the source) and ``close()``.
-
-    Raises:
-        OSError: the file can't be watched, or the user has no inotify instance or watch left.
-        ImportError, AttributeError: this watchdog has no such bindings.
-    """
-    if is_faked():
-        raise OSError(errno.ENOSYS, "files that are not real raise no events")
-    return Inotify(path, mask) if has_inotify() else Observed(path, wake)
-
-
-class Inotify:
-    """An inotify instance with one watch, read by whoever waits."""
-
-    readable = True
-
-    def __init__(self, path: str, mask: int) -> None:
-        import ctypes
-
-        from watchdog.observers import inotify_c
-
-        self._interruptions = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        fd = inotify_c.inotify_init()
-        self._close = weakref.finalize(self, close_quietly, fd, self._interruptions)
-        self._close.atexit = False
-        if fd < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_instances")
-        os.set_inheritable(fd, False)
-        os.set_blocking(fd, False)
-        if inotify_c.inotify_add_watch(fd, os.fsencode(path), mask) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{os.strerror(number)}: see fs.inotify.max_user_watches")
-        self._sources = (fd, self._interruptions)
-        self._poll = self._make_poll()
-
-    def _make_poll(self) -> Any:
-        poll = select.poll()
-        for fd in self._sources:
-            poll.register(fd, select.POLLIN)
-        return poll
-
-    def wait(self, limit: float) -> bool:
-        """Return True after an event or `interrupt`, or False after `limit` seconds."""
-        try:
-            ready = self._poll.poll(limit * 1000)
-        except RuntimeError:  # this is a signal handler's wait, and the signal came while the same thread was here
-            ready = self._make_poll().poll(limit * 1000)
-        for fd, _ in ready:
-            try:
-                os.read(fd, 4096)
-            except BlockingIOError:  # somebody else has taken it
-                pass
-        return bool(ready)
-
-    def interrupt(self) -> None:
-        """Have `wait`, in whatever thread, return."""
-        os.eventfd_write(self._interruptions, 1)
-
-    def close(self) -> None:
-        """Give the instance back."""
-        self._close()
-
-
-class Observed:
-    """A watchdog `Observer` on the directory of one file, for platforms without inotify."""
-
-    readable = False
-
-    def __init__(self, path: str, wake: Callable[[], None]) -> None:
-        from watchdog.events import FileSystemEvent, FileSystemEventHandler
-        from watchdog.observers import Observer
-
-        name = os.fsencode(path)
-
-        class Handler(FileSystemEventHandler):
-            def on_any_event(self, event: FileSystemEvent) -> None:
-                if name in (os.fsencode(event.src_path), os.fsencode(event.dest_path)):
-                    wake()
-
-        self._owner = os.getpid()
-        self._observer = Observer()
-        self._observer.daemon = True
-        self._observer.schedule(Handler(), os.path.dirname(path))
-        self._observer.start()
-
-    def close(self) -> None:
-        """Have the observer's threads end; in a forked child there are none."""
-        if self._owner == os.getpid():
-            self._observer.stop()
 
 
 def platform() -> str:

@@ -30,11 +30,9 @@ from weakref import WeakKeyDictionary
 
 from fscoord import _system as system
 from fscoord._roll import Attempt, Decoder, Roll, attempt, check_rank
-from fscoord.errors import BarrierError, StoreClosedError, StoreTimeoutError
-from fscoord.store import (
+from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
-    Store,
     Timeout,
     Value,
     duration,
@@ -44,6 +42,8 @@ from fscoord.store import (
     seconds,
     value_bytes,
 )
+from fscoord.errors import BarrierError, StoreClosedError, StoreTimeoutError
+from fscoord.store import Store
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
 

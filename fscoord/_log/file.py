@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
+from fscoord._log.contention import Contender
 from fscoord._log.lock import LogLock
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted, open_log
-from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, Consumer, LogReader, Suspect
+from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, Consumer, Suspect
 from fscoord._log.record import Session
 from fscoord.errors import (
     FscoordError,
     StoreClosedError,
     StoreError,
-    StoreTimeoutError,
     StoreUnavailableError,
 )
 
@@ -35,7 +35,7 @@ LOCK_GRACE_S: Final = 0.03
 _NOT_APPLIED = frozenset(getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF"))
 
 
-class LogFile(LogReader):
+class LogFile(Contender):
     """One handle on the log at `path`, which appears, with its header, if it is not there.
 
     Args:
@@ -45,8 +45,6 @@ class LogFile(LogReader):
         introduce: returns who this handle is, when it first writes.
         participants: the handle is over when so many have left; 0 for never.
     """
-
-    _lock: LogLock
 
     def __init__(
         self,
@@ -299,52 +297,3 @@ class LogFile(LogReader):
             self._write(data)
             verdict = tail.Skip(verdict.place + len(data), chain)
         self._move(verdict.offset, verdict.chain)
-
-    # -- waiting for the lock --------------------------------------------------------------------------------------
-
-    def _explain(self, error: OSError) -> None:
-        """Return if `error` means that somebody else has the lock; raise it as one of our own otherwise."""
-        if self._trouble:
-            raise paths.unavailable(error, self.path, "using the log") from error
-        if not self._lock.is_taken(error):
-            raise self._lock.refuse(error) or paths.unavailable(error, self.path, "locking the log") from error
-
-    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
-        """Return when it is worth trying again."""
-        waited = system.time.monotonic() - started
-        if waited >= limit:
-            raise self._lock_timeout(waited)
-        self._lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not self._reads_need_lock)
-
-    def _reopen_for_lock(self) -> int:
-        return self._reopen(system.os.O_RDWR | system.os.O_APPEND, set())  # this thread is never interrupted
-
-    def _lock_timeout(self, waited: float) -> StoreTimeoutError:
-        number = self._lock.holder()
-        if isinstance(number, int) and number not in self.sessions:
-            self._read_introductions()
-        holder = str(self.sessions.get(number, f"session {number}")) if isinstance(number, int) else number
-        if number == 0:
-            holder = "a process that has not written yet"
-        return StoreTimeoutError(
-            f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
-            " and is stopped, or stuck in a call",
-            holder=holder,
-            waited=waited,
-        )
-
-    def _read_introductions(self) -> None:
-        """Read on without the lock, which does not come."""
-        with self.mutex:
-            if self._shared.busy:
-                return
-            try:
-                self._shared.busy = True
-                self._sort_out()
-                self._trouble = DIRTY
-                self._read()
-                self._trouble = 0
-            except (OSError, FscoordError, Suspect):  # the next operation meets it, too
-                pass
-            finally:
-                self._shared.busy = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fscoord import _system as system
 from fscoord.errors import InsecurePathError, StoreUnavailableError
 
-__all__ = ["check", "create", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
+__all__ = ["check", "close_all", "create", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
 
 BIRTH_SUFFIX = ".new"
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
@@ -74,6 +75,15 @@ def close_kept(fd: int, keep: set[int]) -> None:
         list(map(partial.__call__, (partial(keep.discard, fd), partial(system.os.close, fd))))
     except OSError:
         pass
+
+
+def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
+    """Close what a handle that was thrown away held, in the file system that it was opened in."""
+    for descriptor in descriptors:
+        try:
+            close(descriptor)
+        except OSError:
+            pass
 
 
 def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
 from fscoord._log.record import Header, Record, Session
+from fscoord._log.shared import shared_by
 from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
 
 __all__ = ["Consumer", "LogReader"]
@@ -44,44 +45,15 @@ class Suspect(Exception):
     """Without the lock, the next bytes look damaged: look again with it."""
 
 
-class Shared:
-    """What all handles of this process on one log share: the mutex, and whether its owner is inside an operation.
-
-    The mutex is re-entrant so that a signal handler that calls in gets an error instead of a deadlock.
-    """
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin anew in a forked child, where whoever held the mutex does not exist."""
-        self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
-        self.busy = False
-
-
-_shared: weakref.WeakValueDictionary[bytes, Shared] = weakref.WeakValueDictionary()
 _readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
-_guard = [system.threading.RLock()]
 
 
 def _after_fork_in_child() -> None:
-    _guard[0] = system.threading.RLock()
-    for shared in list(_shared.values()):
-        shared.renew()
     for reader in list(_readers):
         reader.after_fork()
 
 
 system.after_fork_in_child(_after_fork_in_child)
-
-
-def _close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
-    """Close what a handle that was thrown away held, in the file system that it was opened in."""
-    for descriptor in descriptors:
-        try:
-            close(descriptor)
-        except OSError:
-            pass
 
 
 class LogReader:
@@ -112,7 +84,7 @@ class LogReader:
         self.left = 0
         self._last_session = 0
         self._descriptors: set[int] = set()
-        self._finalizer = weakref.finalize(self, _close_all, system.os.close, self._descriptors)
+        self._finalizer = weakref.finalize(self, paths.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
 
     # -- opening ---------------------------------------------------------------------------------------------------
@@ -123,8 +95,7 @@ class LogReader:
         found = system.os.fstat(rfd)
         self._identity = (found.st_dev, found.st_ino)
         self.header, self._header_size, self._header_chain = header, size, chain
-        with _guard[0]:
-            self._shared = _shared.setdefault(header.log_id, Shared())
+        self._shared = shared_by(header.log_id)
         self.mutex = self._shared.mutex
         self._rewind()
         _readers.add(self)

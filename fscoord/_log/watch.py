@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from fscoord import _system as system
+from fscoord import _events as events, _system as system
 from fscoord._log.bell import Bell
 from fscoord._logger import logger
 from fscoord.errors import UnsupportedFilesystemError
@@ -61,7 +61,7 @@ class Watch:
         return self._events is not None
 
     def _start(self, mode: str) -> None:
-        target, mask = (self._log_path, system.LOG_CHANGED) if self.bell is None else (self.bell.path, system.BELL_RUNG)
+        target, mask = (self._log_path, events.LOG_CHANGED) if self.bell is None else (self.bell.path, events.BELL_RUNG)
         me = weakref.ref(self)
 
         def wake() -> None:
@@ -72,7 +72,7 @@ class Watch:
         try:
             if mode == "inotify" and not system.has_inotify():
                 raise OSError(system.errno.ENOSYS, "this platform has none")
-            self._events = system.watch_file(target, mask, wake)
+            self._events = events.watch_file(target, mask, wake)
         except (OSError, ImportError, AttributeError) as error:
             if mode == "inotify":
                 raise UnsupportedFilesystemError(

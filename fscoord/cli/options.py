@@ -11,7 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from fscoord import _system as system
-from fscoord.store import VALUE_MAX, Store, seconds
+from fscoord.arguments import VALUE_MAX, seconds
+from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
-from fscoord._log.dump import Entry, dump_log
 from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import KINDS
 from fscoord._log.opening import Wanted
 from fscoord._log.watch import MODES
 from fscoord._logger import logger
-from fscoord.errors import (
-    FscoordError,
-    LimitExceededError,
-    QueueEmptyError,
-    StoreTimeoutError,
-    UnsupportedFilesystemError,
-)
-from fscoord.store import (
+from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     VALUE_MAX,
     Key,
-    Store,
     Timeout,
     Value,
     counter_sum,
@@ -38,11 +29,19 @@ from fscoord.store import (
     seconds,
     value_bytes,
 )
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    QueueEmptyError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+)
+from fscoord.store import Store
 from fscoord.stores import lifetime
 from fscoord.stores.state import State
 from fscoord.stores.waiting import MISSING, Missing, Waiting
 
-__all__ = ["Entry", "FileStore", "dump"]
+__all__ = ["FileStore"]
 
 T = TypeVar("T")
 
@@ -336,13 +335,3 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> str:
     if value not in known:
         raise ValueError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
     return value
-
-
-def dump(path: Any) -> Iterator[Entry]:
-    """Yield what the log at `path` holds, record by record, without locking or writing.
-
-    Raises:
-        StoreUnavailableError: it can't be opened.
-        CorruptLogError: it is damaged; what comes before the damage was yielded.
-    """
-    return dump_log(paths.resolve(path))

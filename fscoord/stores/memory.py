@@ -15,11 +15,9 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from fscoord import _system as system
-from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
-from fscoord.store import (
+from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
-    Store,
     Timeout,
     Value,
     counter_sum,
@@ -32,6 +30,8 @@ from fscoord.store import (
     seconds,
     value_bytes,
 )
+from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
+from fscoord.store import Store
 
 __all__ = ["HashStore"]
 

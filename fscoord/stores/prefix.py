@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
+from fscoord.arguments import (
+    Key,
+    Timeout,
+    Value,
+    key_bytes,
+    key_text,
+    keys_bytes,
+)
 from fscoord.errors import StoreClosedError
-from fscoord.store import Key, Store, Timeout, Value, key_bytes, key_text, keys_bytes
+from fscoord.store import Store
 
 __all__ = ["PrefixStore"]
 

@@ -29,8 +29,8 @@ from fscoord import (
     UnsupportedFilesystemError,
     errors,
 )
+from fscoord.arguments import VALUE_MAX
 from fscoord.cli import exits, options
-from fscoord.store import VALUE_MAX
 
 EXAMPLES = [
     (QueueEmptyError("x"), 1),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from contract.places import Place, state
 
+from fscoord.arguments import KEY_MAX, VALUE_MAX
 from fscoord.errors import FscoordError, LimitExceededError
-from fscoord.store import KEY_MAX, VALUE_MAX, Store
+from fscoord.store import Store
 
 LONG = "x" * (KEY_MAX + 1)
 HUGE = bytes(VALUE_MAX + 1)

@@ -13,8 +13,9 @@ from contract.places import state
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from fscoord.arguments import INT64_MAX, INT64_MIN
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.store import INT64_MAX, INT64_MIN, Store
+from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from contract.places import Place
 
+from fscoord.arguments import INT64_MAX, INT64_MIN, KEY_MAX
 from fscoord.errors import BarrierError, QueueEmptyError, StoreClosedError, StoreTimeoutError
-from fscoord.store import INT64_MAX, INT64_MIN, KEY_MAX, Store
+from fscoord.store import Store
 
 ODD_KEYS = ["", "\0", "a\0b", "-/a", "k/", "/", " ", "ключ", "\U0001f600", "\udcff\udc80", "x" * KEY_MAX]
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from contract.third_party import ThirdPartyStore
 
+from fscoord.arguments import KEY_MAX
 from fscoord.errors import LimitExceededError, StoreClosedError, StoreTimeoutError
-from fscoord.store import KEY_MAX, Store
+from fscoord.store import Store
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
 

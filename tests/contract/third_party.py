@@ -7,8 +7,18 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fscoord.arguments import (
+    Key,
+    Timeout,
+    Value,
+    counter_sum,
+    key_bytes,
+    key_text,
+    seconds,
+    value_bytes,
+)
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
-from fscoord.store import Key, Store, Timeout, Value, counter_sum, key_bytes, key_text, seconds, value_bytes
+from fscoord.store import Store
 
 
 class Shared:

@@ -25,7 +25,7 @@ from faults.holder import Holder
 from faults.processes import TESTS
 
 import fscoord
-from fscoord import FileStore, _system as system
+from fscoord import FileStore, _events as events, _system as system
 from fscoord._log import watch as log_watch
 from fscoord._log.bell import Bell, bucket
 from fscoord._log.file import LogFile
@@ -562,7 +562,7 @@ def test_events_on_request_that_the_system_refuses(path: str, monkeypatch: pytes
     def refuse(*_: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(system, "watch_file", refuse)
+    monkeypatch.setattr(events, "watch_file", refuse)
     with (
         FileStore(path, timeout=HANG_S, watch="inotify") as store,
         pytest.raises(UnsupportedFilesystemError, match="Too many open files"),

@@ -35,7 +35,7 @@ from unit.plain_reader import Refused, read_log
 
 from fscoord import CorruptLogError
 from fscoord._log.record import Record
-from fscoord.stores.file import dump
+from fscoord.stores.dump import dump
 
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 

@@ -30,7 +30,7 @@ from fscoord import (
     StoreUnavailableError,
     _system as system,
 )
-from fscoord.stores.file import dump
+from fscoord.stores.dump import dump
 
 HANG_S = 20
 """No call of these tests waits so long: one that does, hangs."""

@@ -11,7 +11,7 @@ from faults.logs import make, opened, put, steps, tear, write_every_kind
 from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, InsecurePathError, StoreUnavailableError
-from fscoord.stores.file import dump
+from fscoord.stores.dump import dump
 
 
 @pytest.fixture

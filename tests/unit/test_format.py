@@ -13,7 +13,7 @@ import pytest
 from unit.plain_reader import Log, Refused, read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError
-from fscoord.stores.file import dump
+from fscoord.stores.dump import dump
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = DATA / "v1"

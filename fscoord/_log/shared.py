@@ -1,0 +1,43 @@
+"""What the handles of this process on one log share: the mutex, and whether its owner is inside an operation."""
+
+from __future__ import annotations
+
+import weakref
+
+from fscoord import _system as system
+
+__all__ = ["Shared", "shared_by"]
+
+
+class Shared:
+    """What all handles of this process on one log share: the mutex, and whether its owner is inside an operation.
+
+    The mutex is re-entrant so that a signal handler that calls in gets an error instead of a deadlock.
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew in a forked child, where whoever held the mutex does not exist."""
+        self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
+        self.busy = False
+
+
+_shared: weakref.WeakValueDictionary[bytes, Shared] = weakref.WeakValueDictionary()
+_guard = [system.threading.RLock()]
+
+
+def shared_by(log_id: bytes) -> Shared:
+    """Return what all handles of this process on the log `log_id` share."""
+    with _guard[0]:
+        return _shared.setdefault(log_id, Shared())
+
+
+def _after_fork_in_child() -> None:
+    _guard[0] = system.threading.RLock()
+    for shared in list(_shared.values()):
+        shared.renew()
+
+
+system.after_fork_in_child(_after_fork_in_child)
