@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 from fscoord import _system as system
@@ -42,10 +43,14 @@ class Inotify:
 
         from watchdog.observers import inotify_c
 
-        self._interruptions = system.os.eventfd(0, system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK)
-        fd = inotify_c.inotify_init()
-        self._close = weakref.finalize(self, system.close_quietly, fd, self._interruptions)
+        descriptors: set[int] = set()
+        self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._close.atexit = False
+        # Each in one chain of C calls, which no signal handler can split.
+        descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
+        (self._interruptions,) = descriptors
+        descriptors.update(starmap(inotify_c.inotify_init, ((),)))
+        fd = next(iter(descriptors - {self._interruptions}))
         if fd < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")

@@ -103,6 +103,15 @@ def close_quietly(*descriptors: int) -> None:
                 pass
 
 
+def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
+    """Close what a handle that was thrown away held, in the file system that it was opened in."""
+    for descriptor in descriptors:
+        try:
+            close(descriptor)
+        except OSError:
+            pass
+
+
 class Wakeup:
     """An event that one thread waits for, and that a wait uses up.
 

@@ -43,20 +43,21 @@ class Bell:
     def __init__(self, path: str, mode: int) -> None:
         self.path = path
         self.is_new = False
+        descriptors: set[int] = set()
+        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, descriptors)
+        self._finalizer.atexit = False
         try:
-            fd = paths.open_descriptor(path, system.os.O_RDWR)
+            fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
         except FileNotFoundError:
             paths.create(path, bytes(SIZE), mode, durable=False)
-            fd = paths.open_descriptor(path, system.os.O_RDWR)
+            fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
             self.is_new = True
         try:
             paths.check(path, fd, mode, read_only=False)
         except BaseException:
-            system.close_quietly(fd)
+            self._finalizer()
             raise
         self.fd = fd
-        self._finalizer = weakref.finalize(self, system.close_quietly, fd)
-        self._finalizer.atexit = False
         _bells.add(self)
 
     def close(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fscoord import _system as system
 from fscoord.errors import InsecurePathError, StoreUnavailableError
 
-__all__ = ["check", "close_all", "create", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
+__all__ = ["check", "create", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
 
 BIRTH_SUFFIX = ".new"
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
@@ -77,15 +76,6 @@ def close_kept(fd: int, keep: set[int]) -> None:
         pass
 
 
-def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
-    """Close what a handle that was thrown away held, in the file system that it was opened in."""
-    for descriptor in descriptors:
-        try:
-            close(descriptor)
-        except OSError:
-            pass
-
-
 def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
     """Refuse the open file `fd` if it is not a regular file that only those whom `mode` allows can write.
 
@@ -120,14 +110,13 @@ def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
 def _uid_given_to_ours(path: str) -> int:
     """Return the owner that a file of ours gets beside `path`: root squash and id mapping may show another than us."""
     probe = _birth_name(path)
+    opened: set[int] = set()
     try:
-        fd = open_descriptor_new(probe, 0o600)
+        return system.os.fstat(open_descriptor_new(probe, 0o600, opened)).st_uid
     except OSError:
         return -1
-    try:
-        return system.os.fstat(fd).st_uid
     finally:
-        system.close_quietly(fd)
+        system.close_all(system.os.close, opened)
         unlink_quietly(probe)
 
 
@@ -173,14 +162,15 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
     and its first opener initialises it under the lock.
     """
     birth = _birth_name(path)
-    fd = open_descriptor_new(birth, mode)
+    opened: set[int] = set()
     try:
         try:
+            fd = open_descriptor_new(birth, mode, opened)
             write_all(fd, header)
             if durable:
                 system.os.fsync(fd)
         finally:
-            system.close_quietly(fd)
+            system.close_all(system.os.close, opened)
         try:
             system.os.link(birth, path)
         except FileExistsError:
@@ -196,23 +186,29 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
 
 
 def _create_empty(path: str, mode: int) -> None:
+    opened: set[int] = set()
     try:
-        system.close_quietly(open_descriptor_new(path, mode))
+        open_descriptor_new(path, mode, opened)
     except FileExistsError:
         pass
-
-
-def open_descriptor_new(path: str, mode: int) -> int:
-    """Create the file `path`, which must not exist, with this mode whatever the umask, and open it for writing."""
-    flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
-    fd = system.os.open(path, flags, mode)
-    try:
-        if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
-            system.os.chmod(path, mode)
     except BaseException:
-        system.close_quietly(fd)
-        unlink_quietly(path)
+        if opened:
+            unlink_quietly(path)
         raise
+    finally:
+        system.close_all(system.os.close, opened)
+
+
+def open_descriptor_new(path: str, mode: int, keep: set[int]) -> int:
+    """Create the file `path`, which must not exist, with this mode whatever the umask, and open it for writing.
+
+    The descriptor, the only one, is added to `keep` in one chain of C calls, as by `open_descriptor`.
+    """
+    flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
+    keep.update(map(system.os.open, (path,), (flags,), (mode,)))
+    (fd,) = keep
+    if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
+        system.os.chmod(path, mode)
     return fd
 
 

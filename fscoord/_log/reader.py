@@ -84,7 +84,7 @@ class LogReader:
         self.left = 0
         self._last_session = 0
         self._descriptors: set[int] = set()
-        self._finalizer = weakref.finalize(self, paths.close_all, system.os.close, self._descriptors)
+        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
 
     # -- opening ---------------------------------------------------------------------------------------------------

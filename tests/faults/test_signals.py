@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -137,6 +138,24 @@ def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operati
     assert number > 15
 
 
+def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
+    """The watch is made in it, and may be interrupted half-way."""
+    OPERATIONS["wait"](FileStore(path))  # imports what all later waits share
+    gc.collect()
+    open_before = descriptors()
+    number, reached = 0, True
+    while reached:
+        number += 1
+        at = At(number, interrupt)
+        with FileStore(path, timeout=HANG_S) as store:
+            run(at, lambda: OPERATIONS["wait"](store))
+        reached = at.reached
+        del store
+        gc.collect()
+        assert descriptors() == open_before, at.where
+    assert number > 15
+
+
 @pytest.mark.parametrize("operation", ["queue_push", "queue_pop", "get"])
 def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
     path: str, operation: str, rng: random.Random, scale: Callable[[int], int]
@@ -145,9 +164,9 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
     with pair(path, "ofd") as both:
         open_before = descriptors()
         for _ in range(scale(200)):
-            both.renew()
             points = [At(rng.randint(1, 60), interrupt) for _ in range(3)]
             for at in points:
+                both.renew()  # each time: an interrupted pop may have taken its value
                 run(at, lambda: call(both.store))
             both.check(", ".join(at.where for at in points))
         assert descriptors() == open_before
