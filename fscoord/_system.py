@@ -172,6 +172,11 @@ def mount_table() -> list[str]:
     return _proc_text("/proc/self/mountinfo").splitlines()
 
 
+def nfs_recovers_lost_locks() -> bool:
+    """Return whether the NFS client takes locks back that it has lost: its parameter ``recover_lost_locks``."""
+    return _proc_text("/sys/module/nfs/parameters/recover_lost_locks").upper() in ("Y", "1")
+
+
 _after_fork: list[Callable[[], None]] = []
 
 

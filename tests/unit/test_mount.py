@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fscoord import _system as system
-from fscoord._log.mount import Mount, find_mount
+from fscoord._log.mount import Mount, Objection, find_mount
 
 TABLE = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,discard
@@ -15,6 +15,7 @@ TABLE = r"""
 32 22 0:42 / /mnt rw - tmpfs hidden rw
 33 22 0:43 / /mnt rw - lustre 10.0.0.1@tcp:/fs rw,flock
 34 22 0:44 / /plain rw - overlay overlay
+35 22 0:45 / /auto rw - autofs systemd-1 rw,fd=36
 garbled
 """.strip().splitlines()
 
@@ -56,3 +57,111 @@ def test_without_a_mount_table_nothing_is_known_and_the_path_counts_as_local(mon
 def test_an_unknown_file_system_is_taken_for_one_that_hosts_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "mount_table", lambda: ["1 0 0:1 / / rw - fuse.something x rw"])
     assert not find_mount("/store").is_local
+
+
+def on(kind: str, *options: str) -> Mount:
+    return Mount(kind, "/shared", ("rw", *options))
+
+
+@pytest.fixture
+def lost_locks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    recovers = [False]
+    monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: recovers[0])
+    return recovers
+
+
+@pytest.mark.parametrize(
+    ("kind", "coherence"),
+    [
+        ("ext4", "local"),
+        ("", "local"),
+        ("nfs", "direct"),
+        ("nfs4", "direct"),
+        ("lustre", "locked"),
+        ("gpfs", "locked"),
+        ("beegfs", "locked"),
+        ("ceph", "locked"),
+        ("cifs", "locked"),
+        ("fuse.glusterfs", "locked"),
+        ("9p", "locked"),
+        ("never heard of it", "locked"),
+    ],
+)
+def test_the_kind_of_file_system_says_how_a_log_on_it_is_read(kind: str, coherence: str) -> None:
+    assert on(kind).coherence == coherence
+
+
+@pytest.mark.parametrize(
+    ("mount", "locks"),
+    [
+        (on("nfs", "vers=3", "local_lock=all"), {"ofd", "flock"}),
+        (on("nfs", "vers=3", "nolock", "local_lock=all"), {"ofd", "flock"}),
+        (on("nfs", "vers=3", "nolock"), {"ofd", "flock"}),
+        (on("nfs", "vers=3", "local_lock=flock"), {"flock"}),
+        (on("nfs", "vers=3", "local_lock=posix"), {"ofd"}),
+        (on("nfs", "vers=3", "local_lock=none"), set()),
+        (on("nfs4", "vers=4.2", "local_lock=none"), set()),
+        (on("lustre", "flock"), set()),
+        (on("lustre", "localflock"), {"ofd", "flock"}),
+        (on("lustre", "noflock"), {"ofd", "flock"}),
+        (on("lustre"), {"ofd", "flock"}),
+        (on("gpfs"), {"flock"}),
+        (on("cifs", "nobrl"), {"ofd", "flock"}),
+        (on("cifs"), set()),
+        (on("fuse.sshfs"), {"ofd", "flock", "soft"}),
+        (on("fuse.glusterfs"), {"ofd", "flock", "soft"}),
+        (on("beegfs"), set()),
+        (on("ext4"), set()),
+        (on(""), set()),
+    ],
+)
+def test_options_that_make_locks_lie_are_refused_for_the_locks_they_touch(
+    mount: Mount, locks: set[str], lost_locks: list[bool]
+) -> None:
+    assert {lock for lock in ("ofd", "flock", "soft") if mount.objection(lock)} == locks
+
+
+@pytest.mark.parametrize("mount", [on("nfs4", "vers=4.2"), on("nfs", "vers=4.1"), on("nfs", "vers=3")])
+def test_an_nfs_client_that_takes_lost_locks_back_is_refused(mount: Mount, lost_locks: list[bool]) -> None:
+    lost_locks[0] = True
+    refused = "recover_lost_locks" in str(mount.objection("ofd"))
+    assert refused == ("vers=3" not in mount.options)  # there a lock is never taken away
+    assert mount.objection("soft") is None
+    lost_locks[0] = False
+    assert mount.objection("ofd") is None
+
+
+@pytest.mark.parametrize(("text", "recovers"), [("Y", True), ("N", False), ("1", True), ("", False)])
+def test_the_kernel_says_whether_it_takes_lost_locks_back(
+    text: str, recovers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "_proc_text", {"/sys/module/nfs/parameters/recover_lost_locks": text}.__getitem__)
+    assert system.nfs_recovers_lost_locks() == recovers
+
+
+def test_who_asks_for_a_coherence_is_not_refused_but_on_glusterfs_only_locked_will_do() -> None:
+    assert on("nfs", "nolock").objection("ofd", "direct") is None
+    assert on("fuse.sshfs").objection("ofd", "local") is None
+    assert on("fuse.glusterfs").objection("ofd", "locked") is None
+    assert isinstance(on("fuse.glusterfs").objection("ofd", "direct"), Objection)
+
+
+def test_what_cannot_be_seen_is_said_in_a_caution() -> None:
+    assert "tuneUseGlobalFileLocks" in (on("beegfs").caution or "")
+    assert on("nfs4").caution is None
+
+
+def test_an_option_is_found_with_its_value_or_without() -> None:
+    mount = on("nfs", "vers=3", "nolock")
+    assert (mount.option("vers"), mount.option("nolock"), mount.option("soft")) == ("3", "", None)
+
+
+def test_a_directory_that_is_mounted_on_demand_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [TABLE, [*TABLE, "36 35 0:46 / /auto rw - nfs4 server:/x rw,vers=4.2"]]
+    monkeypatch.setattr(system, "mount_table", lambda: tables.pop(0) if len(tables) > 1 else tables[0])
+    monkeypatch.setattr(system.os, "open", lambda path, flags: {"/auto": -1}[path])
+    assert find_mount("/auto/store").kind == "nfs4"
+
+
+def test_a_directory_that_cannot_be_mounted_stays_what_it_is() -> None:
+    assert find_mount("/auto/there is no such directory/store").kind == "autofs"
