@@ -28,6 +28,7 @@ NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES = [*(REPOSITORY / name for name in NAMES), *sorted((REPOSITORY / "docs").glob("*.md"))]
 RUN = {"python", "pycon", "console"}
 SHOWN = {"", "bash", "ini", "json", "sh", "text", "toml", "{eval-rst}", "{include}", "{toctree}"}
+SET_BY_OTHERS = ("FSCOORD_", "COLUMNS", "RANK", "WORLD_SIZE", "OMPI_", "PMI", "PALS_", "FLUX_", "SLURM_", "PYTEST_")
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -58,7 +59,7 @@ def test_the_code_of_a_page_does_what_the_page_says(page: Path, tmp_path: Path) 
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "tmp").mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FSCOORD_", "COLUMNS"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_OTHERS)}
     environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), environment["PATH"]])
     environment["TMPDIR"] = str(tmp_path / "tmp")
     done = subprocess.run(

@@ -1,0 +1,278 @@
+"""What this process's launcher says of it: its rank, the world's size, the same on its host, and which run this is.
+
+`detect` reads environment variables and says what it found, and where. The nearest launcher counts: a rank that
+torchrun or mpirun starts inside a Slurm step inherits the step's variables, which are those of the agent or daemon that
+started it. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx, PALS (HPE Cray), Flux, Slurm and
+pytest-xdist.
+
+The variables are those of the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
+``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and
+sbatch(1), *OUTPUT ENVIRONMENT VARIABLES*; pytest-xdist's *How-tos*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from fscoord import _system as system
+
+__all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
+
+RunId = tuple[str, int] | str
+"""A job and how often it was restarted, so that the later of two runs is known; or a text that tells nothing but
+whether two runs are one."""
+
+SLURM_STEP_MAX = 0xFFFFFFF0
+"""The last id of a step that srun starts (slurm.h); above are the batch script's own and the interactive shell's."""
+
+_TASKS_PER_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What `detect` found. What nobody said is None.
+
+    Attributes:
+        launcher: who started this process: ``"torchrun"``, ``"Open MPI"``, ``"PMI"``, ``"PMIx"``, ``"PALS"``,
+            ``"Flux"``, ``"Slurm"`` or ``"pytest-xdist"``. Whoever sets ``RANK`` and ``WORLD_SIZE`` counts as torchrun.
+        rank: which process this is, from 0.
+        world_size: how many there are.
+        local_rank: which of those on this host.
+        local_world_size: how many are on this host.
+        run_id: which run of which job this is; it stays when a worker is restarted, and changes when the job is.
+        sources: for each attribute that was found, the variables that said so.
+        ignored: what looked like an answer and was none, one sentence each.
+    """
+
+    launcher: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    run_id: RunId | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return what was found and where, for people."""
+        found = [
+            f"{name.replace('_', ' ')} {getattr(self, name)} ({source})" for name, source in self.sources.items()
+        ] or ["nothing"]
+        by = f"{self.launcher}: " if self.launcher else ""
+        ignored = f"; ignored: {'; '.join(self.ignored)}" if self.ignored else ""
+        return f"{by}{', '.join(found)}{ignored}"
+
+
+def detect(variables: Mapping[str, str] | None = None) -> Environment:
+    """Return what the launcher of this process says of it, and where it says so.
+
+    ``SLURM_PROCID`` is believed only inside a step: in a batch script it is 0 for everything that the script starts.
+
+    Args:
+        variables: the environment to look at; the process's own if None.
+
+    Raises:
+        ValueError: the nearest launcher's variables make no sense. Another launcher's would be the wrong ones.
+    """
+    values = {name: value for name, value in (system.os.environ if variables is None else variables).items() if value}
+    ignored: list[str] = []
+    launcher, answers = _nearest(values, ignored)
+    if launcher == "PMI" and "local_rank" not in answers:
+        answers |= _local_answers(values, answers)
+    _refuse_impossible(answers)
+    numbers: dict[str, Any] = {name: answer.value for name, answer in answers.items()}
+    sources = {name: answer.source for name, answer in answers.items()}
+    found = Environment(launcher, sources=sources, ignored=tuple(ignored), **numbers)
+    for run_id, source in _runs(values, launcher):
+        return replace(found, run_id=run_id, sources={**sources, "run_id": source})
+    return found
+
+
+def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Return `rank` and `world_size`; what is None is what the environment says.
+
+    Raises:
+        ValueError: one is not given and the environment does not say it. The message says what it does say.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    found = detect()
+    known = {"rank": found.rank if rank is None else rank}
+    known["world_size"] = found.world_size if world_size is None else world_size
+    for name, value in known.items():
+        if value is None:
+            raise ValueError(f"{name} is not given, and the environment does not say it: it says {found}")
+    return known["rank"], known["world_size"]  # type: ignore[return-value]
+
+
+class _Answer(NamedTuple):
+    value: int
+    source: str
+
+
+_Answers = dict[str, _Answer]
+
+
+class _Launcher(NamedTuple):
+    """The variables in which a launcher says things; of several for one thing the first that is set counts."""
+
+    name: str
+    rank: str
+    world_size: tuple[str, ...] = ()
+    local_rank: tuple[str, ...] = ()
+    local_world_size: tuple[str, ...] = ()
+
+
+_TORCHRUN = _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+_OPEN_MPI = _Launcher(
+    "Open MPI",
+    "OMPI_COMM_WORLD_RANK",
+    ("OMPI_COMM_WORLD_SIZE",),
+    ("OMPI_COMM_WORLD_LOCAL_RANK",),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+)
+_PMI = _Launcher(
+    "PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"), ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
+)
+_PMIX = _Launcher("PMIx", "PMIX_RANK")  # it says no size
+_PALS = _Launcher("PALS", "PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",), ("PALS_LOCAL_SIZE",))
+_FLUX = _Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",))
+_SLURM = _Launcher(
+    "Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)
+)
+_SIZE_MAY_BE_MISSING = {"PMIx", "PALS"}
+
+
+def _nearest(values: Mapping[str, str], ignored: list[str]) -> tuple[str | None, _Answers]:
+    """Return the launcher that counts, and what it says."""
+    for launcher in (_TORCHRUN, _OPEN_MPI, _PMI, _PMIX, _PALS, _FLUX):
+        answers = _ask(launcher, values, ignored)
+        if launcher is _PMIX and answers and _is_slurms_own_pmix(values):
+            continue  # the step says the same, and the size too
+        if answers:
+            return launcher.name, answers
+    answers = _ask_slurm(values, ignored)
+    if answers:
+        return _SLURM.name, answers
+    answers = _ask_xdist(values, ignored)
+    return ("pytest-xdist", answers) if answers else (None, {})
+
+
+def _ask(launcher: _Launcher, values: Mapping[str, str], ignored: list[str]) -> _Answers:
+    answers: _Answers = {}
+    fields: list[tuple[str, tuple[str, ...]]] = [
+        ("rank", (launcher.rank,)),
+        ("world_size", launcher.world_size),
+        ("local_rank", launcher.local_rank),
+        ("local_world_size", launcher.local_world_size),
+    ]
+    for what, names in fields:
+        said = next((name for name in names if name in values), None)
+        if said:
+            answers[what] = _Answer(_number(said, values[said]), said)
+    if "rank" not in answers or ("world_size" not in answers and launcher.name not in _SIZE_MAY_BE_MISSING):
+        if "rank" in answers:
+            ignored.append(f"{launcher.rank} is set, but no {' or '.join(launcher.world_size)}")
+        elif launcher is _TORCHRUN and "world_size" in answers:
+            ignored.append("WORLD_SIZE is set, but no RANK")
+        return {}
+    return answers
+
+
+def _ask_slurm(values: Mapping[str, str], ignored: list[str]) -> _Answers:
+    if "SLURM_PROCID" not in values:
+        return {}
+    step = values.get("SLURM_STEP_ID") or values.get("SLURM_STEPID", "")
+    if not step.isdecimal() or int(step) > SLURM_STEP_MAX:
+        ignored.append("SLURM_PROCID is that of a batch script or a shell, not of a step: start the ranks with srun")
+        return {}
+    answers = _ask(_SLURM, values, ignored)
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        if answers and name in values and "SLURM_NODEID" in values:
+            tasks = _tasks_on_node(name, values[name], _number("SLURM_NODEID", values["SLURM_NODEID"]))
+            answers["local_world_size"] = _Answer(tasks, f"{name}, SLURM_NODEID")
+            break
+    return answers
+
+
+def _tasks_on_node(name: str, text: str, node: int) -> int:
+    """Return how many tasks node number `node` has, out of Slurm's ``2(x3),1``: three nodes with 2, one with 1."""
+    counts: list[tuple[int, int]] = []
+    for part in text.split(","):
+        match = _TASKS_PER_NODE.fullmatch(part)
+        if match is None:
+            raise ValueError(
+                f"the environment says {name}={text}, which is not of the form 2(x3),1; correct or unset it"
+            )
+        counts.append((int(match[1]), int(match[2] or 1)))
+    for tasks, nodes in counts:
+        if node < nodes:
+            return tasks
+        node -= nodes
+    raise ValueError(
+        f"the environment says {name}={text}, which has no node for its SLURM_NODEID; correct or unset them"
+    )
+
+
+def _ask_xdist(values: Mapping[str, str], ignored: list[str]) -> _Answers:
+    worker, count = values.get("PYTEST_XDIST_WORKER", ""), values.get("PYTEST_XDIST_WORKER_COUNT")
+    if not re.fullmatch(r"gw\d+", worker) or count is None:
+        return {}
+    rank = _Answer(int(worker[2:]), "PYTEST_XDIST_WORKER")
+    size = _Answer(_number("PYTEST_XDIST_WORKER_COUNT", count), "PYTEST_XDIST_WORKER_COUNT")
+    if rank.value >= size.value:
+        ignored.append(f"{worker} of {size.value} workers is there in place of one that crashed, and has no rank")
+        return {}
+    return {"rank": rank, "world_size": size, "local_rank": rank, "local_world_size": size}
+
+
+def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
+    """Return whether the PMIx server is Slurm's, whose name space is of the job and step: slurm.pmix.JOB.STEP."""
+    return values.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.") and bool(_ask_slurm(values, []))
+
+
+def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
+    """Return what is said of this host by a launcher that says the same of the world: it is the one that has PMI."""
+    world = [answers["rank"].value, answers["world_size"].value]
+    for other in (_ask(_PALS, values, []), _ask(_FLUX, values, []), _ask_slurm(values, [])):
+        if [other[name].value for name in ("rank", "world_size") if name in other] == world:
+            return {name: answer for name, answer in other.items() if name.startswith("local_")}
+    return {}
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal() or not text.isascii():
+        raise ValueError(f"the environment says {name}={text!r}, which is no number from 0; correct or unset it")
+    return int(text)
+
+
+def _refuse_impossible(answers: _Answers) -> None:
+    for which, of in (("rank", "world_size"), ("local_rank", "local_world_size")):
+        if which in answers and of in answers and answers[which].value >= answers[of].value:
+            rank, size = answers[which], answers[of]
+            raise ValueError(
+                f"the environment says {rank.source}={rank.value} and {of.replace('_', ' ')} {size.value}"
+                f" ({size.source}): ranks go from 0 to one less; correct or unset them"
+            )
+
+
+def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[RunId, str]]:
+    """Yield the runs that this process belongs to, and who says so, the nearest first.
+
+    Not among them are torchrun's and the other launchers' counts of restarts of *workers*: the run goes on.
+    """
+    if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
+        yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"
+    if "FLUX_JOB_ID" in values:
+        yield values["FLUX_JOB_ID"], "FLUX_JOB_ID"
+    for name in ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID"):
+        if name in values:
+            count = _number("SLURM_RESTART_COUNT", values.get("SLURM_RESTART_COUNT", "0"))
+            yield (values[name], count), f"{name}, SLURM_RESTART_COUNT"
+    if "PALS_APID" in values:
+        yield values["PALS_APID"], "PALS_APID"
+    if values.get("TORCHELASTIC_RUN_ID", "none") != "none":  # what torchrun calls a run that got no --rdzv-id
+        yield values["TORCHELASTIC_RUN_ID"], "TORCHELASTIC_RUN_ID"
