@@ -1,0 +1,1 @@
+"""Bridges to other packages, one per module; nothing else imports them."""

@@ -1,0 +1,260 @@
+"""`TorchStore`: a store of fscoord where torch wants one of its own, through its C++ and from Python."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from contract.places import HANG_S, start_thread
+from torch.distributed.elastic.utils import store as store_util
+
+import fscoord
+from fscoord import FileStore, HashStore, Store
+from fscoord.integrations import torch as integration
+from fscoord.integrations.torch import TorchStore
+
+pytestmark = pytest.mark.torch
+
+WORKER = Path(__file__).with_name("gloo_worker.py")
+SHORT = timedelta(milliseconds=30)
+
+
+@pytest.fixture(params=["file", "hash"])
+def inner(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return FileStore(tmp_path / "store", timeout=HANG_S) if request.param == "file" else HashStore(timeout=HANG_S)
+
+
+@pytest.fixture
+def direct(inner: Store) -> Iterator[TorchStore]:
+    store = TorchStore(inner)
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["direct", "through C++"])
+def store(request: pytest.FixtureRequest, direct: TorchStore) -> dist.Store:
+    """The store as Python sees it, and as torch's C++ does: under its own PrefixStore."""
+    return direct if request.param == "direct" else dist.PrefixStore("job", direct)
+
+
+# -- the operations ----------------------------------------------------------------------------------------------------
+
+
+def test_values_go_in_as_text_or_bytes_and_come_out_as_bytes(store: dist.Store) -> None:
+    store.set("text", "v")
+    store.set("bytes", b"\0\xff")
+    assert (store.get("text"), store.get("bytes")) == (b"v", b"\0\xff")
+    assert store.multi_get(["bytes", "text"]) == [b"\0\xff", b"v"]
+
+
+def test_counters_and_comparisons(store: dist.Store) -> None:
+    assert (store.add("n", 5), store.add("n", -7), store.get("n")) == (5, -2, b"-2")
+    assert store.compare_set("k", "", "1") == b"1"
+    assert store.compare_set("k", "2", "3") == b"1"
+    assert store.compare_set("k", "1", b"3") == b"3"
+    assert store.compare_set("missing", "x", "y") == b"x"
+    assert not store.check(["missing"])
+
+
+def test_a_deletion_says_whether_there_was_something(store: dist.Store) -> None:
+    store.set("k", "v")
+    assert (store.delete_key("k"), store.delete_key("k")) == (True, False)
+    assert store.num_keys() == 0
+
+
+def test_an_appended_value_that_equals_the_present_one_is_not_lost(store: dist.Store) -> None:
+    for _ in range(3):
+        store.append("k", "x")
+    assert store.get("k") == b"xxx"
+
+
+def test_many_values_at_once(store: dist.Store) -> None:
+    assert store.has_extended_api()
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.multi_get(["b", "a"]) == [b"2", b"1"]
+    assert store.check(["a", "b"])
+    with pytest.raises(ValueError, match="1 keys but 2 values"):
+        store.multi_set(["a"], ["1", "2"])
+
+
+def test_both_spellings_are_there(direct: TorchStore) -> None:
+    direct.set("k", "v")
+    assert (direct.getNumKeys(), direct.num_keys()) == (1, 1)
+    assert (direct.deleteKey("k"), direct.delete_key("k")) == (True, False)
+
+
+def test_what_torch_has_no_way_to_works_from_python(direct: TorchStore) -> None:
+    direct.queue_push("q", "1")
+    assert (direct.queue_len("q"), direct.queue_pop("q")) == (1, b"1")
+    with pytest.raises(dist.QueueEmptyError):
+        direct.queue_pop("q", block=False)
+    direct.set("k", "v")
+    assert direct.list_keys() == ["k"]
+    direct.barrier("b", 1)
+
+
+# -- timeouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_timeout_is_the_stores_own_until_torch_sets_another(store: dist.Store, direct: TorchStore) -> None:
+    assert store.timeout == timedelta(seconds=HANG_S)
+    store.set_timeout(SHORT)
+    with pytest.raises(dist.DistStoreError, match="did not come within"):
+        store.get("never")
+    assert direct.underlying_store.timeout == SHORT
+
+
+def test_a_time_out_is_torchs_error_with_ours_as_its_cause(store: dist.Store) -> None:
+    with pytest.raises(dist.DistStoreError, match="never") as caught:
+        store.wait(["never"], SHORT)
+    assert isinstance(caught.value.__cause__, fscoord.StoreTimeoutError)
+
+
+@pytest.mark.parametrize("by", ["call", "store"])
+def test_a_timeout_of_zero_has_no_limit(store: dist.Store, inner: Store, by: str) -> None:
+    if by == "store":
+        store.set_timeout(timedelta(0))
+    waiting = start_thread(store.wait, ["k"], *([timedelta(0)] if by == "call" else []))
+    store.set("other", "1")
+    assert waiting.is_alive()
+    store.set("k", "v")
+    waiting.join()
+
+
+def test_a_negative_timeout_looks_once(store: dist.Store) -> None:
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["never"], timedelta(seconds=-1))
+
+
+def test_no_limit_of_ours_is_none_of_torchs() -> None:
+    store = TorchStore(HashStore(timeout=timedelta.max))
+    assert store.timeout == timedelta(0)
+    store.close()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_addition_to_what_is_no_integer_is_a_value_error(store: dist.Store) -> None:
+    store.set("k", "abc")
+    with pytest.raises(ValueError, match="not an integer"):
+        store.add("k", 1)
+    assert store.get("k") == b"abc"
+
+
+def test_every_other_error_is_torchs_too(tmp_path: Path) -> None:
+    store = TorchStore(FileStore(tmp_path / "store"))
+    store.underlying_store.close()
+    through = dist.PrefixStore("job", store)
+    with pytest.raises(dist.DistStoreError, match="is closed") as caught:
+        through.set("k", "v")
+    assert isinstance(caught.value.__cause__, fscoord.StoreClosedError)
+    store.close()
+
+
+def test_elastics_barrier_names_the_missing_ranks_on_a_file(direct: TorchStore) -> None:
+    with pytest.raises(dist.DistStoreError, match=r"missing_ranks=\[host[12], host[12]\]"):
+        store_util.barrier(
+            direct, 3, "b", barrier_timeout=0.05, rank=0, rank_tracing_decoder=lambda rank: f"host{rank}",
+            trace_timeout=0.05,
+        )  # fmt: skip
+
+
+# -- life --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_only_torch_holds_goes_on() -> None:
+    prefixed = dist.PrefixStore("job", TorchStore(HashStore()))
+    gc.collect()
+    prefixed.set("k", "v")
+    assert prefixed.get("k") == b"v"
+    prefixed.underlying_store.close()
+
+
+def test_a_closed_store_is_collected() -> None:
+    store = TorchStore(HashStore())
+    store.close()
+    seen = weakref.ref(store)
+    del store
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_clone_works_in_another_thread_while_the_store_waits(store: dist.Store) -> None:
+    other = store.clone()
+    waiting = start_thread(store.get, "k")
+    other.set("k", "v")
+    assert waiting.join() == b"v"
+    assert other.timeout == store.timeout
+    (other.underlying_store if isinstance(other, dist.PrefixStore) else other).close()
+
+
+# -- process groups ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("how", ["store", "url"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_process_group_on_gloo_runs_on_it(how: str, world_size: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    command = [sys.executable, "-W", "ignore", str(WORKER), how, path]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world_size)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=150)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in ranks] == [0] * world_size, "\n".join(outputs)
+    assert outputs == [f"rank {rank} is done\n" for rank in range(world_size)]
+
+
+# -- init_method="fscoord:///path" -------------------------------------------------------------------------------------
+
+
+def test_the_url_gives_store_rank_and_world_size(tmp_path: Path) -> None:
+    url = f"fscoord://{tmp_path}/store?rank=1&world_size=2&lock=flock"
+    handler = dist.rendezvous(url, timeout=timedelta(seconds=7))
+    store, rank, world_size = next(handler)
+    assert (rank, world_size) == (1, 2)
+    assert store.timeout == timedelta(seconds=7)
+    inner = store.underlying_store
+    assert isinstance(inner, FileStore)
+    assert inner.path == str(tmp_path / "store")
+    with pytest.raises(RuntimeError, match="made once"):
+        next(handler)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?rank=1", "world_size is missing"),
+        ("?world_size=1", "rank is missing"),
+        ("?rank=one&world_size=2", "rank=one is no integer"),
+        ("?rank=2&world_size=2", "rank 2 is not one of 2"),
+        ("?rank=0&world_size=1&bogus=1", "unknown option 'bogus'"),
+    ],
+)
+def test_a_bad_url_says_what_is_wrong_with_it(query: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        next(integration.rendezvous(f"fscoord://{tmp_path}/store{query}"))
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import fscoord, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
