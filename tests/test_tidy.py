@@ -78,7 +78,7 @@ LAYERS = [
     ("__main__", ["cli"]),
     ("", ["*"]),
 ]
-PACKAGES = {"_log", "demo", "stores"}  # mere folders: their __init__ imports nothing
+PACKAGES = {"_log", "demo", "integrations", "stores"}  # mere folders: their __init__ imports nothing
 
 # What touches files, locks, processes or clocks, and so is for _system alone.
 SYSTEM = {
