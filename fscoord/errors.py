@@ -18,6 +18,12 @@ __all__ = [
     "InsecurePathError",
     "LimitExceededError",
     "QueueEmptyError",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExit",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
     "StaleRunError",
     "StoreClosedError",
     "StoreError",
@@ -170,3 +176,27 @@ class BrokenBarrierError(BarrierError):
         super().__init__(message)
         self.missing = tuple(missing)
         self.dead = tuple(dead)
+
+
+class RendezvousError(FscoordError):
+    """Nodes could not find each other, or could not agree on who takes part. (The names are those of torch.)"""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The rendezvous has been closed: this job is over, or ending."""
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """Too few nodes came in time."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The store under the rendezvous failed; ``__cause__`` is its own error."""
+
+
+class RendezvousStateError(RendezvousError):
+    """The state in the store is damaged, or was written by something else."""
+
+
+class RendezvousGracefulExit(RendezvousError):
+    """This node was spare, and the rendezvous closed without having needed it: there is nothing left to do."""

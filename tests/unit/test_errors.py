@@ -25,6 +25,12 @@ EXAMPLES = [
     errors.UnsupportedFilesystemError("text", path="/p"),
     errors.BarrierError("text"),
     errors.BrokenBarrierError("text", missing=["1", "2"], dead=["2"]),
+    errors.RendezvousClosedError("text"),
+    errors.RendezvousConnectionError("text"),
+    errors.RendezvousError("text"),
+    errors.RendezvousGracefulExit("text"),
+    errors.RendezvousStateError("text"),
+    errors.RendezvousTimeoutError("text"),
 ]
 
 
@@ -51,6 +57,8 @@ def test_every_error_of_the_tree_is_an_example() -> None:
         (errors.InsecurePathError, [PermissionError]),
         (errors.UnsupportedFilesystemError, [OSError]),
         (errors.BrokenBarrierError, [errors.BarrierError]),
+        (errors.RendezvousTimeoutError, [errors.RendezvousError, TimeoutError]),
+        (errors.RendezvousConnectionError, [errors.RendezvousError]),
     ],
 )
 def test_an_error_is_also_what_its_catcher_would_expect(

@@ -1,0 +1,52 @@
+"""Rendezvous: nodes, unknown until they start, find each other in a store and agree who takes part, round after round.
+
+The names and their meaning follow ``torch.distributed.elastic.rendezvous``.
+"""
+
+from fscoord.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExit,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from fscoord.rendezvous.backend import C10dRendezvousBackend, RendezvousBackend, Token
+from fscoord.rendezvous.base import RendezvousHandler
+from fscoord.rendezvous.creation import create_backend
+from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint
+from fscoord.rendezvous.events import NodeState, RdzvEvent, construct_and_record_rdzv_event
+from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
+from fscoord.rendezvous.parameters import RendezvousParameters, parse_rendezvous_config
+from fscoord.rendezvous.registry import (
+    RendezvousHandlerRegistry,
+    get_rendezvous_handler,
+    rendezvous_handler_registry,
+)
+
+__all__ = [
+    "DEFAULT_PORT",
+    "C10dRendezvousBackend",
+    "NodeState",
+    "RdzvEvent",
+    "RendezvousBackend",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExit",
+    "RendezvousHandler",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "Token",
+    "construct_and_record_rdzv_event",
+    "create_backend",
+    "get_rendezvous_handler",
+    "matches_machine_hostname",
+    "parse_rendezvous_config",
+    "parse_rendezvous_endpoint",
+    "rendezvous_handler_registry",
+]

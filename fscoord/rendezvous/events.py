@@ -1,0 +1,122 @@
+"""What happened to a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from fscoord import _system as system
+from fscoord._logger import logger
+
+__all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
+
+
+class NodeState(str, Enum):
+    """What a node is about."""
+
+    INIT = "INIT"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass
+class RdzvEvent:
+    """One event; the fields are torch's.
+
+    Attributes:
+        name: what recorded it, ``module.function`` by default.
+        run_id: names the rendezvous.
+        message: what happened, for people.
+        hostname: the node's host.
+        pid: the node's process.
+        node_state: what the node is about.
+        master_endpoint: the address that rank 0 published.
+        rank: the node's rank, once it has one.
+        local_id: which of the handlers of the process it is.
+        error_trace: the traceback, after a failure.
+    """
+
+    name: str
+    run_id: str
+    message: str
+    hostname: str
+    pid: int
+    node_state: NodeState
+    master_endpoint: str = ""
+    rank: int | None = None
+    local_id: int | None = None
+    error_trace: str = ""
+
+    def serialize(self) -> str:
+        """Return the event as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def deserialize(cls, data: str | RdzvEvent) -> RdzvEvent:
+        """Return the event that `serialize` made `data` of; an event is returned as it is."""
+        if isinstance(data, RdzvEvent):
+            return data
+        fields = json.loads(data)
+        return cls(**{**fields, "node_state": NodeState(fields["node_state"])})
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+
+def construct_and_record_rdzv_event(
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> RdzvEvent:
+    """Record an event, as JSON, in the log: a failure as an error, all else as information.
+
+    Args:
+        run_id: names the rendezvous.
+        message: what happened, for people.
+        node_state: what the node is about; with `NodeState.FAILED` the exception that is being handled goes along.
+        name: what recorded it; the caller's ``module.function`` by default.
+        hostname: the node's host; this one by default.
+        pid: the node's process; this one by default.
+        master_endpoint: the address that rank 0 published.
+        local_id: which of the handlers of the process it is.
+        rank: the node's rank, once it has one.
+    """
+    is_failure = node_state is NodeState.FAILED
+    event = RdzvEvent(
+        name or _caller(),
+        run_id,
+        message,
+        hostname or system.hostname(),
+        system.os.getpid() if pid is None else pid,
+        node_state,
+        master_endpoint,
+        rank,
+        local_id,
+        _traceback() if is_failure else "",
+    )
+    log = logger(__name__)
+    (log.error if is_failure else log.info)("%s", event)
+    return event
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)
+    return f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_name}"
+
+
+def _traceback() -> str:
+    import traceback
+
+    return "" if sys.exc_info()[0] is None else traceback.format_exc()

@@ -1,0 +1,73 @@
+"""What a rendezvous gives to a node that took part: the store of the round, a rank, and an address of rank 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fscoord import _network as network, _system as system
+from fscoord.arguments import Timeout
+from fscoord.store import Store
+
+__all__ = ["RendezvousInfo", "RendezvousStoreInfo"]
+
+_ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+@dataclass(frozen=True)
+class RendezvousStoreInfo:
+    """An address of rank 0 with a port that was free when it was published, for services that need one.
+
+    Attributes:
+        master_addr: a host name or an address.
+        master_port: a TCP port.
+    """
+
+    master_addr: str
+    master_port: int
+
+    @classmethod
+    def build(
+        cls,
+        rank: int,
+        store: Store,
+        local_addr: str | None = None,
+        server_port: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> RendezvousStoreInfo:
+        """Publish the address as rank 0, or wait for it as another rank.
+
+        Args:
+            rank: this node's rank.
+            store: the store of the round: the keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
+            local_addr: rank 0's address; its host name by default.
+            server_port: the port; one that is free now by default.
+            timeout: how long other ranks wait; the store's own timeout by default.
+
+        Raises:
+            StoreTimeoutError: rank 0 published nothing.
+        """
+        if rank == 0:
+            address = local_addr or system.hostname()
+            port = network.free_port() if server_port is None else server_port
+            store.multi_set([_ADDRESS, _PORT], [address, str(port)])
+            return cls(address, port)
+        store.wait([_ADDRESS, _PORT], timeout)
+        address, port_text = (value.decode() for value in store.multi_get([_ADDRESS, _PORT]))
+        return cls(address, int(port_text))
+
+
+@dataclass(frozen=True)
+class RendezvousInfo:
+    """The outcome of a rendezvous for one node.
+
+    Attributes:
+        store: a store for the nodes of this round alone.
+        rank: this node's rank, 0 to `world_size` - 1.
+        world_size: how many nodes take part.
+        bootstrap_store_info: an address of rank 0.
+    """
+
+    store: Store
+    rank: int
+    world_size: int
+    bootstrap_store_info: RendezvousStoreInfo

@@ -1,0 +1,110 @@
+"""`RendezvousParameters`: what a rendezvous is told when it is made, and the text form of its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["RendezvousParameters", "parse_rendezvous_config"]
+
+_TRUE = {"1", "true", "t", "yes", "y", "on"}
+_FALSE = {"0", "false", "f", "no", "n", "off"}
+
+
+class RendezvousParameters:
+    """What it takes to make a rendezvous; the names are torch's.
+
+    Args:
+        backend: the name of the backend, such as ``c10d``.
+        endpoint: where the nodes meet: a path, a URL, or ``host[:port]``.
+        run_id: names the rendezvous among others in the same store.
+        min_nodes: how many nodes it takes, at least 1.
+        max_nodes: how many nodes it takes at most.
+        local_addr: the address by which other nodes reach this one; its host name by default.
+        config: options of the backend, as text or as what they stand for.
+
+    Raises:
+        ValueError: there is no backend, or the numbers of nodes make no sense.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **config: Any,
+    ) -> None:
+        if not backend:
+            raise ValueError("the rendezvous backend needs a name, such as 'c10d'")
+        if min_nodes < 1:
+            raise ValueError(f"min_nodes must be at least 1, not {min_nodes}")
+        if max_nodes < min_nodes:
+            raise ValueError(f"max_nodes must be at least min_nodes: {max_nodes} is less than {min_nodes}")
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.local_addr = local_addr
+        self.config = config
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the option `key`, or `default` if it was not given."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """Return the option `key` as yes or no: ``1 true t yes y on`` and ``0 false f no n off``, in any case.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        text = str(value).strip().lower() if isinstance(value, (int, str)) else ""
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise ValueError(f"the rendezvous option {key}={value!r} is neither yes nor no; write 1 or 0")
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """Return the option `key` as an integer.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, float) and not value.is_integer():
+                raise ValueError("it has a fraction")
+            return int(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"the rendezvous option {key}={value!r} is no integer") from error
+
+    def __repr__(self) -> str:
+        names = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "config")
+        return f"RendezvousParameters({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def parse_rendezvous_config(text: str) -> dict[str, str]:
+    """Return the options in ``key=value,key=value``; blanks around them do not count.
+
+    Raises:
+        ValueError: a key or a value is missing, or a key is there twice.
+    """
+    config: dict[str, str] = {}
+    for item in text.split(",") if text.strip() else []:
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not key:
+            raise ValueError(f"rendezvous options are key=value,key=value; there is no key in {item!r}")
+        if not value:
+            raise ValueError(f"the rendezvous option {key!r} has no value; write {key}=...")
+        if key in config:
+            raise ValueError(f"the rendezvous option {key!r} is there twice")
+        config[key] = value
+    return config

@@ -1,0 +1,55 @@
+"""Events: what they hold, their way through JSON, and where they are told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import pytest
+
+from fscoord import _system
+from fscoord.rendezvous import NodeState, RdzvEvent, construct_and_record_rdzv_event
+
+
+def test_an_event_survives_json():
+    event = RdzvEvent("n", "id", "tëxt\n", "host", 7, NodeState.FAILED, "host:1", 3, 2, "trace")
+    line = event.serialize()
+    assert "\n" not in line
+    twin = RdzvEvent.deserialize(line)
+    assert twin == event
+    assert twin.node_state is NodeState.FAILED
+    assert RdzvEvent.deserialize(event) is event
+    assert str(event) == line
+    assert json.loads(line)["node_state"] == "FAILED"
+    assert str(NodeState.RUNNING) == "RUNNING"
+
+
+def test_an_event_is_told_to_the_logger_and_knows_where_it_comes_from(caplog):
+    with caplog.at_level(logging.INFO, "fscoord"):
+        event = construct_and_record_rdzv_event("id", "text", NodeState.INIT)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("fscoord.rendezvous.events", logging.INFO)
+    assert RdzvEvent.deserialize(record.message) == event
+    assert event.name == f"{__name__}.test_an_event_is_told_to_the_logger_and_knows_where_it_comes_from"
+    assert (event.hostname, event.pid, event.error_trace) == (_system.hostname(), os.getpid(), "")
+
+
+def test_what_the_caller_knows_better_is_taken_from_it(caplog):
+    event = construct_and_record_rdzv_event("id", "text", NodeState.RUNNING, "name", "host", 0, "host:1", 2, 3)
+    assert event == RdzvEvent("name", "id", "text", "host", 0, NodeState.RUNNING, "host:1", 3, 2)
+
+
+def test_a_failure_is_an_error_and_brings_its_traceback(caplog):
+    try:
+        raise ValueError("why")
+    except ValueError:
+        event = construct_and_record_rdzv_event("id", "text", NodeState.FAILED)
+    assert caplog.records[0].levelno == logging.ERROR
+    assert "ValueError: why" in event.error_trace
+    assert construct_and_record_rdzv_event("id", "text", NodeState.FAILED).error_trace == ""
+
+
+def test_a_line_that_is_no_event_is_refused():
+    with pytest.raises(ValueError):
+        RdzvEvent.deserialize('{"node_state": "DANCING"}')
