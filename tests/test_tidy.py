@@ -256,4 +256,4 @@ def test_the_names_of_the_rendezvous_are_in_the_reference() -> None:
     reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\.\. auto\w+:: fscoord\.rendezvous\.(\w+)$", reference, re.MULTILINE))
     callables = {name for name in rendezvous.__all__ if callable(getattr(rendezvous, name))}
-    assert documented == callables - set(fscoord.__all__)
+    assert documented == callables - set(fscoord.__all__) - {"Token"}  # which is any object

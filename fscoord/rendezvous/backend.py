@@ -121,13 +121,20 @@ class C10dRendezvousBackend(RendezvousBackend):
     def _decode(self, found: bytes) -> tuple[bytes, Token] | None:
         if found == self._NULL_SENTINEL.encode():
             return None
+        text = found.translate(None, _NONCE_SIGNS)
         try:
-            return b64decode(found.translate(None, _NONCE_SIGNS), validate=True), found
+            state = b64decode(text, validate=True)
         except binascii.Error as error:
-            raise RendezvousStateError(
-                f"the key {self._key!r} holds no state of a rendezvous ({error}):"
-                " something else wrote it, so use another id or another store"
-            ) from error
+            raise self._damaged(str(error)) from error
+        if b64encode(state) != text:  # Python 3.10 takes a lone padding sign for nothing
+            raise self._damaged("it is not what an encoder writes")
+        return state, found
+
+    def _damaged(self, reason: str) -> RendezvousStateError:
+        return RendezvousStateError(
+            f"the key {self._key!r} holds no state of a rendezvous ({reason}):"
+            " something else wrote it, so use another id or another store"
+        )
 
 
 def _nonce() -> bytes:
