@@ -27,6 +27,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from fscoord._interruptions import lose_none
+
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
 NOBODY = 65534
@@ -35,6 +37,22 @@ PATIENCE_S = 30
 
 hypothesis.settings.register_profile("fscoord", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("fscoord")
+
+
+# Ctrl-C
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C interrupt, here and in what tests start: shells start what is to run in the background without it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def no_ctrl_c_is_lost() -> Iterator[None]:
+    """For tests that interrupt themselves: what Python loses, in a weak reference's callback for one, comes again."""
+    with lose_none():
+        yield
 
 
 # Seeds

@@ -31,6 +31,7 @@ LAYERS = [
     ("_logger", []),
     ("_system", ["errors"]),
     ("_events", ["_system"]),
+    ("_interruptions", ["_system"]),
     ("_log.record", ["errors"]),
     ("_log.line", ["_system", "errors"]),
     ("_log.lock", ["_log.line", "_system", "errors"]),
@@ -91,7 +92,7 @@ LAYERS = [
             "errors",
         ],
     ),
-    ("demo.*", ["demo.*", "collectives", "store", "stores.*", "_system", "errors"]),
+    ("demo.*", ["demo.*", "_interruptions", "collectives", "store", "stores.*", "_system", "errors"]),
     ("integrations.*", ["*"]),
     ("cli", ["*"]),
     ("cli.*", ["*"]),
@@ -109,7 +110,8 @@ SYSTEM = {
 SYSTEM_ALLOWED = {
     "_network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
-    "demo.launcher": ({"signal", "subprocess"}, "starts processes, kills one, ends them when it is told to end itself"),
+    "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
+    "_interruptions": ({"signal"}, "is about nothing else"),
 }
 
 # Extras, and the only modules that may ask for them.

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fscoord._interruptions import lose_none
+
 __all__ = ["main"]
 
 
@@ -19,7 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: the words behind ``fscoord``; those of this process by default.
     """
     try:
-        from fscoord.cli.app import run
+        with lose_none():
+            from fscoord.cli.app import run
+
+            sys.exit(run(arguments))
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
@@ -27,4 +32,3 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(69)  # EX_UNAVAILABLE of sysexits.h: "a support program or file does not exist"
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(run(arguments))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
+import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from fscoord import _system as system
+from fscoord._interruptions import interruptions_wait, signals_end_it
 from fscoord.demo.words import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore
@@ -59,94 +58,83 @@ def run(
     if next(text_files(directory), None) is None:
         raise ValueError(f"there is no text file below {directory}")
     start = system.time.monotonic()
-    with _signals_end_it(), FileStore() as store, _Crew(str(store.path)) as crew:
+    with signals_end_it(), FileStore() as store, _Crew(str(store.path)) as crew:
         for _ in range(processes):
             crew.hire([directory, str(processes), "kill" if kill else "", str(timeout)])
         report = crew.follow(on_event)
     return {"input": directory, "seconds": system.time.monotonic() - start, **report}
 
 
-@contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, which would end this process on the spot, clean up first."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    if system.threading.current_thread() is not system.threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class _Crew:
-    """The processes, each with a pipe that brings what it tells, and one that ends it when this process ends."""
+    """The processes, each with a pipe that brings what it tells, and one that ends it when this process ends.
+
+    No threads: an interruption may come between any two steps, and what is half begun must still be undone.
+    """
 
     def __init__(self, store: str) -> None:
         self._store = store
         self._members: list[subprocess.Popen[bytes]] = []
-        self._readers: list[system.threading.Thread] = []
-        self._events: queue.SimpleQueue[tuple[subprocess.Popen[bytes], Event | None]] = queue.SimpleQueue()
 
     def __enter__(self) -> _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for member in self._members:
-            member.kill()  # does nothing to one that has been waited for
-        for member in self._members:
-            member.wait()
-        for reader in self._readers:
-            reader.join()
-        for member in self._members:
-            for pipe in (member.stdin, member.stdout):
-                if pipe is not None:
-                    pipe.close()
+        with interruptions_wait():
+            for member in self._members:
+                member.kill()  # does nothing to one that has been waited for
+            for member in self._members:
+                member.wait()
+                for pipe in (member.stdin, member.stdout):
+                    if pipe is not None:
+                        pipe.close()
 
     def hire(self, arguments: list[str]) -> None:
         """Start one more process."""
         # In the directory of the store nothing can be imported by mistake, and with this process's own path the same
         # fscoord is found, however this one was. A session of its own keeps the terminal's Ctrl-C from it.
-        member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
-            [sys.executable, "-m", "fscoord.demo.worker", self._store, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=system.os.path.dirname(self._store),
-            env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,
-        )
-        self._members.append(member)
+        with interruptions_wait():
+            member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
+                [sys.executable, "-m", "fscoord.demo.worker", self._store, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=system.os.path.dirname(self._store),
+                env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
+            )
+            self._members.append(member)
         log.info("started process %d", member.pid)
-        reader = system.threading.Thread(target=self._read, args=[member], name="fscoord-demo", daemon=True)
-        self._readers.append(reader)
-        reader.start()
 
-    def _read(self, member: subprocess.Popen[bytes]) -> None:
-        assert member.stdout is not None
-        for line in member.stdout:
-            if line.endswith(b"\n"):  # SIGKILL can come in the middle of one
-                self._events.put((member, json.loads(line)))
-        self._events.put((member, None))
+    def _events(self) -> Iterator[tuple[subprocess.Popen[bytes], Event | None]]:
+        """Yield what the processes tell, as it comes; and for each that has ended, None."""
+        begun = {member.pid: b"" for member in self._members}
+        with selectors.DefaultSelector() as pipes:
+            for member in self._members:
+                assert member.stdout is not None
+                pipes.register(member.stdout, selectors.EVENT_READ, member)
+            while pipes.get_map():
+                for key, _ in pipes.select():
+                    member = key.data
+                    told = system.os.read(key.fd, 65536)
+                    *lines, begun[member.pid] = (begun[member.pid] + told).split(b"\n")
+                    yield from ((member, json.loads(line)) for line in lines)
+                    if not told:  # what it had begun to say is left out: SIGKILL can come in the middle of a line
+                        pipes.unregister(key.fileobj)
+                        yield member, None
 
     def follow(self, on_event: Callable[[Event], None]) -> dict[str, Any]:
         """Return the report when all have ended; raise if there is none, or as soon as there can't be one."""
-        running, met = len(self._members), 0
+        met = 0
         report: dict[str, Any] | None = None
         failures: list[str] = []
         causes: dict[int, str] = {}
-        while running and not (failures and met < len(self._members)):
-            member, event = self._events.get()
+        for member, event in self._events():
             if event is None:
-                running -= 1
                 causes[member.pid] = cause = _cause(member.wait())
                 log.info("process %d ended with %s", member.pid, cause)
                 if member.returncode:
                     failures.append(f"process {member.pid} ended with {cause}")
+                    if met < len(self._members):
+                        break
                 continue
             log.debug("process %d tells %s", member.pid, event)
             on_event(event)
@@ -156,6 +144,8 @@ class _Crew:
                 member.kill()
             elif event["event"] == "failed":
                 failures.insert(0, event["message"])
+                if met < len(self._members):
+                    break
             elif event["event"] == "report":
                 report = event["report"]
         if report is None:

@@ -179,6 +179,32 @@ def test_ctrl_c_ends_a_wait_without_a_word_and_with_130(process, line_with, word
     assert (child.returncode, out, said.strip()) == (130, b"", b"")
 
 
+LOSE_CTRL_C = """
+import signal, sys, weakref
+import fscoord.stores.waiting as waiting
+from fscoord.cli import main
+
+class Thing: pass
+
+def make_watch(*arguments, before=waiting.Watch, **options):
+    thing = Thing()
+    kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))  # where the next line raises, it is lost
+    del thing
+    return before(*arguments, **options)
+
+waiting.Watch = make_watch
+main()
+"""
+
+
+def test_a_ctrl_c_that_python_loses_at_the_beginning_of_a_wait_ends_it_all_the_same(path):
+    """The first wait imports what it needs, and each import ends with a callback in which Ctrl-C is lost."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE_CTRL_C, "get", "--store", path, "k"], capture_output=True, timeout=40, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
+
+
 def test_ctrl_c_ends_reading_standard_input(process, line_with):
     child = process("set", "-v", "k", "-", stdin=subprocess.PIPE)
     line_with(child, "reading")

@@ -116,6 +116,7 @@ def test_a_closed_handle_keeps_no_data_alive() -> None:
     assert data() is None
 
 
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
 def test_ctrl_c_at_any_moment_leaves_the_lock_free_and_the_bells_in_order(rng: random.Random) -> None:
     store = HashStore(timeout=HANG_S)
     other = store.clone()

@@ -217,6 +217,7 @@ def test_a_barrier_lets_all_go_when_the_last_has_come(place: Place) -> None:
 # Ctrl-C
 
 
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
 @pytest.mark.parametrize("how", ["get", "wait", "multi_get", "queue_pop", "barrier"])
 def test_ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable(place: Place, store: Store, how: str) -> None:
     calls: dict[str, Callable[[], object]] = {
@@ -246,6 +247,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable(place: Place, st
     assert store.queue_pop("k") == b"2"
 
 
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
 def test_a_value_pushed_while_a_pop_is_interrupted_reaches_another_pop(place: Place, store: Store) -> None:
     pushing = place.open()
 

@@ -413,6 +413,7 @@ def times_out(call: Callable[[], object]) -> None:
         call()
 
 
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
 def test_who_listens_may_be_interrupted_and_another_takes_over(path: str, only_rings_wake: None) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiters: list[Thread] = []

@@ -388,6 +388,7 @@ def takes(store: FileStore) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
 def test_a_call_ends_at_once_when_ctrl_c_comes_while_it_waits_for_the_lock(path: str) -> None:
     with FileStore(path, timeout=math.inf) as store, Holder(path) as holder:
         with start_thread(press_ctrl_c, lock_threads), pytest.raises(KeyboardInterrupt):

@@ -175,6 +175,7 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
 LOOP = """
 import random, signal, sys
 from fscoord import FileStore
+from fscoord._interruptions import lose_none
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = FileStore(path, lock=lock, timeout=20)
@@ -190,24 +191,25 @@ def handler(*_):
 signal.signal(signal.SIGINT, handler)
 signal.signal(signal.SIGALRM, handler)
 acknowledged = 0
-for number in range(count):
-    try:
+with lose_none():
+    for number in range(count):
         try:
-            armed = True
-            signal.setitimer(signal.ITIMER_REAL, random.choice((20, 100, 400)) * random.uniform(1e-6, 2e-6))
-            while True:
-                acknowledged = store.add("n", 1)
-                store.set("k" + str(random.randrange(9)), "v" * random.randrange(5000))
-        finally:
-            armed = False
-    except KeyboardInterrupt:
-        pass
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    if number % 50 == 49:
-        found = int(store.get("n"))
-        assert acknowledged <= found, f"{found} after {acknowledged} was acknowledged"
-        print(found, flush=True)
-        assert sys.stdin.readline() == "go on\\n"
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, random.choice((20, 100, 400)) * random.uniform(1e-6, 2e-6))
+                while True:
+                    acknowledged = store.add("n", 1)
+                    store.set("k" + str(random.randrange(9)), "v" * random.randrange(5000))
+            finally:
+                armed = False
+        except KeyboardInterrupt:
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if number % 50 == 49:
+            found = int(store.get("n"))
+            assert acknowledged <= found, f"{found} after {acknowledged} was acknowledged"
+            print(found, flush=True)
+            assert sys.stdin.readline() == "go on\\n"
 print("done", flush=True)
 sys.stdin.readline()
 """
@@ -255,6 +257,7 @@ def interrupted_loop(path: str, lock: str, count: int, seed: int) -> Iterator[su
 # Ctrl-C ends waits
 
 
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
 @pytest.mark.parametrize("operation", ["get", "wait", "queue_pop", "multi_get", "barrier"])
 @pytest.mark.parametrize("watch", ["inotify", "poll"])
 def test_ctrl_c_ends_a_wait_at_once(path: str, operation: str, watch: str) -> None:
