@@ -24,11 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with lose_none():
             from fscoord.cli.app import run
 
-            sys.exit(run(arguments))
+            code = run(arguments)
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
         sys.stderr.write("fscoord: the command line needs click and rich: pip install 'fscoord[cli]'\n")
         sys.exit(69)  # EX_UNAVAILABLE of sysexits.h: "a support program or file does not exist"
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    # If Ctrl-C has come in an `exec` of text, such as makes each dataclass, a process that was started with -m would
+    # end by SIGINT, whatever is said here: CPython goes by how the last of them ended.
+    exec("")  # noqa: S102
+    sys.exit(code)

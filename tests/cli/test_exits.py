@@ -205,6 +205,23 @@ def test_a_ctrl_c_that_python_loses_at_the_beginning_of_a_wait_ends_it_all_the_s
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
 
 
+def test_ctrl_c_while_a_module_makes_a_dataclass_ends_with_130_too(path, tmp_path):
+    """Python makes dataclasses by `exec` of text, and remembers of that alone how it ended."""
+    program = """
+from fscoord.cli import app, main
+def run(_):
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        return 130
+app.run = run
+main()
+"""
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, capture_output=True, timeout=40, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_ctrl_c_ends_reading_standard_input(process, line_with):
     child = process("set", "-v", "k", "-", stdin=subprocess.PIPE)
     line_with(child, "reading")
