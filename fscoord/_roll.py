@@ -23,7 +23,7 @@ from fscoord.arguments import (
 from fscoord.errors import BarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "attempt", "check_rank"]
+__all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "UsedBeforeError", "attempt", "check_rank"]
 
 MISSING_MAX = 16
 """How many missing ranks a time-out names, as in torch."""
@@ -33,6 +33,10 @@ SIGN_OFF_S = 0.05
 
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
+
+
+class UsedBeforeError(BarrierError):
+    """All have come, and this rank among them; a barrier that knows that this rank was never told lets it pass."""
 
 
 class Attempt(NamedTuple):
@@ -78,9 +82,9 @@ class Attempt(NamedTuple):
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
-    def used_before(self) -> BarrierError:
+    def used_before(self) -> UsedBeforeError:
         """Return the error for a prefix that has served already."""
-        return BarrierError(
+        return UsedBeforeError(
             f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
             " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
         )
@@ -151,6 +155,7 @@ class Roll:
         own = max(index for index, event in enumerate(events) if event == (rank, True))
         before = _present(events[:own])
         if len(before) == world_size:
+            self._store.set(self._complete, b"1")  # if the last of them died before it told the others, they wait still
             self._refuse_unless_signed_off(events[:own])
         elif len(before | {rank}) == world_size:
             self._store.set(self._complete, b"1")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fscoord
+from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Store
@@ -98,6 +99,13 @@ def barriers(store: Store, rank: int, size: int, count: int) -> None:
     for i in range(count):
         barrier(store, size, f"ranked{i}", HANG_S, rank)
         barrier(store, size, f"unranked{i}", HANG_S)
+
+
+def execute_barriers(store: Store, rank: int, size: int, count: int) -> int:
+    barrier = StoreBarrier(store, "row", rank=rank, world_size=size, timeout=HANG_S)
+    for _ in range(count):
+        barrier.execute_barrier()
+    return barrier.sequence
 
 
 def exchange(store: Store, rank: int, size: int) -> list[str]:

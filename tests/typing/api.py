@@ -34,6 +34,15 @@ from fscoord import (
     store_timeout,
     synchronize,
 )
+from fscoord.barriers import (
+    Barrier,
+    BarrierConfig,
+    FileStoreBarrier,
+    StoreBarrier,
+    create_barrier_from_config,
+    register_barrier,
+)
+from fscoord.environment import detect, rank_and_world_size
 
 
 def contract(store: Store) -> None:
@@ -92,6 +101,31 @@ def collectives(store: Store, rank: int, world_size: int) -> None:
     barrier(store, world_size, "prefix", 5)
     barrier(store, world_size, "prefix", 5, rank, lambda rank: f"node{rank}", 2)
     assert_type(fscoord.__version__, str)
+
+
+def barriers(store: Store, path: Path) -> None:
+    @register_barrier
+    class Mine(Barrier):
+        barrier_type = "mine"
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def execute_barrier(self, timeout: float | timedelta | None = None) -> None:
+            pass
+
+    assert_type(Mine(rank=0).rank, int)
+    with FileStoreBarrier(path, "checkpoint", timeout=5, durable=True) as file_barrier:
+        assert_type(file_barrier, FileStoreBarrier)
+        file_barrier.execute_barrier()
+        file_barrier.execute_barrier(timeout=timedelta(seconds=1))
+    with StoreBarrier(store, rank=0, world_size=1, fail_fast=True) as barrier:
+        assert_type(barrier.sequence, int)
+    assert_type(create_barrier_from_config(BarrierConfig.from_json("{}")), Barrier | None)
+    environment = detect()
+    assert_type(environment.rank, int | None)
+    assert_type(environment.run_id, tuple[str, int] | str | None)
+    assert_type(rank_and_world_size(), tuple[int, int])
 
 
 def errors(error: FscoordError) -> None:

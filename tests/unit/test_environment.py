@@ -60,6 +60,7 @@ def found(variables: dict[str, str]) -> tuple[Any, ...]:
         (STEP | {"SLURM_HET_JOB_ID": "1230"}, ("Slurm", 4, 7, 0, 2, ("1230", 0))),
         (STEP | {"PMI_RANK": "4", "PMI_SIZE": "7"}, ("PMI", 4, 7, 0, 2, ("1234", 0))),
         (STEP | {"PMIX_RANK": "4", "PMIX_NAMESPACE": "slurm.pmix.1234.0"}, ("Slurm", 4, 7, 0, 2, ("1234", 0))),
+        (STEP | {"PMI_RANK": "4", "PMI_SIZE": "5"}, ("PMI", 4, 5, None, None, ("1234", 0))),
         (XDIST, ("pytest-xdist", 1, 3, 1, 3, "cafe")),
         (BATCH | XDIST, ("pytest-xdist", 1, 3, 1, 3, "cafe")),
     ],

@@ -1,0 +1,67 @@
+"""How far each rank is in a row of barriers: numbers that are kept in the store, so that they outlive a process.
+
+Under ``{prefix}/sequence/{rank}`` stands the number of the barrier that the rank joins next; missing means 0. It is
+written when the rank has passed and before its caller is told, so a rank that comes back joins the barrier that it was
+in. The barrier itself has the prefix ``{prefix}/{number}``.
+
+The idea of a sequence per prefix, and of publishing it, is that of torch's ``TCPStoreBarrier``, which keeps the number
+in the object, so that a restarted rank begins at 0, and one number per rank for all prefixes.
+"""
+
+from __future__ import annotations
+
+from fscoord.arguments import key_text
+from fscoord.errors import BarrierError
+from fscoord.store import Store
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """The row of barriers under `prefix`, for `rank`."""
+
+    def __init__(self, store: Store, prefix: bytes, rank: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._rank = rank
+
+    def barrier(self, number: int) -> bytes:
+        """Return the prefix of one barrier."""
+        return b"%s/%d" % (self._prefix, number)
+
+    def next_of(self, rank: int) -> int:
+        """Return the number of the barrier that `rank` joins next.
+
+        Raises:
+            BarrierError: something else stands where the number should be.
+        """
+        key = self._key(rank)
+        if not self._store.check([key]):
+            return 0
+        text = self._store.get(key)
+        if not text.isdigit():
+            raise BarrierError(f"key {key_text(key)!r} holds {text[:40]!r}, which is no sequence number")
+        return int(text)
+
+    def advance(self, passed: int) -> None:
+        """Write down that this rank has passed barrier number `passed`.
+
+        Rank 0 also removes the barrier before that: whoever passed this one, as all have, needs it no more.
+
+        Raises:
+            BarrierError: the rank is somewhere else meanwhile: two callers have one rank.
+        """
+        if self._rank == 0 and passed > 0:
+            for name in (b"arrivals", b"complete"):
+                self._store.delete_key(self.barrier(passed - 1) + b"/" + name)
+        key = self._key(self._rank)
+        reached = b"%d" % (passed + 1)
+        found = self._store.compare_set(key, b"%d" % passed if passed else b"", reached)
+        if found != reached:
+            raise BarrierError(
+                f"rank {self._rank} passed barrier {passed} of {key_text(self._prefix)!r}, but is at sequence"
+                f" {found[:40].decode(errors='replace')}: two callers have one rank"
+            )
+
+    def _key(self, rank: int) -> bytes:
+        return b"%s/sequence/%d" % (self._prefix, rank)
