@@ -23,6 +23,7 @@ from fscoord.errors import (
     StoreUnavailableError,
     UnsupportedFilesystemError,
 )
+from fscoord.members import Member
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
@@ -35,6 +36,7 @@ __all__ = [
     # stores
     "FileStore",
     "HashStore",
+    "Member",
     "PrefixStore",
     "Store",
     "open_store",

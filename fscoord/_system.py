@@ -80,6 +80,21 @@ def start_time(pid: int | str = "self") -> int:
     return int(fields[19]) if len(fields) > 19 else 0
 
 
+def namespace(kind: str) -> int:
+    """Return the number of this process's namespace of `kind`, such as ``"pid"`` (namespaces(7)); 0 if not known."""
+    try:
+        return int(os.stat(f"/proc/self/ns/{kind}").st_ino)
+    except OSError:
+        return 0
+
+
+def has_ended(pidfd: int) -> bool:
+    """Return whether the process of `pidfd` has ended, all its threads too, reaped or not (pidfd_open(2))."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _proc_text(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:

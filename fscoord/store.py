@@ -6,7 +6,7 @@ meaning chosen is stated here, once. This module knows no concrete store.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -24,13 +24,14 @@ from fscoord.arguments import (
     seconds,
 )
 from fscoord.errors import BarrierError
+from fscoord.members import Liveness
 
 __all__ = ["Store"]
 
 S = TypeVar("S", bound="Store")
 
 
-class Store(ABC):
+class Store(Liveness):
     """Named values, counters and queues that several processes share.
 
     Keys are ``str`` or ``bytes``: a ``str`` is its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"``

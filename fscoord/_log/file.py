@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
-from fscoord._log.contention import Contender
 from fscoord._log.lock import LogLock
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted, open_log
+from fscoord._log.presence import Presence
 from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, Consumer, Suspect
 from fscoord._log.record import Session
 from fscoord.errors import (
@@ -35,7 +35,7 @@ LOCK_GRACE_S: Final = 0.03
 _NOT_APPLIED = frozenset(getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF"))
 
 
-class LogFile(Contender):
+class LogFile(Presence):
     """One handle on the log at `path`, which appears, with its header, if it is not there.
 
     Args:
@@ -54,10 +54,9 @@ class LogFile(Contender):
         introduce: Callable[[], Session],
         participants: int = 0,
     ) -> None:
-        super().__init__(path, consumer, participants)
+        super().__init__(path, consumer, participants, introduce)
         self.read_only = wanted.read_only
         self._wanted = wanted
-        self._introduce_as = introduce
         self._directory_synced = False
         self.mount: Mount = find_mount(path)
         self._reads_need_lock = not self.mount.is_local
@@ -213,6 +212,7 @@ class LogFile(Contender):
             self._lock.close()
             for fd in list(self._descriptors):
                 self._drop(fd)
+            self._lose_alive()
 
     # -- with the lock ---------------------------------------------------------------------------------------------
 
@@ -232,7 +232,11 @@ class LogFile(Contender):
         self._trouble = DIRTY
         if self._pending or self._torn:
             self._void_tail()
-        session = self._lock.session or self._introduce()
+        session = self._lock.session
+        if not session:
+            session = self._introduce()
+            if kind == record.SESSION:
+                return result
         self._append(kind, key, value, session)
         return result
 
@@ -275,13 +279,6 @@ class LogFile(Contender):
         except OSError as error:
             self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
             raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
-
-    def _introduce(self) -> int:
-        """Say once who writes; from now on the length of the lock's range names this handle."""
-        session = self._last_session + 1
-        self._append(record.SESSION, b"", self._introduce_as().encode(), session)
-        self._lock.bind(self._lock.fd, session)
-        return session
 
     def _void_tail(self) -> None:
         """Void the torn record at the end of the log: its writer is gone, for we hold the lock."""

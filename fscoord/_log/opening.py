@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths
-from fscoord._log.lock import KIND_NAMES, OFD, LogLock
+from fscoord._log.lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._log.record import Header
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
@@ -32,6 +32,11 @@ class Wanted(NamedTuple):
     read_only: bool = False
     mode: int = 0o600
     limit: float = 300.0
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether the lock is none of the kernel's, so that others of its locks are not to be relied on, either."""
+        return self.lock_kind == SOFT
 
     def header(self) -> bytes:
         """Return the header of a new log."""

@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
-from fscoord._log.record import Header, Record, Session
+from fscoord._log.record import Header, Record
+from fscoord._log.session import Session, decode_death
 from fscoord._log.shared import shared_by
 from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
 
@@ -64,6 +65,8 @@ class LogReader:
         header: what the log begins with.
         mutex: excludes the threads of this process.
         sessions: who has introduced themselves, by session number.
+        ranks: by rank, the sessions that have said that they are it.
+        deaths: when (wall time in ns) a session was found dead, by its number.
         bell: how often a bell was announced (see `bell`); 0 if nobody has waited yet.
         left: how many participants have left for good.
     """
@@ -80,6 +83,8 @@ class LogReader:
         self._trouble = 0
         self._looked = 0.0
         self.sessions: dict[int, Session] = {}
+        self.ranks: dict[int, set[int]] = {}
+        self.deaths: dict[int, int] = {}
         self.bell = 0
         self.left = 0
         self._last_session = 0
@@ -221,10 +226,11 @@ class LogReader:
 
     def _note(self, others: Sequence[Record]) -> None:
         """Take in records that are not data."""
-        for kind, _, value, writer, _ in others:
+        for kind, _, value, writer, time_ns in others:
             if kind == record.SESSION:
-                self.sessions[writer] = Session.decode(value)
-                self._last_session = max(self._last_session, writer)
+                self._meet(writer, value, time_ns)
+            elif kind == record.DEATH:
+                self._mourn(decode_death(value), time_ns)
             elif kind == record.BELL:
                 self.bell += 1
             elif kind == record.LEAVE:
@@ -233,6 +239,19 @@ class LogReader:
                     raise self._gone(f"is finished: all {self._participants} participants have closed it")
             elif not ord("a") <= kind <= ord("z"):
                 raise ValueError(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
+
+    def _meet(self, number: int, value: bytes, time_ns: int) -> None:
+        """A session introduces itself, or says more of itself: what it said of its rank before stays true."""
+        known = self.sessions.get(number)
+        session = Session.decode(value, known.since_ns if known else time_ns)
+        self.sessions[number] = session
+        self._last_session = max(self._last_session, number)
+        if session.rank is not None:
+            self.ranks.setdefault(session.rank, set()).add(number)
+
+    def _mourn(self, number: int, time_ns: int) -> None:
+        """A session was found dead; all who read this agree on it."""
+        self.deaths.setdefault(number, time_ns)
 
     def _look(self, now: float) -> None:
         """Make sure that the file is still the one that its name leads to, and has not shrunk."""
@@ -280,6 +299,8 @@ class LogReader:
             if trouble & APPLYING:
                 self._consumer.reset()
                 self.sessions.clear()
+                self.ranks.clear()
+                self.deaths.clear()
                 self.left = self.bell = self._last_session = 0
                 self._rewind()
             self._move(self._offset, self._chain)

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from fscoord._log.session import Session
 from fscoord.errors import LimitExceededError
 
 __all__ = ["Header", "Record", "Session", "decode", "encode"]
@@ -34,7 +35,7 @@ VOID: Final = ord("V")
 SEAL: Final = ord("Z")  # reserved: the end of a generation, names the next
 FORWARD: Final = ord("f")  # reserved: a hint to the newest generation
 FINISHED: Final = ord("E")  # reserved: the end of a run
-DEATH: Final = ord("X")  # reserved: a session was found dead
+DEATH: Final = ord("X")  # a session was found dead
 SESSION: Final = ord("s")
 BELL: Final = ord("b")
 LEAVE: Final = ord("l")
@@ -191,59 +192,11 @@ def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
     return pairs
 
 
-_SESSION = Struct("<IQ16s16sqHH")
 _HEADER = Struct("<8sHHIBBHII16s16sQIIH")  # magic, version, flags, size, lock kind, 2 reserved, ...
 _RUN = Struct("<Hq")
 _DURABLE: Final = 1
 HEADER_SIZE: Final = _HEADER.size
 """The size of a header without runs and checksum."""
-
-
-class Session(NamedTuple):
-    """Who writes: the value of a SESSION record. A record names its writer by the session's number."""
-
-    host: str
-    pid: int
-    start_time: int = 0
-    boot_id: bytes = bytes(16)
-    alive_id: bytes = bytes(16)
-    rank: int | None = None
-    label: str = ""
-
-    def encode(self) -> bytes:
-        """Return the value of the SESSION record."""
-        host, label = (text.encode("utf-8", "surrogateescape")[:255] for text in (self.host, self.label))
-        rank = -1 if self.rank is None else self.rank
-        return (
-            _SESSION.pack(self.pid, self.start_time, self.boot_id, self.alive_id, rank, len(host), len(label))
-            + host
-            + label
-        )
-
-    @classmethod
-    def decode(cls, data: bytes) -> Session:
-        """Return the session in `data`; bytes after the label belong to later versions and are ignored.
-
-        Raises:
-            ValueError: `data` describes no session.
-        """
-        if len(data) < _SESSION.size:
-            raise ValueError("the description of a session is cut short")
-        pid, start_time, boot_id, alive_id, rank, host_size, label_size = _SESSION.unpack_from(data)
-        host = data[_SESSION.size :][:host_size]
-        label = data[_SESSION.size + host_size :][:label_size]
-        return cls(
-            host=host.decode("utf-8", "surrogateescape"),
-            pid=pid,
-            start_time=start_time,
-            boot_id=boot_id,
-            alive_id=alive_id,
-            rank=None if rank < 0 else rank,
-            label=label.decode("utf-8", "surrogateescape"),
-        )
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.pid}"
 
 
 class Header(NamedTuple):

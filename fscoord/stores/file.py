@@ -36,8 +36,8 @@ from fscoord.errors import (
     StoreTimeoutError,
     UnsupportedFilesystemError,
 )
-from fscoord.store import Store
 from fscoord.stores import lifetime
+from fscoord.stores.sessions import Sessions
 from fscoord.stores.state import State
 from fscoord.stores.waiting import MISSING, Missing, Waiting
 
@@ -46,7 +46,7 @@ __all__ = ["FileStore"]
 T = TypeVar("T")
 
 
-class FileStore(Store):
+class FileStore(Sessions):
     """A store in one file: an append-only log under advisory locks, replayed to serve reads.
 
     Every process that opens the same path shares the store. There is no server; when all are gone the file is what is
@@ -59,7 +59,8 @@ class FileStore(Store):
             as in c10d): it stays.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default.
-        rank: shown where others name this participant.
+        rank: shown where others name this participant. With a rank or a label a handle introduces itself when it is
+            opened, otherwise when it first writes.
         label: shown likewise.
         lock: ``"ofd"`` (open-file-description locks), ``"flock"`` or ``"soft"`` (a marker file, for mounts without
             advisory locks; a holder that died on another host must be removed by hand). All participants must agree.
@@ -120,6 +121,8 @@ class FileStore(Store):
         )
         self._waiting = Waiting(self._log, self._wanted, watch)
         self._log.refresh(self._timeout)
+        if (rank is not None or label) and not read_only:
+            self._log.introduce(self._timeout)
         lifetime.begin(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths
+from fscoord._log.alive import ALIVE_SUFFIX, Home
 from fscoord._log.record import Session
 from fscoord.stores.waiting import BELL_SUFFIX
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "end", "introduction", "remove_side_cars", "temporary_file"]
 
-SIDE_CARS: Final = (BELL_SUFFIX, ".lock")
+SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX, ".lock")
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
@@ -60,11 +61,14 @@ def remove_side_cars(path: str) -> None:
 
 def introduction(rank: int | None, label: str) -> Session:
     """Return what a handle of this process writes about itself."""
+    home = Home.find()
     return Session(
-        host=system.hostname(),
+        host=home.host,
         pid=system.os.getpid(),
         start_time=system.start_time(),
-        boot_id=system.boot_id(),
+        boot_id=home.boot_id,
         rank=rank,
         label=label,
+        pid_space=home.pid_space,
+        time_space=home.time_space,
     )

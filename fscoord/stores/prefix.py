@@ -14,6 +14,7 @@ from fscoord.arguments import (
     keys_bytes,
 )
 from fscoord.errors import StoreClosedError
+from fscoord.members import Member
 from fscoord.store import Store
 
 __all__ = ["PrefixStore"]
@@ -115,6 +116,28 @@ class PrefixStore(Store):
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         self._open().barrier(self._full(key), world_size, timeout)
+
+    @property
+    def has_liveness(self) -> bool:
+        """Return what the underlying store says."""
+        return self._inner.has_liveness
+
+    @property
+    def session(self) -> int:
+        return self._open().session
+
+    def members(self) -> list[Member]:
+        """Return the members of the underlying store, whose views have none of their own."""
+        return self._open().members()
+
+    def be_rank(self, rank: int) -> None:
+        self._open().be_rank(rank)
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        return self._open().dead_ranks(ranks)
+
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        return self._open().wait_alive(self._full_all(keys), ranks, timeout)
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

@@ -39,7 +39,8 @@ def same_everywhere() -> Iterator[World]:
     world, encode = World(), Session.encode
 
     def encode_another(session: Session) -> bytes:
-        return encode(session._replace(host="node1", pid=4242, start_time=123456, boot_id=bytes(range(16))))
+        place = {"boot_id": bytes(range(16)), "alive_id": bytes(16), "pid_space": 0, "time_space": 0}
+        return encode(session._replace(host="node1", pid=4242, start_time=123456, **place))
 
     with (
         patch.object(system, "time", world),
@@ -55,7 +56,7 @@ def make_logs(directory: Path) -> None:
         for number, (name, make) in enumerate(LOGS.items(), start=1):
             world.random = bytes([number])
             make(directory / f"{name}.log", world)
-    for side_car in directory.glob("*.bell"):
+    for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive")]:
         side_car.unlink()
 
 

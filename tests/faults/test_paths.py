@@ -339,7 +339,7 @@ def test_processes_that_open_at_once_agree_on_one_log(there: str, path: Path) ->
         assert child.exitcode == 0
     with FileStore(path, read_only=True) as store:
         assert store.list_keys() == [f"rank {rank}" for rank in range(6)]
-    assert os.listdir(path.parent) == [path.name]
+    assert sorted(os.listdir(path.parent)) == [path.name, path.name + ".alive"]
 
 
 def test_where_there_are_no_hard_links_a_log_is_born_empty_and_then_initialised(
@@ -353,7 +353,7 @@ def test_where_there_are_no_hard_links_a_log_is_born_empty_and_then_initialised(
         store.set("k", "v")
         assert other.get("k") == b"v"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(path.parent) == [path.name]
+    assert sorted(os.listdir(path.parent)) == [path.name, path.name + ".alive"]
 
 
 def test_where_there_are_no_hard_links_a_link_that_appears_is_not_followed(
@@ -379,7 +379,7 @@ def test_the_mode_is_what_was_asked_for_whatever_the_umask(umask: int, mode: int
     finally:
         os.umask(before)
     modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
-    assert modes == {"store": mode, "store.bell": mode}
+    assert modes == {"store": mode, "store.alive": mode, "store.bell": mode}
 
 
 def test_a_log_that_others_may_write_is_opened_by_who_means_that(path: Path) -> None:
@@ -405,7 +405,7 @@ def test_any_name_will_do(name: str, tmp_path: Path) -> None:
     ):
         store.set("k", "v")
         assert waiting.join() == b"v"
-    assert {entry.name for entry in tmp_path.iterdir()} <= {name, name + ".bell"}
+    assert {entry.name for entry in tmp_path.iterdir()} <= {name, name + ".alive", name + ".bell"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 SECTOR = 512
 LONGEST = 15 + 1024 + 2 * 67_108_864
-KNOWN = "SICAMDPOVsbl"
+KNOWN = "SICAMDPOVXsbl"
 
 
 def crc(data: bytes, seed: int = 0) -> int:
@@ -31,6 +31,7 @@ class Log:
     values: dict[bytes, bytes] = field(default_factory=dict)
     queues: dict[bytes, list[bytes]] = field(default_factory=dict)
     sessions: dict[int, dict[str, Any]] = field(default_factory=dict)
+    deaths: list[int] = field(default_factory=list)
 
 
 def read_log(data: bytes) -> Log:
@@ -218,6 +219,8 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
             del log.queues[key]
     elif kind == "s":
         log.sessions[writer] = read_session(value)
+    elif kind == "X":
+        log.deaths.append(int.from_bytes(value[:4], "little"))
     return kind in KNOWN or "a" <= kind <= "z"
 
 

@@ -98,7 +98,7 @@ def test_the_side_cars_go_with_the_file(tmp_path: Path) -> None:
     assert not store.check(["k"])
     with pytest.raises(TimeoutError):
         store.wait(["k"], 0.01)
-    assert files(tmp_path) == {"store", "store.bell"}
+    assert files(tmp_path) == {"store", "store.alive", "store.bell"}
     store.close()
     assert files(tmp_path) == set()
 
@@ -256,7 +256,7 @@ def test_a_read_only_handle_writes_nothing(tmp_path: Path) -> None:
             store.set("k", "later")
             assert reader.get("k") == b"later"
         assert path.read_bytes().startswith(before)
-        assert files(tmp_path) == {"store"}
+        assert files(tmp_path) == {"store", "store.alive"}
 
 
 def test_a_read_only_handle_makes_no_log(tmp_path: Path) -> None:

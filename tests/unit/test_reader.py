@@ -150,4 +150,4 @@ def test_handles_give_their_descriptors_back(path: str) -> None:
     for handle in handles:
         handle.look()
         handle.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 4
+    assert len(os.listdir("/proc/self/fd")) == before - 5

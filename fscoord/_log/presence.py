@@ -1,0 +1,181 @@
+"""`Presence`: the part of a handle that says who it is, holds its liveness byte, and knows who else lives.
+
+A death is a record, appended with the lock after another probe, so that all agree on it: an unlocked byte may also be
+that of a host which was cut off, and comes back. Whoever reads of its own death stops.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record
+from fscoord._log.alive import AliveFile, Home, open_alive
+from fscoord._log.contention import Contender
+from fscoord._log.opening import Wanted
+from fscoord._log.reader import Consumer
+from fscoord._log.session import Session, encode_death
+from fscoord._logger import logger
+from fscoord.errors import FscoordError, StoreGoneError
+
+__all__ = ["Presence"]
+
+CHECK_S: Final = 1.0
+"""How old the last look at one's own byte, and at the name of the liveness file, may be."""
+
+
+class Presence(Contender):
+    """What `~fscoord._log.file.LogFile` knows of sessions.
+
+    Args:
+        introduce: returns who this handle is, when it first writes.
+    """
+
+    read_only: bool
+    update: Callable[..., Any]
+    _append: Callable[..., None]
+    _wanted: Wanted
+
+    def __init__(self, path: str, consumer: Consumer, participants: int, introduce: Callable[[], Session]) -> None:
+        super().__init__(path, consumer, participants)
+        self._introduce_as = introduce
+        self._rank: int | None = None
+        self._alive: AliveFile | None = None
+        self._alive_checked = 0.0
+        self._alive_warned = False
+        self._alive_descriptors: set[int] = set()
+        weakref.finalize(self, system.close_all, system.os.close, self._alive_descriptors).atexit = False
+
+    @property
+    def session(self) -> int:
+        """The number of this handle's session, 0 if it has not introduced itself."""
+        return self._lock.session
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether there are bytes that tell who lives."""
+        return system.has_ofd_locks() and not system.is_faked() and not self._wanted.is_soft
+
+    # -- who this handle is ----------------------------------------------------------------------------------------
+
+    def introduce(self, limit: float, rank: int | None = None) -> int:
+        """Have this handle be a session, of `rank` if that is given; return its number. Errors as in `update`."""
+        if rank is not None:
+            self._rank = rank
+        number = self._lock.session
+        if number and (rank is None or number in self.ranks.get(rank, ())):
+            return number
+
+        def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+            known = self.sessions.get(self._lock.session)
+            return None, record.SESSION, b"" if known is None else known._replace(rank=rank).encode()
+
+        self.update(record.SESSION, b"", b"", decide, limit)
+        return self._lock.session
+
+    def _introduce(self) -> int:
+        """With the lock: say who writes; from now on the length of the lock's range names this handle."""
+        who = self._introduce_as()
+        if self._rank is not None:
+            who = who._replace(rank=self._rank)
+        number = self._take_byte()
+        alive_id = bytes(16) if self._alive is None else self._alive.id
+        self._append(record.SESSION, b"", who._replace(alive_id=alive_id).encode(), number)
+        self._lock.bind(self._lock.fd, number)
+        return number
+
+    def _take_byte(self) -> int:
+        """Return the first number that was never used whose byte is free, and hold that byte, if there are bytes."""
+        number = self._last_session + 1
+        self._alive_checked = system.time.monotonic()
+        try:
+            alive = self._open_alive(create=True)
+            while alive is not None and not alive.hold(number):
+                number += 1
+        except (OSError, FscoordError) as error:
+            self._lose_alive()
+            if not self._alive_warned:
+                self._alive_warned = True
+                logger(__name__).warning(
+                    "%s.alive can't be used (%s); nobody can tell whether this process lives", self.path, str(error)
+                )
+        return number
+
+    def _open_alive(self, *, create: bool) -> AliveFile | None:
+        if self._alive is None and self.can_tell:
+            self._lose_alive()  # an interruption may have come between opening and use
+            self._alive = open_alive(self.path, self._wanted.mode, self._alive_descriptors, create=create)
+        return self._alive
+
+    def _lose_alive(self) -> None:
+        self._alive = None
+        for fd in list(self._alive_descriptors):
+            paths.close_kept(fd, self._alive_descriptors)
+
+    def _look(self, now: float) -> None:
+        super()._look(now)
+        if self._alive is not None and now - self._alive_checked > CHECK_S:
+            self._alive_checked = now
+            self._check_alive(self._alive)
+
+    def _check_alive(self, alive: AliveFile) -> None:
+        """Hold our byte again, which a lost connection may have cost; if the file is gone, be another session."""
+        try:
+            keeps = not alive.is_lost() and (not alive.number or alive.hold(alive.number))
+        except OSError:
+            keeps = False
+        if not keeps:
+            self._lose_alive()
+            self._lock.session = 0  # and no new range, because the lock may be held with this one
+
+    def after_fork(self) -> None:
+        """In a forked child: the byte is the parent's; the child is another session as soon as it writes."""
+        self._lose_alive()
+        self._lock.session = 0
+        super().after_fork()
+
+    # -- who lives -------------------------------------------------------------------------------------------------
+
+    def lives(self, number: int, home: Home) -> bool | None:
+        """Return whether session `number` lives; None if that can't be known.
+
+        False without a record in `deaths` is evidence, not the verdict: see `bury`.
+        """
+        session = self.sessions.get(number)
+        if number in self.deaths or session is None:
+            return None if session is None else False
+        if not any(session.alive_id):
+            return None
+        try:
+            alive = self._open_alive(create=False)
+            if alive is None or alive.id != session.alive_id:
+                return False if home.has_seen_die(session) else None
+            return alive.is_held(number) and not home.has_seen_die(session)
+        except (OSError, FscoordError):
+            return None
+
+    def bury(self, number: int, limit: float) -> bool:
+        """Record that session `number` is dead, if with the lock it still seems so; return whether that is recorded.
+
+        Errors as in `update`.
+        """
+
+        def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
+            if number in self.deaths:
+                return True, 0, b""
+            if self.lives(number, Home.find()) is not False:
+                return False, 0, b""
+            return True, record.DEATH, encode_death(number, self.sessions[number].alive_id)
+
+        return bool(self.update(record.DEATH, b"", b"", decide, limit))
+
+    def _mourn(self, number: int, time_ns: int) -> None:
+        super()._mourn(number, time_ns)
+        if number == self._lock.session:
+            message = (
+                f"says that this handle's session {number} is dead, so others go on without it; open the store again"
+            )
+            self._finish(StoreGoneError, message)
+            raise StoreGoneError(f"{self.path} {message}", path=self.path)

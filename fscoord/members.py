@@ -1,0 +1,103 @@
+"""`Liveness`: the part of the store contract that says who has a store open and who of them lives, and `Member`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from fscoord import _system as system
+from fscoord.arguments import Key, Timeout, keys_bytes, seconds
+from fscoord.errors import StoreTimeoutError
+
+__all__ = ["Liveness", "Member"]
+
+LOOK_S: Final = 0.02
+"""How often a wait asks who is dead, on a store that is not told of deaths."""
+
+
+class Member(NamedTuple):
+    """One session of a store: a handle that somebody has, or had, open.
+
+    Attributes:
+        number: its number; each is given once.
+        host: the name of its host.
+        pid: its process.
+        rank: the last rank that it said it is, or None.
+        label: what it was opened with, or the empty text.
+        since: when it introduced itself, in seconds since the epoch by its own clock; for people only.
+        alive: ``"yes"``, ``"no"`` (its process is gone, or it was closed) or ``"unknown"``.
+        found_dead: when its death was recorded, in seconds since the epoch by the finder's clock, or None.
+    """
+
+    number: int
+    host: str
+    pid: int
+    rank: int | None
+    label: str
+    since: float
+    alive: str
+    found_dead: float | None = None
+
+
+class Liveness(ABC):
+    """What a store knows of those who have it open. As it stands here: nothing."""
+
+    _timeout: float
+
+    @property
+    def has_liveness(self) -> bool:
+        """Whether this store can tell the living from the dead. If not, nobody is ever called dead."""
+        return False
+
+    @property
+    def session(self) -> int:
+        """The number of this handle among `members`; 0 on a store that keeps no sessions."""
+        return 0
+
+    def members(self) -> list[Member]:
+        """Return who has, or had, this store open, in the order of their numbers; empty where that is not kept."""
+        return []
+
+    def be_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
+        """Say that this handle is rank `rank`. A handle may be several, and several handles one."""
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
+        """Return those of `ranks` that are known dead: somebody said to be that rank, and all who did are dead.
+
+        A rank that nobody said to be, or of whom it can't be known, is not among them. The answer is the same for all
+        handles: a death is recorded before it is told.
+        """
+        return []
+
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """Wait for `keys` as `wait` does, but only as long as all of `ranks` may come.
+
+        Returns:
+            The ranks that are known dead, at once, while keys are missing; or nothing when all keys are there.
+
+        Raises:
+            StoreTimeoutError: neither happened.
+        """
+        names: list[Key] = list(keys_bytes(keys))
+        needed = list(ranks)
+        limit = self._timeout if timeout is None else seconds(timeout)
+        if not self.has_liveness:
+            self.wait(names, limit)
+            return []
+        started = system.time.monotonic()
+        while True:
+            left = limit - (system.time.monotonic() - started)
+            try:
+                self.wait(names, max(0.0, min(left, LOOK_S)))
+                return []
+            except StoreTimeoutError:
+                dead = self.dead_ranks(needed)
+                if dead:
+                    return dead
+                if left <= LOOK_S:
+                    raise
+
+    @abstractmethod
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        """Wait until every one of `keys` is there."""

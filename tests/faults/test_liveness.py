@@ -1,0 +1,429 @@
+"""Who lives: sessions, their bytes, proofs of death and its records, under forks, stops, kills and lost files."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.test_fork import Child, every_fork, fork_in_c
+
+from fscoord import FileStore, StoreError, StoreGoneError, _system as system
+from fscoord._log.alive import Home
+from fscoord._log.session import Session
+from fscoord.stores.dump import dump
+
+HANG_S = 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def watcher(path: str) -> Iterator[FileStore]:
+    """A handle of this process, which is session 1."""
+    with FileStore(path, rank=0, timeout=HANG_S) as store:
+        assert store.session == 1
+        yield store
+
+
+class Victim:
+    """A forked child that opens a store as `rank`, and then does as `then` says until it is killed."""
+
+    def __init__(self, path: str, rank: int | None = 1, then: Callable[[FileStore], object] | None = None) -> None:
+        ready, done = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                store = FileStore(path, rank=rank, timeout=HANG_S)
+                self.extra = then(store) if then else None
+                os.write(done, b"%d" % store.session)
+                signal.alarm(2 * HANG_S)
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(done)
+        try:
+            self.session = int(os.read(ready, 20))
+        finally:
+            os.close(ready)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def __enter__(self) -> Victim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pid:
+            self.kill()
+
+
+def lives(store: FileStore) -> dict[int, str]:
+    return {member.number: member.alive for member in store.members()}
+
+
+# Sessions
+
+
+def test_members_say_who_they_are(path: str) -> None:
+    with FileStore(path, rank=3, label="first") as store, FileStore(path, label="second") as other:
+        first, second = store.members()
+        assert (first.number, first.pid, first.host, first.rank, first.label) == (
+            store.session,
+            os.getpid(),
+            os.uname().nodename,
+            3,
+            "first",
+        )
+        assert (second.number, second.rank, second.label) == (other.session, None, "second")
+        assert first.alive == second.alive == "yes"
+        assert 0 <= second.since - first.since < HANG_S
+        assert store.members() == other.members()
+
+
+def test_a_handle_introduces_itself_when_it_has_something_to_say(path: str) -> None:
+    with FileStore(path) as silent, FileStore(path, rank=0) as speaker:
+        assert [member.number for member in speaker.members()] == [1]
+        assert not silent.check(["k"])
+        assert [member.number for member in speaker.members()] == [1]
+        silent.set("k", "v")
+        assert [member.number for member in speaker.members()] == [1, 2]
+        assert (silent.session, speaker.session) == (2, 1)
+
+
+def test_asking_for_its_session_introduces_a_handle(path: str) -> None:
+    with FileStore(path) as store:
+        assert store.session == store.session == 1
+        assert [entry.kind for entry in dump(path)] == ["session"]
+
+
+def test_a_read_only_handle_sees_members_and_is_none(path: str, watcher: FileStore) -> None:
+    with FileStore(path, read_only=True) as reader:
+        with Victim(path) as victim:
+            assert lives(reader) == {1: "yes", victim.session: "yes"}
+            victim.kill()
+            assert lives(reader) == {1: "yes", victim.session: "no"}
+        assert "death" not in [entry.kind for entry in dump(path)]
+        assert reader.dead_ranks([1]) == []
+        assert watcher.dead_ranks([1]) == reader.dead_ranks([1]) == [1]
+        with pytest.raises(StoreError, match="read_only"):
+            _ = reader.session
+
+
+def test_a_handle_may_be_several_ranks(path: str) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        for rank in (4, 5, 4, 5):
+            store.be_rank(rank)
+        assert [entry.kind for entry in dump(path)] == ["session"] * 2
+        other.be_rank(5)
+        store.close()
+        assert other.dead_ranks([3, 4, 5]) == [4]
+
+
+def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watcher: FileStore) -> None:
+    alive = watcher._log._alive
+    assert alive is not None
+    with open(path + ".alive", "r+b", buffering=0) as stranger:
+        lock = system.fcntl.F_OFD_SETLK
+        system.fcntl.fcntl(stranger, lock, alive_range(system.fcntl.F_WRLCK, 2, 2))
+        with FileStore(path, rank=1) as other:
+            assert other.session == 4
+            assert lives(watcher) == {1: "yes", 4: "yes"}
+
+
+def alive_range(kind: int, start: int, length: int) -> bytes:
+    from fscoord._log.alive import _FLOCK_STRUCT
+
+    return _FLOCK_STRUCT.pack(kind, 0, start, length, 0)
+
+
+# Deaths
+
+
+def test_a_killed_process_is_dead_and_all_agree_on_it(path: str, watcher: FileStore) -> None:
+    with Victim(path) as victim, FileStore(path, rank=2) as other:
+        assert lives(watcher)[victim.session] == "yes"
+        assert watcher.dead_ranks([1]) == []
+        victim.kill()
+        assert watcher.dead_ranks([0, 1, 2, 7]) == [1]
+        assert [entry.writer for entry in dump(path) if entry.kind == "death"] == [1]
+        found = {store.members()[1] for store in (watcher, other)}
+        assert [(member.number, member.rank, member.alive) for member in found] == [(victim.session, 1, "no")]
+        assert [entry.writer for entry in dump(path) if entry.kind == "death"] == [1]
+
+
+def test_a_stopped_process_lives(path: str, watcher: FileStore) -> None:
+    with Victim(path) as victim:
+        victim.kill(signal.SIGSTOP)
+        assert os.waitpid(victim.pid, os.WUNTRACED)[0] == victim.pid
+        assert lives(watcher)[victim.session] == "yes"
+        assert watcher.dead_ranks([1]) == []
+
+
+def test_a_zombie_is_dead(path: str, watcher: FileStore) -> None:
+    with Victim(path) as victim:
+        os.kill(victim.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+        assert watcher.dead_ranks([1]) == [1]
+
+
+def test_a_closed_handle_is_a_dead_session_of_a_living_process(path: str, watcher: FileStore) -> None:
+    with FileStore(path, rank=1):
+        assert watcher.dead_ranks([1]) == []
+    assert watcher.dead_ranks([1]) == [1]
+
+
+def test_a_program_that_another_takes_the_place_of_is_dead(path: str, watcher: FileStore) -> None:
+    def become_another(store: FileStore) -> None:
+        store.be_rank(1)
+        os.write(done, b"%d" % store.session)
+        os.execv(sys.executable, [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"])
+
+    ready, done = os.pipe()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(writer, 1)
+            os.close(ready)
+            become_another(FileStore(path))
+        finally:
+            os._exit(1)
+    try:
+        os.close(writer)
+        os.close(done)
+        session = int(os.read(ready, 20))
+        assert os.read(reader, 1) == b"\n"  # the other program runs
+        assert lives(watcher)[session] == "no"
+    finally:
+        os.close(ready)
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_rank_that_comes_again_lives(path: str, watcher: FileStore) -> None:
+    with Victim(path) as first:
+        first.kill()
+        assert watcher.dead_ranks([1]) == [1]
+        with Victim(path) as second:
+            assert watcher.dead_ranks([1]) == []
+            assert lives(watcher) == {1: "yes", first.session: "no", second.session: "yes"}
+
+
+def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
+        other.set("k", "v")
+        monkeypatch.setattr(type(store._log), "lives", lambda *_: False)
+        assert store._log.bury(2, HANG_S)
+        size = os.path.getsize(path)
+        for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
+            with pytest.raises(StoreGoneError, match=r"session 2 is dead.*open the store again"):
+                call()
+        assert os.path.getsize(path) == size
+        assert store.get("k") == b"v"
+
+
+def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
+    with FileStore(path, rank=1) as other:
+        assert not watcher._log.bury(other.session, HANG_S)
+        assert "death" not in [entry.kind for entry in dump(path)]
+
+
+# Forks
+
+
+@every_fork
+def test_a_forked_child_is_another_session(path: str, watcher: FileStore, fork: Callable[[], int]) -> None:
+    with Child(fork, lambda: watcher.session) as child:
+        assert child.result() == 2
+        assert lives(watcher)[1] == "yes"
+    assert lives(watcher) == {1: "yes", 2: "no"}
+
+
+def test_a_spawned_child_is_another_session(path: str, watcher: FileStore) -> None:
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=be_member, args=(path,))
+    child.start()
+    child.join(HANG_S)
+    assert child.exitcode == 0
+    child.close()
+    assert lives(watcher) == {1: "yes", 2: "no"}
+
+
+def be_member(path: str) -> None:
+    with FileStore(path, timeout=HANG_S) as store:
+        assert [member.alive for member in store.members()] == ["yes", "yes"]
+
+
+def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_it_alive(
+    path: str, watcher: FileStore
+) -> None:
+    ready, done = os.pipe()
+
+    def leave_a_child(_: FileStore) -> None:
+        if fork_in_c() == 0:
+            try:
+                os.write(orphan_done, b"%d" % os.getpid())
+                signal.alarm(2 * HANG_S)
+                signal.pause()
+            finally:
+                os._exit(0)
+
+    orphan_ready, orphan_done = ready, done
+    with Victim(path, then=leave_a_child) as victim:
+        orphan = int(os.read(orphan_ready, 20))
+        try:
+            victim.kill()
+            alive = watcher._log._alive
+            assert alive is not None
+            assert alive.is_held(victim.session)
+            assert watcher.dead_ranks([1]) == [1]
+        finally:
+            os.kill(orphan, signal.SIGKILL)
+            os.close(ready)
+            os.close(done)
+
+
+# Proofs by process number
+
+
+def session_of_mine(**changes: Any) -> Session:
+    home = Home.find()
+    mine = Session(
+        host=home.host,
+        pid=os.getpid(),
+        start_time=system.start_time(),
+        boot_id=home.boot_id,
+        pid_space=home.pid_space,
+        time_space=home.time_space,
+    )
+    return mine._replace(**changes)
+
+
+def test_a_process_number_that_was_given_again_is_another_process() -> None:
+    assert not Home.find().has_seen_die(session_of_mine())
+    assert Home.find().has_seen_die(session_of_mine(start_time=system.start_time() - 1))
+
+
+def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert Home.find().has_seen_die(session_of_mine(pid=pid))
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"host": "elsewhere"},
+        {"boot_id": bytes(range(16))},
+        {"pid_space": 1},
+        {"time_space": 1},
+        {"start_time": 0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_process_number_from_elsewhere_proves_nothing(elsewhere: dict[str, Any]) -> None:
+    stranger = {"start_time": system.start_time() - 1} | elsewhere
+    assert not Home.find().has_seen_die(session_of_mine(**stranger))
+
+
+def test_where_nothing_is_known_of_this_machine_a_process_number_proves_nothing() -> None:
+    unknown = Home("", bytes(16), 0, 0)
+    assert not unknown.has_seen_die(Session("", os.getpid(), start_time=1))
+
+
+def test_after_a_reboot_all_who_were_there_are_dead(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Victim(path) as victim:
+        victim.kill()
+    monkeypatch.setattr(system, "boot_id", lambda: bytes(range(16)))
+    with FileStore(path, rank=0) as store:
+        assert store.dead_ranks([1]) == [1]
+
+
+# The liveness file
+
+
+def test_where_the_liveness_file_is_gone_nobody_is_called_dead(path: str, watcher: FileStore) -> None:
+    with FileStore(path, rank=1) as other:
+        other.set("k", "v")
+        os.unlink(path + ".alive")
+        with FileStore(path, rank=2) as newcomer:
+            assert lives(newcomer) == {1: "unknown", 2: "unknown", 3: "yes"}
+            assert newcomer.dead_ranks([0, 1]) == []
+            assert lives(watcher)[2] == "yes", "who has the old file open still knows"
+            assert other.get("k") == b"v"
+
+
+def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_writes(
+    path: str, watcher: FileStore
+) -> None:
+    os.replace(path + ".alive", path + ".moved")
+    with FileStore(path, rank=1) as other:
+        now = system.time.monotonic()
+        watcher._log._looked = watcher._log._alive_checked = now - 10
+        watcher.set("k", "v")
+        assert watcher.session == 3
+        assert lives(other) == {1: "unknown", 2: "yes", 3: "yes"}
+        assert other.dead_ranks([0]) == []
+
+
+def test_a_liveness_file_that_was_left_unfinished_is_finished(path: str) -> None:
+    Path(path + ".alive").write_bytes(b"fsal")
+    os.chmod(path + ".alive", 0o600)
+    with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
+        assert lives(store) == lives(other) == {1: "yes", 2: "yes"}
+    assert os.path.getsize(path + ".alive") == 24
+
+
+@pytest.mark.parametrize("what", ["a link", "a directory", "another file"])
+def test_a_store_works_without_its_liveness_file(
+    what: str, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if what == "a link":
+        os.symlink("elsewhere", path + ".alive")
+    elif what == "a directory":
+        os.mkdir(path + ".alive")
+    else:
+        Path(path + ".alive").write_bytes(b"x" * 100)
+        os.chmod(path + ".alive", 0o600)
+    caplog.set_level(logging.WARNING, "fscoord")
+    with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
+        store.set("k", "v")
+        assert other.get("k") == b"v"
+        other.close()
+        assert lives(store) == {1: "unknown", 2: "unknown"}
+        assert store.dead_ranks([1]) == []
+    assert len(caplog.records) == 2, "each handle says so once"
+    assert all("nobody can tell whether this process lives" in record.getMessage() for record in caplog.records)
+
+
+def test_where_the_kernel_has_no_locks_everybody_is_unknown(path: str) -> None:
+    with FileStore(path, lock="soft", rank=0) as store, FileStore(path, lock="soft", rank=1) as other:
+        other.close()
+        assert not store.has_liveness
+        assert lives(store) == {1: "unknown", 2: "unknown"}
+        assert store.dead_ranks([0, 1]) == []
+    assert not os.path.exists(path + ".alive")
+
+
+def test_the_last_participant_takes_the_liveness_file_away(path: str) -> None:
+    with FileStore(path, 2) as one, FileStore(path, 2) as two:
+        one.set("k", "v")
+        two.set("k", "v")
+        assert os.path.exists(path + ".alive")
+    assert os.listdir(os.path.dirname(path)) == []
