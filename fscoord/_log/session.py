@@ -38,7 +38,7 @@ class Session(NamedTuple):
             _SESSION.pack(self.pid, self.start_time, self.boot_id, self.alive_id, rank, len(host), len(label))
             + host
             + label
-            + (_SPACES.pack(self.pid_space, self.time_space) if self.pid_space or self.time_space else b"")
+            + _SPACES.pack(self.pid_space, self.time_space)
         )
 
     @classmethod

@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log.record import Session
+from fscoord._log.session import Session
+from fscoord.stores.lifetime import introduction
 
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 
@@ -39,8 +41,10 @@ def same_everywhere() -> Iterator[World]:
     world, encode = World(), Session.encode
 
     def encode_another(session: Session) -> bytes:
-        place = {"boot_id": bytes(range(16)), "alive_id": bytes(16), "pid_space": 0, "time_space": 0}
-        return encode(session._replace(host="node1", pid=4242, start_time=123456, **place))
+        known = session._replace(
+            host="node1", pid=4242, start_time=123456, boot_id=bytes(range(16)), alive_id=bytes(16)
+        )
+        return encode(known)[:-16]  # without the namespaces, which were added later
 
     with (
         patch.object(system, "time", world),
@@ -62,8 +66,10 @@ def make_logs(directory: Path) -> None:
 
 def make_every_kind(path: Path, world: World) -> None:
     """Every kind of record that this version writes but the void."""
-    store = FileStore(path, world_size=3, rank=0, label="first", timeout=0.01)
-    other = FileStore(path, world_size=3, rank=1, timeout=0.01)
+    store = FileStore(path, world_size=3, timeout=0.01)
+    other = FileStore(path, world_size=3, timeout=0.01)
+    for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
+        handle._log._introduce_as = partial(introduction, rank, label)
     try:
         store.get("never")
     except StoreTimeoutError:

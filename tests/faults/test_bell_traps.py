@@ -164,7 +164,7 @@ def test_no_room_for_a_bell(small_disk: Path, caplog: pytest.LogCaptureFixture, 
         waiter = wait_in_thread(store, "more")
         assert len(warnings(caplog)) == 1
         assert "No space left" in warnings(caplog)[0]
-        assert sorted(os.listdir(small_disk)) == ["ballast", "store"]
+        assert sorted(os.listdir(small_disk)) == ["ballast", "store", "store.alive"]
         other.set("more", "1")  # it fits in the last page of the log
         assert waiter.join() == b"1"
         other.set("more", b"x" * 1000)
@@ -190,6 +190,7 @@ def test_a_bell_that_fails_is_done_without(path: str, name: str, number: int, ca
     """On either side; the write that would have rung has succeeded."""
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         is_woken_by_a_ring(path, store)
+        other.set("introduced", "1")
         with faulty_os() as faulty, faulty.fail(number, errno.EIO, names=(name,), for_good=True):
             waiter = start_thread(store.get, "k")
             until(lambda: warnings(caplog) or asleep(store))
@@ -545,7 +546,7 @@ def test_a_reader_waits_without_writing_anything(path: str, lock: str, only_ring
         with FileStore(path, read_only=True, timeout=HANG_S) as reader:
             waiter = wait_in_thread(reader, "more")
             assert os.path.getsize(path) == size
-            assert os.listdir(os.path.dirname(path)) == ["store"]
+            assert not os.path.exists(path + ".bell")
             store.set("other", "1")
             until(lambda: asleep(reader))
             store.set("more", "1")

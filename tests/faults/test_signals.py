@@ -62,7 +62,8 @@ class Pair:
         self.path, self.lock = path, lock
         self.store = FileStore(path, lock=lock, timeout=HANG_S)
         self.other = FileStore(path, lock=lock, timeout=HANG_S)
-        self.store.set("introduced", "1")
+        for handle in (self.store, self.other):  # which opens the liveness file
+            handle.set("introduced", "1")
 
     def renew(self) -> None:
         """Give the handle something to read."""
