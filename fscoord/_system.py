@@ -36,6 +36,7 @@ O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 O_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 O_BINARY = getattr(os, "O_BINARY", 0)
+O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def is_faked() -> bool:

@@ -61,6 +61,7 @@ LAYERS = [
             "errors",
         ],
     ),
+    ("_log.coherence", ["_logger", "_log.*", "_system", "errors"]),
     ("_log.file", ["_logger", "_log.*", "_system", "errors"]),
     ("_log.dump", ["_log.*", "_system", "errors"]),
     ("arguments", ["errors"]),

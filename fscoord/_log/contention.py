@@ -15,7 +15,9 @@ class Contender(LogReader):
     """The part of `~fscoord._log.file.LogFile` that gets the lock from others."""
 
     _lock: LogLock
-    _reads_need_lock: bool
+    _is_shared = False
+    """Whether other hosts write to the log, and are not seen without being asked for."""
+    _write_flags: int = system.os.O_RDWR | system.os.O_APPEND
 
     def _explain(self, error: OSError) -> None:
         """Return if `error` means that somebody else has the lock; raise it as one of our own otherwise."""
@@ -29,10 +31,10 @@ class Contender(LogReader):
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self._lock_timeout(waited)
-        self._lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not self._reads_need_lock)
+        self._lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not self._is_shared)
 
     def _reopen_for_lock(self) -> int:
-        return self._reopen(system.os.O_RDWR | system.os.O_APPEND, set())  # this thread is never interrupted
+        return self._reopen(self._write_flags, set())  # this thread is never interrupted
 
     def _lock_timeout(self, waited: float) -> StoreTimeoutError:
         number = self._lock.holder()

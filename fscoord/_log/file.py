@@ -15,7 +15,7 @@ from fscoord._log.lock import LogLock
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted, open_log
 from fscoord._log.presence import Presence
-from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, Consumer, Suspect
+from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, REOPEN, Consumer, Suspect
 from fscoord._log.record import Session
 from fscoord.errors import (
     FscoordError,
@@ -44,6 +44,7 @@ class LogFile(Presence):
         wanted: what the log must be like.
         introduce: returns who this handle is, when it first writes.
         participants: the handle is over when so many have left; 0 for never.
+        mount: what `path` is on, if that is known.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class LogFile(Presence):
         wanted: Wanted,
         introduce: Callable[[], Session],
         participants: int = 0,
+        mount: Mount | None = None,
     ) -> None:
         super().__init__(path, consumer, participants, introduce)
         self.read_only = wanted.read_only
         self._wanted = wanted
         self._directory_synced = False
-        self.mount: Mount = find_mount(path)
-        self._reads_need_lock = not self.mount.is_local
+        self.mount: Mount = mount or find_mount(path)
         try:
             self._open()
         except FscoordError:
@@ -70,7 +71,7 @@ class LogFile(Presence):
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        opened = open_log(self.path, self._wanted)
+        opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
         self._adopt(opened.reader, opened.header, opened.size, opened.chain)
         self._durable = opened.header.durable
         shared = self.read_only
@@ -79,14 +80,17 @@ class LogFile(Presence):
         self._lock = LogLock(self.path, fd, kind, self.mutex, self._descriptors, shared=shared)
 
     def _open_again(self) -> None:
-        """In a forked child: open descriptors of our own on the same log."""
+        """In a forked child, or when the server has forgotten ours: open new descriptors on the same log."""
         self._drop(self._reopen(system.os.O_RDONLY, self._descriptors))  # a log that is gone is not to be born again
         log_id, offset, chain = self.header.log_id, self._offset, self._chain
+        session = self._lock.session if not self._trouble & REOPEN else 0
+        self._lock.close()
         self._trouble |= APPLYING  # should this be interrupted: the offset is to be kept
         self._open()
         if self.header.log_id != log_id:
             raise self._gone("was replaced by another log")
         self._offset, self._chain = offset, chain
+        self._lock.bind(self._lock.fd, session)
 
     def _in_use(self) -> set[int]:
         return {self._rfd, self._lock.fd}
@@ -108,9 +112,6 @@ class LogFile(Presence):
         """
         if not system.own_process[0]:
             system.recover_from_fork()
-        if self._reads_need_lock:
-            self.refresh_locked(limit)
-            return
         shared = self._shared
         with shared.mutex:
             if shared.busy:
@@ -128,7 +129,7 @@ class LogFile(Presence):
             except FscoordError:
                 raise
             except OSError as error:
-                raise paths.unavailable(error, self.path, "reading the log") from error
+                self._misread(error)
             finally:
                 shared.busy = False
         self.refresh_locked(limit)
@@ -214,15 +215,22 @@ class LogFile(Presence):
                 self._drop(fd)
             self._lose_alive()
 
+    def _misread(self, error: OSError) -> None:
+        """Say what `error`, met while reading without the lock, means; or return if it is worth trying with it."""
+        raise paths.unavailable(error, self.path, "reading the log") from error
+
     # -- with the lock ---------------------------------------------------------------------------------------------
 
     def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
-        data = system.os.read(self._rfd, CHUNK)
-        if data:
-            self._advance(data, locked=True)
-        now = system.time.monotonic()
-        if now - self._looked > LOOK_S or self._reads_need_lock:
-            self._look(now)
+        if self._is_shared:
+            self._catch_up()
+        else:
+            data = system.os.read(self._rfd, CHUNK)
+            if data:
+                self._advance(data, locked=True)
+            now = system.time.monotonic()
+            if now - self._looked > LOOK_S:
+                self._look(now)
         self._trouble = 0
         result = None
         if decide is not None:
@@ -239,6 +247,9 @@ class LogFile(Presence):
                 return result
         self._append(kind, key, value, session)
         return result
+
+    def _catch_up(self) -> None:
+        raise AssertionError("who shares the log with other hosts knows how")
 
     def _append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
         """Write a record, sync it if the log is durable, and take it in as if it had been read."""

@@ -25,6 +25,7 @@ class Wanted(NamedTuple):
         read_only: open for reading; nothing is ever written.
         mode: the permissions of a new log, and the most that an old one may have.
         limit: the seconds to wait for the lock of a file that is found empty.
+        coherence: how to read what other hosts wrote, one of `mount.COHERENCES`; None: as the mount wants it.
     """
 
     lock_kind: int
@@ -32,6 +33,7 @@ class Wanted(NamedTuple):
     read_only: bool = False
     mode: int = 0o600
     limit: float = 300.0
+    coherence: str | None = None
 
     @property
     def is_soft(self) -> bool:
@@ -54,8 +56,8 @@ class Opened(NamedTuple):
     chain: int
 
 
-def open_log(path: str, wanted: Wanted) -> Opened:
-    """Open the log at `path` as `wanted`, creating it if need be.
+def open_log(path: str, wanted: Wanted, reading: int, writing: int) -> Opened:
+    """Open the log at `path` as `wanted`, creating it if need be; `reading` and `writing` are flags for open(2).
 
     Raises:
         OSError: as the system says it; the caller knows the words.
@@ -64,10 +66,10 @@ def open_log(path: str, wanted: Wanted) -> Opened:
         StoreError: it is locked in another way, or not durable.
     """
     for _ in range(ATTEMPTS):
-        writer = -1 if wanted.read_only else _open_for_writing(path, wanted)
+        writer = -1 if wanted.read_only else _open_for_writing(path, wanted, writing)
         reader = -1
         try:
-            reader = paths.open_descriptor(path, system.os.O_RDONLY)
+            reader = paths.open_descriptor(path, reading)
             paths.check(path, reader if wanted.read_only else writer, wanted.mode, read_only=wanted.read_only)
             data = read_header(reader)
             if wanted.read_only or paths.same_file(system.os.fstat(reader), system.os.fstat(writer)):
@@ -93,8 +95,7 @@ def read_header(fd: int) -> bytes:
     return data
 
 
-def _open_for_writing(path: str, wanted: Wanted) -> int:
-    flags = system.os.O_RDWR | system.os.O_APPEND
+def _open_for_writing(path: str, wanted: Wanted, flags: int) -> int:
     try:
         return paths.open_descriptor(path, flags)
     except FileNotFoundError:

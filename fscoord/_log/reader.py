@@ -28,8 +28,9 @@ CHUNK: Final = 1 << 16
 LOOK_S: Final = 0.05
 """How old the last look at the file's name and size may be."""
 
-DIRTY, APPLYING, REOPEN, ENDED = 1, 2, 4, 8
-"""Where the reader stands is unknown; what was applied is unknown; the descriptors are gone; the handle is over."""
+DIRTY, APPLYING, REOPEN, ENDED, STALE = 1, 2, 4, 8, 16
+"""Where the reader stands is unknown; what was applied is unknown; the descriptors are gone; the handle is over; the
+descriptors are there, but the server does not know them, or their locks, any more."""
 
 
 class Consumer(Protocol):
@@ -73,6 +74,9 @@ class LogReader:
 
     header: Header
     mutex: Any
+    _read_flags: int = system.os.O_RDONLY
+    _short_is_end = False
+    """Whether a read that brings less than was asked for has seen the end of the file, as a direct one has."""
 
     def __init__(self, path: str, consumer: Consumer, participants: int) -> None:
         self.path = path
@@ -148,9 +152,11 @@ class LogReader:
     def _advance(self, data: bytes, *, locked: bool) -> None:
         """Take in `data`, just read, and what follows it in the file, until a read returns nothing.
 
-        A short read is no end of the file; and who writes must have read to the end.
+        A short read is no end of the file on every file system; and who writes must have read to the end.
         """
+        asked = CHUNK
         while data:
+            is_end = self._short_is_end and len(data) < asked
             if self._pending:
                 data = self._pending + data
             records, others, used, chain, missing = record.decode(data, self._chain)
@@ -171,10 +177,13 @@ class LogReader:
             if missing < 0:
                 if not self._skip_void(locked=locked):
                     break
+            elif is_end:
+                break
             elif missing > CHUNK and not self._has(missing):
                 self._leave_torn()
                 break
-            data = system.os.read(self._rfd, max(missing, CHUNK))
+            asked = max(missing, CHUNK)
+            data = system.os.read(self._rfd, asked)
         if self._trouble == APPLYING:
             self._sync_read()
 
@@ -210,7 +219,7 @@ class LogReader:
         self._torn = True
 
     def _examine(self) -> tail.Skip | tail.Torn | tail.Damage:
-        fd = self._reopen(system.os.O_RDONLY, self._descriptors)
+        fd = self._reopen(self._read_flags, self._descriptors)
         try:
             return tail.examine(fd, self._offset, self._chain, durable=self.header.durable)
         finally:
@@ -218,7 +227,7 @@ class LogReader:
 
     def _move(self, offset: int, chain: int) -> None:
         """Go on reading at `offset`, on a new descriptor: where the old one stands is not known, or not wanted."""
-        fd = self._reopen(system.os.O_RDONLY, self._descriptors)
+        fd = self._reopen(self._read_flags, self._descriptors)
         system.os.lseek(fd, offset, 0)
         old, self._rfd = self._rfd, fd
         self._drop(old)
@@ -294,7 +303,7 @@ class LogReader:
             kind, message = self._end
             raise kind(f"{self.path} {message}", path=self.path)
         try:
-            if trouble & REOPEN:
+            if trouble & (REOPEN | STALE):
                 self._open_again()
             if trouble & APPLYING:
                 self._consumer.reset()

@@ -25,6 +25,8 @@ __all__ = ["MODES", "Ticket", "Watch", "shared_watch"]
 MODES: Final = ("auto", "inotify", "poll")
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S, POLL_LAST_S = 0.001, 0.1
+SHARED_POLL_LAST_S = 0.175
+"""Where each look is a request to a server: less than ten in a second, counted from the first."""
 
 
 class Watch:
@@ -46,6 +48,7 @@ class Watch:
         self.bell = bell
         self.is_announced = False
         self.heard = 0
+        self.poll_last = POLL_LAST_S if is_local else SHARED_POLL_LAST_S
         self._asleep: set[Ticket] = set()
         self._ears = system.threading.RLock()  # held by who listens; to release it when one doesn't is harmless
         self._events: Any = None
@@ -204,7 +207,7 @@ class Ticket:
             pause = min(pause * random.uniform(0.75, 1.25), left)
         if self._watch.sleep(self, system.time.monotonic() + pause):
             return True
-        self._pause = min(self._pause * 2, SLOW_LAST_S if self._watch.hears else POLL_LAST_S)
+        self._pause = min(self._pause * 2, SLOW_LAST_S if self._watch.hears else self._watch.poll_last)
         return False
 
 

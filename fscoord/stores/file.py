@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
+from fscoord._log.coherence import open_log_file
 from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import KINDS
+from fscoord._log.mount import COHERENCES
 from fscoord._log.opening import Wanted
 from fscoord._log.watch import MODES
 from fscoord._logger import logger
@@ -69,12 +71,15 @@ class FileStore(Sessions):
             participants of a new log must agree; on a log that is durable every handle is.
         read_only: write nothing, and need no permission to. Writing operations raise `~fscoord.StoreError`.
         mode: the permissions of a new file, and the most that an old one may have for others to write.
+        coherence: how to read what other hosts wrote: ``"direct"`` (past this host's cache), ``"locked"`` (under a
+            lock, which makes the cache valid) or ``"local"`` (through the cache: for one host, or a file system that
+            keeps its caches coherent). Without it the kind of file system decides, and one where locks lie is refused.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
         InsecurePathError: the path is a link, not a file, or somebody else's.
         CorruptLogError: the file is no log of fscoord's.
-        UnsupportedFilesystemError: the platform or file system has no such locks.
+        UnsupportedFilesystemError: the platform or file system has no such locks, or its mount options make them lie.
     """
 
     @system.alone_if_faked
@@ -92,6 +97,7 @@ class FileStore(Sessions):
         durable: bool = False,
         read_only: bool = False,
         mode: int = 0o600,
+        coherence: str | None = None,
     ) -> None:
         if system.fcntl is None:
             raise UnsupportedFilesystemError(
@@ -105,8 +111,10 @@ class FileStore(Sessions):
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
         _one_of("watch", watch, MODES)
         _one_of("lock", lock, KINDS)
+        if coherence is not None:
+            _one_of("coherence", coherence, COHERENCES)
         self._options: dict[str, Any] = {"lock": lock, "watch": watch, "durable": durable, "read_only": read_only}
-        self._options |= {"mode": mode, "rank": rank, "label": label}
+        self._options |= {"mode": mode, "rank": rank, "label": label, "coherence": coherence}
         rank = None if rank is None else integer("rank", rank)
         self._state = State()
         self._remove_temporary: Callable[[], object] | None = None
@@ -115,8 +123,8 @@ class FileStore(Sessions):
                 raise ValueError("a read-only store needs a path")
             path, self._remove_temporary = lifetime.temporary_file(self)
         self.path = paths.resolve(path)
-        self._wanted = Wanted(KINDS[lock], durable, read_only, mode, self._timeout)
-        self._log = LogFile(
+        self._wanted = Wanted(KINDS[lock], durable, read_only, mode, self._timeout, coherence)
+        self._log: LogFile = open_log_file(
             self.path, self._state, self._wanted, lambda: lifetime.introduction(rank, label or ""), self._participants
         )
         self._waiting = Waiting(self._log, self._wanted, watch)

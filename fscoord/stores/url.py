@@ -49,9 +49,9 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     Args:
         url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
         options: what the store's constructor takes besides the path: for ``file:`` ``timeout``, ``world_size``,
-            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only`` and ``mode``; for ``mem:``
-            ``timeout``. They can also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes and
-            no as ``1`` and ``0``. An argument counts for more than the query.
+            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode`` and
+            ``coherence``; for ``mem:`` ``timeout``. They can also stand in the URL's query, as text: times in seconds,
+            ``mode`` in octal, yes and no as ``1`` and ``0``. An argument counts for more than the query.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or makes no sense.
@@ -205,6 +205,7 @@ register_scheme(
         "rank": int,
         "label": str,
         "lock": str,
+        "coherence": str,
         "watch": str,
         "durable": _yes,
         "read_only": _yes,

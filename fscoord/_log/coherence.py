@@ -1,0 +1,302 @@
+"""How a log that several hosts share is followed and written: each mount in the way in which it is coherent.
+
+Measured on a kernel NFS server with two clients: while anybody on a host has the log open for writing, a read through
+that host's cache may give the right length and zeros for data, for ever; open(2), fstat(2) and the mount options
+``noac`` and ``actimeo=0`` don't help. A direct read (O_DIRECT) is one request to the server, and brings what is new; so
+does a read under a lock, which empties the cache, in four requests.
+
+Every append goes to the server before the lock does, for only fsync(2) tells that it did not arrive: "ENOSPC and EDQUOT
+come late" (write(2)), and EIO is what a lock that was lost leaves behind (fcntl(2), "Lost locks").
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths
+from fscoord._log.file import LogFile
+from fscoord._log.lock import BASE, KIND_NAMES, OFD, SOFT
+from fscoord._log.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
+from fscoord._log.opening import Wanted, read_header
+from fscoord._log.reader import APPLYING, CHUNK, STALE, Consumer, Suspect
+from fscoord._log.record import Header, Session
+from fscoord._logger import logger
+from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
+
+__all__ = ["SharedLogFile", "open_log_file"]
+
+LOOK_S: Final = 1.0
+"""How old the last look at what the file's name leads to may be: it is a request to the server."""
+
+SETTLE_S: Final = 1.2
+"""How long caches that nothing empties may lie: FUSE's time-outs, and GlusterFS's, are one second by default."""
+
+TRIES: Final = 4
+PAUSE_S: Final = 0.01
+PIECE: Final = 1 << 18
+"""How much one WRITE carries when the mount does not say."""
+
+_FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
+FAR: Final = BASE - 1
+"""The byte that nobody locks exclusively: a shared lock on it empties the cache and waits for nobody."""
+
+_SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
+
+
+def open_log_file(
+    path: str, consumer: Consumer, wanted: Wanted, introduce: Callable[[], Session], participants: int = 0
+) -> LogFile:
+    """Return a handle on the log at `path` that reads in the way of its mount, or as `wanted` says.
+
+    Raises:
+        UnsupportedFilesystemError: locks lie there; the text says why, and what to do.
+    """
+    mount = find_mount(path)
+    objection = mount.objection(KIND_NAMES[wanted.lock_kind], wanted.coherence)
+    if objection is not None:
+        raise UnsupportedFilesystemError(
+            f"{path} is on {mount.kind} at {mount.point}: {objection.reason}; {objection.remedy}", path=path
+        )
+    if mount.caution:
+        logger(__name__).warning("%s is on %s: %s", path, mount.kind, mount.caution)
+    coherence = wanted.coherence or mount.coherence
+    if coherence == LOCAL:
+        return LogFile(path, consumer, wanted, introduce, participants, mount)
+    return SharedLogFile(path, consumer, wanted, introduce, participants, mount, coherence)
+
+
+class SharedLogFile(LogFile):
+    """A `LogFile` that other hosts write to.
+
+    Attributes:
+        coherence: ``"direct"`` or ``"locked"``; the former becomes the latter where direct reads are refused.
+    """
+
+    _is_shared = True
+
+    def __init__(
+        self,
+        path: str,
+        consumer: Consumer,
+        wanted: Wanted,
+        introduce: Callable[[], Session],
+        participants: int,
+        mount: Mount,
+        coherence: str,
+    ) -> None:
+        wsize = mount.option("wsize") or ""
+        self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
+        self._stale_in_a_row = 0
+        self._failure: StoreUnavailableError | None = None
+        self._has_written = False  # with the lock that is held, or was held last
+        self._choose(coherence)
+        super().__init__(path, consumer, wanted, introduce, participants, mount)
+
+    def _choose(self, coherence: str) -> None:
+        self.coherence = coherence
+        is_direct = coherence == DIRECT
+        self._short_is_end = is_direct
+        self._read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
+        # Open for reading, too, the kernel fetches the page that an append begins in: one request more.
+        self._write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            super()._open()
+        except OSError as error:
+            if not self._refuses_direct(error):
+                raise
+            super()._open()
+
+    def _refuses_direct(self, error: OSError) -> bool:
+        """Return whether `error` says that there are no direct reads here; from then on reads take a lock."""
+        if self.coherence != DIRECT or error.errno != system.errno.EINVAL:
+            return False
+        self._choose(LOCKED)
+        return True
+
+    # -- reading without the log's lock ----------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        now = system.time.monotonic()
+        if now - self._looked > LOOK_S:
+            self._look(now)
+        if self.coherence == DIRECT:
+            self._read_on(locked=False)
+        elif self._lock.kind == OFD:
+            self._read_under_far_lock()
+        elif self._lock.kind == SOFT:
+            self._freshen()
+            self._read_on(locked=False)
+        else:
+            raise Suspect
+
+    def _read_on(self, *, locked: bool) -> None:
+        data = system.os.read(self._rfd, CHUNK)
+        if data:
+            self._advance(data, locked=locked)
+
+    def _read_under_far_lock(self) -> None:
+        fcntl, fd = system.fcntl, self._lock.fd
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, FAR, 1, 0))
+            self._read_on(locked=False)
+        finally:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
+
+    def _freshen(self) -> None:
+        """Read on from a new descriptor, and not from this host's cache."""
+        self._move(self._offset, self._chain)
+        if self.coherence != DIRECT:
+            system.os.posix_fadvise(self._rfd, 0, 0, system.os.POSIX_FADV_DONTNEED)
+
+    def _look(self, now: float) -> None:
+        """Make sure that the name still leads to the file. open(2) asks the server; fstat(2) and stat(2) may not."""
+        self._freshen()
+        found = system.os.fstat(self._rfd)
+        if found.st_nlink == 0:
+            raise self._gone("was deleted")
+        if found.st_size < self._offset:
+            raise Suspect
+        self._looked = now
+
+    def _has(self, missing: int) -> bool:
+        fd = self._reopen(self._read_flags, self._descriptors)
+        try:
+            return system.os.fstat(fd).st_size >= self._offset + len(self._pending) + missing
+        finally:
+            self._drop(fd)
+
+    def _misread(self, error: OSError) -> None:
+        if not self._refuses_direct(error) and error.errno not in _SERVER_FORGOT:
+            super()._misread(error)
+        self._trouble |= STALE
+
+    # -- with the lock ---------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """With the lock: read to the end of the file, and make sure that it is the end: what is written next follows.
+
+        What an unlocked look has seen of a record that was still on its way may have holes, so it is read again. What
+        looks damaged, torn or cut short through a cache is looked at again, past the cache, until it can't be the
+        cache any more.
+        """
+        self._has_written = False
+        if self._lock.kind == SOFT:
+            self._reopen_writer()
+        if self._pending or system.time.monotonic() - self._looked > LOOK_S:
+            self._freshen()
+            self._looked = system.time.monotonic()
+        deadline = 0.0
+        while not self._is_caught_up(final=bool(deadline) and system.time.monotonic() >= deadline):
+            if not deadline:
+                settle = PAUSE_S if self.coherence == DIRECT else SETTLE_S
+                deadline = system.time.monotonic() + settle
+            system.time.sleep(PAUSE_S)
+            self._freshen()
+        self._stale_in_a_row = 0
+
+    def _is_caught_up(self, *, final: bool) -> bool:
+        """Read on; return whether all that the file has was taken in. When it is `final`, say what is wrong."""
+        found = system.os.fstat(self._rfd)
+        if found.st_nlink == 0:
+            raise self._gone("was deleted")
+        if found.st_size < self._offset:
+            if final:
+                self._check_identity()
+                raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
+            return False
+        if found.st_size > self._offset or self._lock.kind == SOFT:
+            try:
+                self._read_on(locked=True)
+            except CorruptLogError:
+                if final or self._trouble & APPLYING:
+                    self._check_identity()
+                    raise
+                return False
+        if self._torn or self._pending:
+            return final or self.coherence == DIRECT
+        if found.st_size <= self._offset:
+            return True
+        if final:
+            raise StoreUnavailableError(
+                f"{self.path}: the file system says that there are {found.st_size} bytes, and gives {self._offset}; its"
+                " caches are not valid even with the lock, so this directory can't be used",
+                path=self.path,
+            )
+        return False
+
+    def _check_identity(self) -> None:
+        """Raise `StoreGoneError` if there is another log by now, whose inode has the old number."""
+        fd = self._reopen(self._read_flags, self._descriptors)
+        try:
+            log_id = Header.decode(read_header(fd))[0].log_id
+        except ValueError:
+            return
+        finally:
+            self._drop(fd)
+        if log_id != self.header.log_id:
+            raise self._gone("was replaced by another log")
+
+    def _reopen_writer(self) -> None:
+        """Where no lock does it, open(2) has the kernel ask for the size, at which it is about to append."""
+        if self.read_only:
+            return
+        fd, old = self._reopen(self._write_flags, self._descriptors), self._lock.fd
+        self._lock.bind(fd, self._lock.session)
+        self._drop(old)
+
+    def _write(self, data: bytes) -> None:
+        """As for a local log, but piece by piece, each at the server before the next.
+
+        Of several requests under way a later one might arrive and an earlier one not, and leave a hole in the record.
+        """
+        try:
+            for start in range(0, len(data), self._piece):
+                super()._write(data[start : start + self._piece])
+                if not self._durable:
+                    self._flush()
+        except StoreUnavailableError as error:
+            self._trouble |= STALE
+            self._failure = error
+            raise
+        self._has_written = True
+
+    def _flush(self) -> None:
+        try:
+            system.os.fdatasync(self._lock.fd)
+        except OSError as error:
+            raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=True) from error
+
+    # -- trouble ---------------------------------------------------------------------------------------------------
+
+    def _explain(self, error: OSError) -> None:
+        """As for a local log; but what the server has forgotten is opened again, a few times, and then raised."""
+        if self._failure is not None and error.__context__ is self._failure:
+            raise self._failure from None  # the lock could not be given back, either
+        if not self._trouble and self._lock.is_taken(error):
+            return
+        if self._trouble and self._refuses_direct(error):
+            self._trouble |= STALE
+        elif error.errno in _SERVER_FORGOT:
+            self._trouble |= STALE
+            self._stale_in_a_row += 1
+            if self._has_written or self._stale_in_a_row >= TRIES:
+                doing = "using the log, or its lock,"
+                raise paths.unavailable(error, self.path, doing, maybe_applied=self._has_written) from error
+        else:
+            super()._explain(error)
+
+    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
+        if not self._trouble & STALE:
+            super()._wait_for_lock(attempt, started, limit)
+
+    def _open_again(self) -> None:
+        self._failure = None
+        super()._open_again()
+        self._looked = 0.0
