@@ -1,0 +1,72 @@
+"""An `os` as on a mount that hosts share: direct reads, caches that lie, and a server that forgets descriptors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from faults.faulty import FaultyOs
+
+from fscoord import _system as system
+
+
+class SharedOs(FaultyOs):
+    """`FaultyOs`, and every file system takes O_DIRECT, as NFS does.
+
+    Attributes:
+        direct: the descriptors that were opened for direct reads.
+        opened: path and flags of every open(2).
+        refuses_direct: ``"open"`` or ``"read"``: which call answers EINVAL to who reads directly.
+        zeros: so many reads that are not direct give zeros for the data.
+        hidden: so many bytes at the end of a file fstat(2) does not know of yet,
+        hides: so many times.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct: set[int] = set()
+        self.opened: list[tuple[str, int]] = []
+        self.refuses_direct = ""
+        self.zeros = self.hidden = self.hides = 0
+        counted_open, counted_read, counted_fstat = self.open, self.read, self.fstat
+
+        def open_(path: str, flags: int, *mode: int) -> int:
+            self.opened.append((path, flags))
+            if flags & os.O_DIRECT and self.refuses_direct == "open":
+                raise OSError(system.errno.EINVAL, "no direct reads")
+            fd: int = counted_open(path, flags & ~os.O_DIRECT, *mode)
+            (self.direct.add if flags & os.O_DIRECT else self.direct.discard)(fd)
+            return fd
+
+        def read(fd: int, size: int) -> bytes:
+            if fd in self.direct and self.refuses_direct == "read":
+                raise OSError(system.errno.EINVAL, "no direct reads")
+            data: bytes = counted_read(fd, size)
+            if data and self.zeros and fd not in self.direct:
+                self.zeros -= 1
+                return bytes(len(data))
+            return data
+
+        def fstat(fd: int) -> Any:
+            found = counted_fstat(fd)
+            if self.hides and found.st_size > self.hidden:
+                self.hides -= 1
+                fields = list(found)
+                fields[6] -= self.hidden
+                return os.stat_result(fields)
+            return found
+
+        self.open, self.read, self.fstat = open_, read, fstat
+
+
+@contextmanager
+def shared_os() -> Iterator[SharedOs]:
+    """Put a `SharedOs` under the package."""
+    shared, real = SharedOs(), system.os
+    system.os = shared  # type: ignore[assignment]
+    try:
+        yield shared
+    finally:
+        system.os = real

@@ -1,0 +1,332 @@
+"""Logs on mounts that hosts share, as one process can see them: what is asked of the kernel, and what lies survive."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.shared_os import SharedOs, shared_os
+from unit.plain_reader import read_log
+
+from fscoord import (
+    FileStore,
+    StoreError,
+    StoreGoneError,
+    StoreUnavailableError,
+    UnsupportedFilesystemError,
+    _system as system,
+)
+from fscoord._log import coherence
+from fscoord.stores.dump import dump
+
+LIMIT_S = 30
+NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedOs]:
+    """A kernel under the package that takes O_DIRECT, and looks at names that are never due."""
+    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
+    monkeypatch.setattr(coherence, "SETTLE_S", LIMIT_S)  # as long as the lie lasts, and it ends
+    monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
+    with shared_os() as shared:
+        yield shared
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Have a test say what its directory is mounted as."""
+
+    def mount(kind: str) -> None:
+        line = f"1 0 0:1 / {tmp_path} rw - {kind}"
+        monkeypatch.setattr(system, "mount_table", lambda: [line])
+
+    mount(NFS)
+    return mount
+
+
+def calls(kernel: SharedOs, operation: object, *arguments: object) -> list[str]:
+    """The names of the calls that `operation` makes."""
+    kernel.calls.clear()
+    operation(*arguments)  # type: ignore[operator]
+    return [name for name, _ in kernel.calls]
+
+
+# What is asked of the server
+
+
+def test_on_nfs_one_direct_read_tells_that_nothing_is_new(path: str, mounted: object, kernel: SharedOs) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        assert calls(kernel, store.get, "k") == ["read"]
+        assert calls(kernel, store.check, ["k"]) == ["read"]
+        assert kernel.calls[0][1] in kernel.direct
+
+
+def test_on_nfs_a_write_looks_at_the_size_and_is_at_the_server_before_the_lock_is_given_back(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store:
+        store.add("n", 1)
+        assert calls(kernel, store.add, "n", 1) == ["fstat", "write", "fdatasync"]
+
+
+def test_what_another_has_written_is_read_before_a_write_with_one_more_call(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        other.add("n", 1)
+        store.add("n", 1)
+        other.add("n", 1)
+        assert calls(kernel, store.add, "n", 1) == ["fstat", "read", "write", "fdatasync"]
+        assert store.get("n") == b"4"
+
+
+def test_readers_are_direct_and_writers_append_through_the_cache_and_never_read(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+    flags = [flag for name, flag in kernel.opened if name == path]
+    assert any(flag & os.O_DIRECT for flag in flags)
+    for flag in flags:
+        if flag & os.O_APPEND:
+            assert not flag & os.O_DIRECT
+            assert flag & os.O_ACCMODE == os.O_WRONLY
+
+
+def test_a_record_too_long_for_one_request_goes_piece_by_piece(path: str, mounted: object, kernel: SharedOs) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        made = calls(kernel, store.set, "k", b"x" * 10_000)
+        assert made == ["fstat", *["write", "fdatasync"] * 3]
+        assert store.get("k") == b"x" * 10_000
+    assert [entry.key for entry in dump(path)][-1] == b"k"
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_where_direct_reads_are_refused_a_lock_is_taken_instead(
+    call: str, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as early, FileStore(path) as writer:
+        early.set("k", "1")
+        kernel.refuses_direct = call
+        with FileStore(path) as late:
+            assert late.get("k") == b"1"
+            assert late._log.coherence == "locked"
+            late.set("k", "2")
+            if call == "read":
+                assert early.get("k") == b"2"
+                assert early._log.coherence == "locked"
+                writer.set("k", "3")
+                assert writer._log.coherence == "locked"
+                assert early.get("k") == late.get("k") == b"3"
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
+@pytest.mark.parametrize("how", ["direct", "locked"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_each_lock_works_with_each_way_to_read(lock: str, how: str, durable: bool, path: str) -> None:
+    with (
+        FileStore(path, lock=lock, coherence=how, durable=durable) as one,
+        FileStore(path, lock=lock, coherence=how) as two,
+        FileStore(path, read_only=True, coherence=how) as reader,
+    ):
+        for number in range(5):
+            assert one.add("n", 1) == 2 * number + 1
+            assert two.add("n", 1) == 2 * number + 2
+            assert int(reader.get("n")) == 2 * number + 2
+        two.set("long", b"x" * 300_000)
+        assert one.get("long") == reader.get("long") == b"x" * 300_000
+        with pytest.raises(StoreError, match="read_only"):
+            reader.set("k", "v")
+
+
+def test_with_a_soft_lock_the_size_is_asked_for_by_opening_the_log_anew(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        kernel.opened.clear()
+        store.set("k", "2")
+        assert [flag & os.O_ACCMODE for name, flag in kernel.opened if name == path] == [os.O_WRONLY]
+
+
+# Caches that lie
+
+
+@pytest.mark.parametrize("reads", [1, 2, 3, 5, 8])
+def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.set("k", "1")
+        other.set("k", "2")
+        kernel.zeros = reads
+        assert store.add("n", 1) == 1
+        kernel.zeros = 0
+        assert (store.get("k"), other.get("n")) == (b"2", b"1")
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_old_size_from_a_cache_is_no_truncated_log(times: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", b"x" * 100)
+        kernel.hidden, kernel.hides = 50, times
+        store.set("k", "2")
+        kernel.hides = 0
+        assert store.get("k") == b"2"
+
+
+def test_a_cache_that_never_tells_the_truth_is_an_error_that_says_so(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "SETTLE_S", 0.05)
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.set("k", "1")
+        other.set("k", "2")
+        kernel.hidden, kernel.hides = -50, 10**6
+        with pytest.raises(StoreUnavailableError, match="caches"):
+            store.set("k", "3")
+        kernel.hides = 0
+        store.set("k", "4")
+        assert other.get("k") == b"4"
+
+
+def test_a_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -> None:
+    """The requests of one append may arrive in any order: a look meanwhile finds zeros where data will be."""
+    with FileStore(path) as writer:
+        writer.set("k", "1")
+        start = os.path.getsize(path)
+        writer.set("long", os.urandom(20_000))
+        end = os.path.getsize(path)
+    whole = Path(path).read_bytes()
+    holed = bytearray(whole[: end - 100])
+    holed[start + 5000 : start + 9000] = bytes(4000)
+    Path(path).write_bytes(holed)
+    with FileStore(path) as reader, FileStore(path) as late:
+        assert reader.check(["long"]) is False
+        assert late.check(["long"]) is False
+        Path(path).write_bytes(whole)
+        assert late.add("n", 1) == 1
+        assert reader.get("long") == late.get("long")
+
+
+# A server that forgets
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+@pytest.mark.parametrize("number", range(12))
+def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write_counts_twice(
+    number: int, error: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        other.add("n", 1)
+        done, perhaps = 2, 0
+        with kernel.fail(number, error) as failed:
+            for _ in range(3):
+                try:
+                    store.add("n", 1)
+                    done += 1
+                except StoreUnavailableError as caught:
+                    assert failed
+                    perhaps += caught.maybe_applied
+        assert done + perhaps >= 4  # one failure, and the handle went on
+        total = store.add("n", 1)
+        assert done + 1 <= total <= done + perhaps + 1
+        assert int(other.get("n")) == total
+    assert read_log(Path(path).read_bytes()).ends == "whole"
+
+
+def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel: SharedOs) -> None:
+    """After a lost lease both the write and the unlock fail; what counts is that the write may have been applied."""
+    with FileStore(path) as store:
+        store.add("n", 1)
+        lock = store._log._lock
+
+        def unlock() -> None:
+            raise OSError(system.errno.EIO, "lost")
+
+        for fails in (("fdatasync",), ()):
+            lock = store._log._lock
+            real, lock.unlock = lock.unlock, unlock
+            failing = kernel.fail(0 if fails else 10**6, system.errno.EIO, names=fails)
+            with failing, pytest.raises(StoreUnavailableError) as caught:
+                store.add("n", 1)
+            assert caught.value.maybe_applied
+            real()
+            assert int(store.get("n")) >= 1
+
+
+def test_a_log_that_is_gone_is_told_from_one_that_the_server_forgot(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path) as store, FileStore(path) as reader:
+        store.set("k", "1")
+        assert reader.get("k") == b"1"
+        os.unlink(path)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            store.set("k", "2")
+        monkeypatch.setattr(coherence, "LOOK_S", 0.0)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            reader.get("k")
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_another_log_in_the_same_inode_is_not_ours(size: int, path: str, tmp_path: Path, mounted: object) -> None:
+    other = str(tmp_path / "other")
+    with FileStore(other) as stranger:
+        stranger.set("k", b"y" * size)
+    with FileStore(path) as store, FileStore(path) as reader:
+        store.set("k", b"x" * 1000)
+        assert reader.get("k") == b"x" * 1000
+        Path(path).write_bytes(Path(other).read_bytes())
+        with pytest.raises(StoreGoneError, match="another log"):
+            store.set("k", "2")
+        if size > 1000:
+            with pytest.raises(StoreGoneError, match="another log"):
+                reader.get("k")
+
+
+# Mounts that lie
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs s:/ rw,vers=3,nolock,local_lock=all", "lustre s:/ rw,localflock", "fuse.sshfs x rw"]
+)
+def test_a_mount_whose_locks_lie_is_refused_before_a_file_is_made(
+    kind: str, path: str, tmp_path: Path, mounted: object
+) -> None:
+    mounted(kind)  # type: ignore[operator]
+    with pytest.raises(UnsupportedFilesystemError, match=kind.split()[0]):
+        FileStore(path)
+    assert list(tmp_path.iterdir()) == []
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+
+
+def test_local_reads_can_be_asked_for_on_a_mount_that_is_shared(path: str, mounted: object, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="local") as store:
+        store.set("k", "1")
+        assert "fdatasync" not in calls(kernel, store.set, "k", "2")
+        assert not kernel.direct
+
+
+def test_an_unknown_coherence_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(ValueError, match="direct"):
+        FileStore("/nowhere", coherence="hopeful")
+
+
+def test_a_caution_is_logged(path: str, mounted: object, caplog: pytest.LogCaptureFixture) -> None:
+    mounted("beegfs x rw")  # type: ignore[operator]
+    with FileStore(path):
+        assert "tuneUseGlobalFileLocks" in caplog.text
