@@ -164,6 +164,7 @@ class SharedLogFile(LogFile):
         if found.st_size < self._offset:
             raise Suspect
         self._looked = now
+        self._look_after_byte(now)
 
     def _has(self, missing: int) -> bool:
         fd = self._reopen(self._read_flags, self._descriptors)
@@ -189,9 +190,11 @@ class SharedLogFile(LogFile):
         self._has_written = False
         if self._lock.kind == SOFT:
             self._reopen_writer()
-        if self._pending or system.time.monotonic() - self._looked > LOOK_S:
+        now = system.time.monotonic()
+        if self._pending or now - self._looked > LOOK_S:
             self._freshen()
-            self._looked = system.time.monotonic()
+            self._looked = now
+            self._look_after_byte(now)
         deadline = 0.0
         while not self._is_caught_up(final=bool(deadline) and system.time.monotonic() >= deadline):
             if not deadline:

@@ -116,6 +116,9 @@ class Presence(Contender):
 
     def _look(self, now: float) -> None:
         super()._look(now)
+        self._look_after_byte(now)
+
+    def _look_after_byte(self, now: float) -> None:
         if self._alive is not None and now - self._alive_checked > CHECK_S:
             self._alive_checked = now
             self._check_alive(self._alive)
