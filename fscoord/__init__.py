@@ -28,6 +28,7 @@ from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
+from fscoord.stores.tcp import TCPStore
 from fscoord.stores.url import open_store
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "Member",
     "PrefixStore",
     "Store",
+    "TCPStore",
     "open_store",
     # collectives
     "barrier",

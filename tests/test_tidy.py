@@ -151,7 +151,12 @@ SYSTEM_ALLOWED = {
 }
 
 # Extras, and the only modules that may ask for them.
-EXTRAS = {"click": ["cli", "cli.*"], "rich": ["cli", "cli.*"], "torch": ["integrations.torch"], "etcd3gw": []}
+EXTRAS = {
+    "click": ["cli", "cli.*"],
+    "rich": ["cli", "cli.*"],
+    "torch": ["integrations.torch", "stores.tcp"],
+    "etcd3gw": [],
+}
 
 
 def modules() -> dict[str, Path]:
@@ -250,7 +255,7 @@ def test_modules_and_functions_stay_small(name: str) -> None:
 
 def lacks_an_extra(name: str) -> bool:
     """Return whether the module can't be imported here, for want of torch: `tox -e torch` looks at it."""
-    return any(fnmatchcase(name, pattern) for pattern in EXTRAS["torch"]) and find_spec("torch") is None
+    return name == "integrations.torch" and find_spec("torch") is None
 
 
 @every_module

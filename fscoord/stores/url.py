@@ -22,7 +22,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 _LATER = {
-    "tcp": "a TCPStore, which needs torch (the extra fscoord[torch])",
     "etcd": "an EtcdStore, which needs an etcd server and the extra fscoord[etcd]",
 }
 
@@ -42,6 +41,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     - ``/shared/job/store``, or a ``Path``: the same, without options; taken as it stands, nothing is decoded.
     - ``mem:NAME``: `HashStore`, the same one for everybody in this process who says NAME.
     - ``mem:``: a `HashStore` of one's own.
+    - ``tcp://host:port``: `TCPStore` (extra ``torch``), as a client unless ``?is_master=1``.
 
     Whatever stands for itself in the path or in an option but has a meaning in a URL is percent-encoded
     (``%3F`` is a question mark). A path with a colon before its first slash is written ``./a:b``.
@@ -49,8 +49,9 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     Args:
         url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
         options: what the store's constructor takes besides the path: for ``file:`` ``timeout``, ``world_size``,
-            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode`` and
-            ``coherence``; for ``mem:`` ``timeout``. They can also stand in the URL's query, as text: times in seconds,
+            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode`` and ``coherence``; for
+            ``mem:`` ``timeout``; for ``tcp:`` ``timeout``, ``world_size``, ``is_master``, ``wait_for_workers``,
+            ``multi_tenant`` and ``use_libuv``. They can also stand in the URL's query, as text: times in seconds,
             ``mode`` in octal, yes and no as ``1`` and ``0``. An argument counts for more than the query.
 
     Raises:
@@ -196,6 +197,15 @@ def _open_memory(host: str, path: str, **options: Any) -> Store:
     return HashStore.named(host + path, **options) if host + path else HashStore(**options)
 
 
+def _open_tcp(host: str, path: str, **options: Any) -> Store:
+    name, colon, port = host.rpartition(":")
+    if not colon or not name or not port.isdigit() or path.strip("/"):
+        raise ValueError(f"tcp://{host}{path} is not of the form tcp://host:port")
+    from fscoord.stores.tcp import TCPStore
+
+    return TCPStore(name.removeprefix("[").removesuffix("]"), int(port), **options)
+
+
 register_scheme(
     "file",
     _open_file,
@@ -213,3 +223,15 @@ register_scheme(
     },
 )
 register_scheme("mem", _open_memory, {"timeout": float})
+register_scheme(
+    "tcp",
+    _open_tcp,
+    {
+        "timeout": float,
+        "world_size": int,
+        "is_master": _yes,
+        "wait_for_workers": _yes,
+        "multi_tenant": _yes,
+        "use_libuv": _yes,
+    },
+)

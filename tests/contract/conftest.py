@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import KINDS, Place
+from contract.places import KINDS, Place, open_tcp
 
 from fscoord.store import Store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_has_opened_what_it_keeps(request: pytest.FixtureRequest) -> None:
+    """Its first server opens a pipe for the whole process, which no test is to be blamed for."""
+    if any("tcp" in item.name for item in request.session.items):
+        open_tcp().close()
 
 
 @pytest.fixture(params=KINDS)

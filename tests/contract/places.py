@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from fscoord.store import Store
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
@@ -16,7 +18,8 @@ HANG_S = 20
 
 FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "prefix-file", "nested-file"]
 HASH_KINDS = ["hash", "prefix-hash", "nested-hash"]
-KINDS = HASH_KINDS + FILE_KINDS
+TCP_KINDS = ["tcp", "prefix-tcp"]
+KINDS = [*HASH_KINDS, *FILE_KINDS, *(pytest.param(kind, marks=pytest.mark.torch) for kind in TCP_KINDS)]
 PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}
 
 
@@ -24,6 +27,12 @@ def open_file(path: str, lock: str, timeout: float = HANG_S) -> Store:
     from fscoord.stores.file import FileStore
 
     return FileStore(path, lock=lock, timeout=timeout)
+
+
+def open_tcp() -> Store:
+    from fscoord.stores.tcp import TCPStore
+
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False)
 
 
 class Place:
@@ -34,11 +43,15 @@ class Place:
         family, _, rest = kind.partition("-")
         self.prefixes = PREFIXES.get(family, [])
         self.is_file = "file" in kind
+        self.is_server = "tcp" in kind
+        """Whether all ends with the first handle, and keys that are no UTF-8 can't be listed."""
         self.path = os.path.join(directory, "store")
         self.lock = rest if family == "file" else "ofd"
         self._opened: list[Store] = []
         if self.is_file:
             self.base = self._keep(open_file(self.path, self.lock))
+        elif self.is_server:
+            self.base = self._keep(open_tcp())
         else:
             self.base = self._keep(HashStore(timeout=HANG_S))
         if self.prefixes:  # neighbours that nobody must see

@@ -10,7 +10,7 @@ import pytest
 from contract.places import Place
 
 from fscoord.arguments import INT64_MAX, INT64_MIN, KEY_MAX
-from fscoord.errors import BarrierError, QueueEmptyError, StoreClosedError, StoreTimeoutError
+from fscoord.errors import BarrierError, QueueEmptyError, StoreClosedError, StoreError, StoreTimeoutError
 from fscoord.store import Store
 
 ODD_KEYS = ["", "\0", "a\0b", "-/a", "k/", "/", " ", "ключ", "\U0001f600", "\udcff\udc80", "x" * KEY_MAX]
@@ -63,7 +63,11 @@ def test_every_text_is_a_key_and_its_bytes_are_the_same_key(place: Place, store:
     assert other.get(name) == b"1"
     assert other.add(name, 1) == 2
     assert store.get(key) == b"2"
-    assert other.list_keys() == [key]
+    if place.is_server and "\udcff" in key:
+        with pytest.raises(StoreError, match="no UTF-8"):
+            other.list_keys()
+    else:
+        assert other.list_keys() == [key]
     assert other.delete_key(name)
     assert not store.check([key])
 
@@ -197,6 +201,8 @@ def test_a_fresh_store_has_no_keys(store: Store) -> None:
 
 def test_keys_are_those_with_a_value_sorted(place: Place, store: Store) -> None:
     names = ["b", "a/2", "a/1", "", "a", "\U0001f600", "\udcff", "é"]
+    if place.is_server:
+        names.remove("\udcff")
     for name in names:
         store.set(name, "1")
     store.queue_push("queue", "1")
@@ -289,7 +295,7 @@ def test_a_clone_shares_the_data_and_has_its_own_timeout(place: Place) -> None:
     assert first.get("k") == b"1"
     third = first.clone()
     first.close()
-    if place.prefixes:
+    if place.prefixes and not place.is_server:
         place.close()
     assert third.get("k") == b"1"
     third.close()

@@ -229,7 +229,7 @@ def test_a_timeout_of_zero_looks_once() -> None:
 # Schemes
 
 
-@pytest.mark.parametrize(("address", "needs"), [("tcp://head:29400", "torch"), ("etcd://head:2379/job/", "etcd")])
+@pytest.mark.parametrize(("address", "needs"), [("etcd://head:2379/job/", "etcd")])
 def test_a_scheme_that_comes_later_says_what_it_will_need_and_that_it_is_not_there(address: str, needs: str) -> None:
     message = refused(address)
     assert f"fscoord[{needs}]" in message

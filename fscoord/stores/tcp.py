@@ -1,0 +1,378 @@
+"""`TCPStore`: torch's TCP store behind the contract of `Store`, for jobs that have a port but no directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from fscoord import _system as system
+from fscoord.arguments import (
+    DEFAULT_TIMEOUT,
+    Key,
+    Timeout,
+    Value,
+    counter_sum,
+    integer,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    missing_message,
+    pairs_bytes,
+    seconds,
+    value_bytes,
+)
+from fscoord.errors import (
+    LimitExceededError,
+    QueueEmptyError,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from fscoord.store import Store
+
+__all__ = ["TCPStore"]
+
+T = TypeVar("T")
+
+PAYLOAD_MAX: Final = 8 << 20
+"""The most that torch's server takes in one piece; at more it drops the connection."""
+
+SLICE_S: Final = 0.5
+"""How long one call may be in torch's C++, where no signal is heard."""
+
+RECHECK_S: Final = 0.01
+"""How soon to look again at a key that has a queue but no value: the server says that it is there."""
+
+_parents: list[object] = []
+"""What a forked child inherited, and must not use, nor destroy: the server's thread is not in it."""
+
+
+class TCPStore(Store):
+    """A store in a server that one of the processes runs, by torch's own ``TCPStore`` (extra ``torch``).
+
+    What differs from torch's: a deadline is met to the millisecond by every operation, Ctrl-C ends a wait within half a
+    second, an `add` to what is no integer leaves the connection whole, threads do not wait for each other, and errors
+    are of fscoord's tree and name the missing keys.
+
+    What can't be had by this protocol: a value over 8 MiB is refused; `delete_key` of a key that has both a value and a
+    queue is not one step; keys that are no UTF-8 can't be listed; `add` beside somebody who writes, at the same moment,
+    what is no integer loses that connection, and says so. When the master closes its store, the store is gone.
+
+    Args:
+        host_name: where the server listens.
+        port: its port; 0 lets the master choose a free one, see `port`.
+        world_size: how many stores the master waits for.
+        is_master: run the server in this process.
+        timeout: how long operations wait by default, connecting included.
+        wait_for_workers: whether the master waits until `world_size` stores are connected.
+        multi_tenant: share the server with others of this process on the same port.
+        master_listen_fd: a listening socket for the server.
+        use_libuv: which of torch's two servers.
+
+    Raises:
+        ImportError: there is no torch.
+        StoreUnavailableError: there is no server, or its port is taken.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        self._timeout = seconds(timeout)
+        self._host, self._port = host_name, integer("port", port)
+        self._use_libuv = use_libuv
+        self._is_closed = False
+        self._owner = system.os.getpid()
+        self._errors = _torch()
+        first = self._connect(
+            world_size=world_size,
+            is_master=is_master,
+            wait_for_workers=wait_for_workers,
+            multi_tenant=multi_tenant,
+            master_listen_fd=master_listen_fd,
+        )
+        self._port = int(first.port)
+        self._server = first if is_master else None
+        self._idle = [first]
+
+    def __repr__(self) -> str:
+        return f"TCPStore({self._host!r}, {self._port})"
+
+    @property
+    def host(self) -> str:
+        """Where the server listens."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        return self._port
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def _connect(self, **server: Any) -> Any:
+        limit = timedelta(seconds=min(max(self._timeout, 0.001), 1e9))
+        try:
+            return self._errors.TCPStore(self._host, self._port, timeout=limit, use_libuv=self._use_libuv, **server)
+        except self._errors.DistError as error:
+            raise StoreUnavailableError(
+                f"tcp://{self._host}:{self._port}: {_first_line(error)}; see that one process is the master there, and"
+                " that the port is free and open",
+            ) from error
+
+    def _take(self) -> Any:
+        """Return a connection that no other thread uses."""
+        if self._is_closed:
+            raise StoreClosedError(f"tcp://{self._host}:{self._port} is closed; open the store again")
+        if self._owner != system.os.getpid():  # a forked child: two processes on one connection would mix answers
+            self._owner = system.os.getpid()
+            _parents.append((self._server, self._idle))
+            self._server, self._idle = None, []
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect(is_master=False, wait_for_workers=False)
+
+    def _call(self, operation: Callable[[Any], T], *, writes: bool = False) -> T:
+        """Return what `operation` makes of a connection; torch's own time-outs and empty queues pass."""
+        connection = self._take()
+        try:
+            result = operation(connection)
+        except self._errors.DistNetworkError as error:
+            raise StoreUnavailableError(
+                f"tcp://{self._host}:{self._port}: {_first_line(error)}; its server is gone, or hung up",
+                maybe_applied=writes,
+            ) from error
+        except (self._errors.DistStoreError, UnicodeDecodeError):
+            self._idle.append(connection)
+            raise
+        self._idle.append(connection)
+        return result
+
+    def _await(self, limit: float, operation: Callable[[Any], T], names: list[bytes], what: str) -> T:
+        """Return what `operation` does once the server lets it, and name the missing `names` when it does not."""
+        started = system.time.monotonic()
+        while True:
+            left = started + limit - system.time.monotonic()
+            brief = timedelta(seconds=max(0.001, min(left, SLICE_S)))
+
+            def within(connection: Any, brief: timedelta = brief) -> T:
+                connection.set_timeout(brief)
+                return operation(connection)
+
+            try:
+                return self._call(within)
+            except _ValueMissing:
+                system.time.sleep(max(0.0, min(RECHECK_S, left)))
+            except self._errors.QueueEmptyError:  # somebody else was quicker
+                pass
+            except self._errors.DistStoreError as error:
+                if "timeout" not in str(error):
+                    raise StoreError(f"tcp://{self._host}:{self._port}: {_first_line(error)}") from error
+            if system.time.monotonic() - started >= limit:
+                waited = system.time.monotonic() - started
+                missing = [name for name in dict.fromkeys(names) if not self._has(name, what)] or names
+                raise StoreTimeoutError(
+                    f"tcp://{self._host}:{self._port}: {missing_message(what, missing, waited)}",
+                    keys=[key_text(name) for name in missing],
+                    waited=waited,
+                )
+
+    def _has(self, name: bytes, what: str) -> bool:
+        there = bool(self._call(lambda connection: connection.check([name])))
+        return there and not (what == _VALUE and self._call(lambda connection: _value(connection, name)) is None)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: Key, value: Value) -> None:
+        """See `Store.set`."""
+        name, data = key_bytes(key), _small(value_bytes(value))
+        self._call(lambda connection: connection.set(name, data), writes=True)
+
+    def get(self, key: Key) -> bytes:
+        """See `Store.get`."""
+        name = key_bytes(key)
+        return self._await(self._timeout, lambda connection: _get(connection, name), [name], _VALUE)
+
+    def add(self, key: Key, amount: int) -> int:
+        """See `Store.add`. The server drops who adds to what is no integer, so that is looked at first."""
+        name = key_bytes(key)
+        integer("amount", amount)
+
+        def add(connection: Any) -> int:
+            counter_sum(_value(connection, name), amount, name)
+            return int(connection.add(name, amount))
+
+        return self._call(add, writes=True)
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        """See `Store.compare_set`."""
+        name, wanted, data = key_bytes(key), _small(value_bytes(expected)), _small(value_bytes(desired))
+        return bytes(self._call(lambda connection: connection.compare_set(name, wanted, data), writes=True))
+
+    def append(self, key: Key, value: Value) -> None:
+        """See `Store.append`."""
+        name, data = key_bytes(key), _small(value_bytes(value))
+        self._call(lambda connection: connection.append(name, data), writes=True)
+
+    def delete_key(self, key: Key) -> bool:
+        """See `Store.delete_key`. The server keeps a queue apart from a value, so it is emptied one by one."""
+        name = key_bytes(key)
+        there = bool(self._call(lambda connection: connection.delete_key(name), writes=True))
+        while self._pop(name) is not None:
+            there = True
+        return there
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        """See `Store.multi_get`."""
+        names = keys_bytes(keys)
+
+        def get(connection: Any) -> list[bytes]:
+            values = connection.multi_get(names)
+            return [bytes(value) or _get(connection, name) for name, value in zip(names, values, strict=True)]
+
+        return self._await(self._timeout, get, names, _VALUE) if names else []
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        """See `Store.multi_set`."""
+        pairs = pairs_bytes(keys, values)
+        _small(b"", sum(len(name) + len(value) for name, value in pairs))
+        if pairs:
+            names, contents = zip(*pairs, strict=True)
+            self._call(lambda connection: connection.multi_set(names, contents), writes=True)
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        """See `Store.check`."""
+        names = keys_bytes(keys)
+        return bool(self._call(lambda connection: connection.check(names))) if names else True
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        """See `Store.wait`."""
+        names = keys_bytes(keys)
+        limit = self._timeout if timeout is None else seconds(timeout)
+        if names:
+            self._await(limit, lambda connection: _wait(connection, names), names, "key")
+
+    def num_keys(self) -> int:
+        """See `Store.num_keys`."""
+        return int(self._call(lambda connection: connection.num_keys()))
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        """See `Store.list_keys`."""
+        start = key_bytes(prefix)
+        try:
+            names = self._call(lambda connection: connection.list_keys())
+        except UnicodeDecodeError as error:
+            raise StoreError(
+                f"tcp://{self._host}:{self._port}: a key is no UTF-8, and torch's store can't list such keys"
+            ) from error
+        return [key_text(name) for name in sorted(map(key_bytes, names)) if name.startswith(start)]
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        """See `Store.queue_push`."""
+        name, data = key_bytes(key), _small(value_bytes(value))
+        self._call(lambda connection: connection.queue_push(name, data), writes=True)
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        """See `Store.queue_pop`."""
+        name = key_bytes(key)
+        if block:
+            pop = self._await(self._timeout, lambda connection: connection.queue_pop(name, True), [name], _QUEUE)
+            return bytes(pop)
+        value = self._pop(name)
+        if value is None:
+            raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
+        return value
+
+    def _pop(self, name: bytes) -> bytes | None:
+        try:
+            return bytes(self._call(lambda connection: connection.queue_pop(name, False), writes=True))
+        except self._errors.QueueEmptyError:
+            return None
+
+    def queue_len(self, key: Key) -> int:
+        """See `Store.queue_len`."""
+        name = key_bytes(key)
+        return int(self._call(lambda connection: connection.queue_len(name)))
+
+    # -- the handle ------------------------------------------------------------------------------------------------
+
+    def clone(self) -> TCPStore:
+        """See `Store.clone`."""
+        self._idle.append(self._take())  # says so if this handle is closed
+        return TCPStore(
+            self._host, self._port, timeout=self._timeout, wait_for_workers=False, use_libuv=self._use_libuv
+        )
+
+    def close(self) -> None:
+        """See `Store.close`. The master's ends the server."""
+        if self._owner != system.os.getpid():
+            _parents.append((self._server, self._idle))
+        self._is_closed = True
+        self._server, self._idle = None, []
+
+
+_VALUE: Final = "the value of key"
+_QUEUE: Final = "a value in queue"
+
+
+class _ValueMissing(Exception):
+    """The server has ended a wait, and there is no value: look again."""
+
+
+def _value(connection: Any, name: bytes) -> bytes | None:
+    """Return the value of `name`, or None; without waiting, whatever it is, and whether there is a queue or not."""
+    nonce = system.random_bytes(16)
+    value = bytes(connection.compare_set(name, nonce, nonce))
+    return None if value == nonce else value
+
+
+def _get(connection: Any, name: bytes) -> bytes:
+    """Return the value of `name`.
+
+    The server answers with the empty value also when there is none: for a queue, and after a `compare_set` that wrote
+    nothing, which wakes who waits all the same.
+    """
+    value = bytes(connection.get(name)) or _value(connection, name)
+    if value is None:
+        raise _ValueMissing
+    return value
+
+
+def _wait(connection: Any, names: list[bytes]) -> None:
+    connection.wait(names)
+    if not connection.check(names):  # woken by a `compare_set` that wrote nothing
+        raise _ValueMissing
+
+
+def _small(data: bytes, size: int | None = None) -> bytes:
+    size = len(data) if size is None else size
+    if size > PAYLOAD_MAX:
+        raise LimitExceededError(f"{size} bytes are over the {PAYLOAD_MAX} that torch's TCP store takes at once")
+    return data
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def _torch() -> Any:
+    try:
+        import torch.distributed
+    except ImportError as error:
+        raise ImportError("TCPStore needs torch: install the extra, pip install 'fscoord[torch]'") from error
+    return torch.distributed
