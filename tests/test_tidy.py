@@ -88,6 +88,7 @@ LAYERS = [
     ("stores.lifetime", ["_log.*", "stores.waiting", "stores.file", "_system", "errors"]),  # the last for its type
     ("stores.waiting", ["_logger", "_log.*", "stores.state", "store", "_system", "errors"]),
     ("stores.dump", ["_log.*"]),
+    ("stores.tcp", ["stores.tcp_connections", "arguments", "store", "_system", "errors"]),
     ("stores.url", ["stores.*", "arguments", "store", "_system", "errors"]),
     ("stores.*", ["arguments", "members", "store", "_system", "errors"]),
     ("_roll", ["arguments", "store", "_system", "errors"]),
@@ -154,7 +155,7 @@ SYSTEM_ALLOWED = {
 EXTRAS = {
     "click": ["cli", "cli.*"],
     "rich": ["cli", "cli.*"],
-    "torch": ["integrations.torch", "stores.tcp"],
+    "torch": ["integrations.torch", "stores.tcp_connections"],
     "etcd3gw": [],
 }
 

@@ -25,12 +25,11 @@ from fscoord.arguments import (
 from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
-    StoreClosedError,
     StoreError,
     StoreTimeoutError,
-    StoreUnavailableError,
 )
 from fscoord.store import Store
+from fscoord.stores.tcp_connections import Connections, first_line
 
 __all__ = ["TCPStore"]
 
@@ -44,9 +43,6 @@ SLICE_S: Final = 0.5
 
 RECHECK_S: Final = 0.01
 """How soon to look again at a key that has a queue but no value: the server says that it is there."""
-
-_parents: list[object] = []
-"""What a forked child inherited, and must not use, nor destroy: the server's thread is not in it."""
 
 
 class TCPStore(Store):
@@ -89,75 +85,33 @@ class TCPStore(Store):
         use_libuv: bool = True,
     ) -> None:
         self._timeout = seconds(timeout)
-        self._host, self._port = host_name, integer("port", port)
         self._use_libuv = use_libuv
-        self._is_closed = False
-        self._owner = system.os.getpid()
-        self._errors = _torch()
-        first = self._connect(
+        self._connections = Connections(
+            host_name,
+            integer("port", port),
+            self._timeout,
+            use_libuv=use_libuv,
             world_size=world_size,
             is_master=is_master,
             wait_for_workers=wait_for_workers,
             multi_tenant=multi_tenant,
             master_listen_fd=master_listen_fd,
         )
-        self._port = int(first.port)
-        self._server = first if is_master else None
-        self._idle = [first]
+        self._call = self._connections.call
+        self._errors = self._connections.torch
 
     def __repr__(self) -> str:
-        return f"TCPStore({self._host!r}, {self._port})"
+        return f"TCPStore({self.host!r}, {self.port})"
 
     @property
     def host(self) -> str:
         """Where the server listens."""
-        return self._host
+        return self._connections.host
 
     @property
     def port(self) -> int:
         """The server's port."""
-        return self._port
-
-    # -- connections -----------------------------------------------------------------------------------------------
-
-    def _connect(self, **server: Any) -> Any:
-        limit = timedelta(seconds=min(max(self._timeout, 0.001), 1e9))
-        try:
-            return self._errors.TCPStore(self._host, self._port, timeout=limit, use_libuv=self._use_libuv, **server)
-        except self._errors.DistError as error:
-            raise StoreUnavailableError(
-                f"tcp://{self._host}:{self._port}: {_first_line(error)}; see that one process is the master there, and"
-                " that the port is free and open",
-            ) from error
-
-    def _take(self) -> Any:
-        """Return a connection that no other thread uses."""
-        if self._is_closed:
-            raise StoreClosedError(f"tcp://{self._host}:{self._port} is closed; open the store again")
-        if self._owner != system.os.getpid():  # a forked child: two processes on one connection would mix answers
-            self._owner = system.os.getpid()
-            _parents.append((self._server, self._idle))
-            self._server, self._idle = None, []
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._connect(is_master=False, wait_for_workers=False)
-
-    def _call(self, operation: Callable[[Any], T], *, writes: bool = False) -> T:
-        """Return what `operation` makes of a connection; torch's own time-outs and empty queues pass."""
-        connection = self._take()
-        try:
-            result = operation(connection)
-        except self._errors.DistNetworkError as error:
-            raise StoreUnavailableError(
-                f"tcp://{self._host}:{self._port}: {_first_line(error)}; its server is gone, or hung up",
-                maybe_applied=writes,
-            ) from error
-        except (self._errors.DistStoreError, UnicodeDecodeError):
-            self._idle.append(connection)
-            raise
-        self._idle.append(connection)
-        return result
+        return self._connections.port
 
     def _await(self, limit: float, operation: Callable[[Any], T], names: list[bytes], what: str) -> T:
         """Return what `operation` does once the server lets it, and name the missing `names` when it does not."""
@@ -178,12 +132,12 @@ class TCPStore(Store):
                 pass
             except self._errors.DistStoreError as error:
                 if "timeout" not in str(error):
-                    raise StoreError(f"tcp://{self._host}:{self._port}: {_first_line(error)}") from error
+                    raise StoreError(f"{self._connections}: {first_line(error)}") from error
             if system.time.monotonic() - started >= limit:
                 waited = system.time.monotonic() - started
                 missing = [name for name in dict.fromkeys(names) if not self._has(name, what)] or names
                 raise StoreTimeoutError(
-                    f"tcp://{self._host}:{self._port}: {missing_message(what, missing, waited)}",
+                    f"{self._connections}: {missing_message(what, missing, waited)}",
                     keys=[key_text(name) for name in missing],
                     waited=waited,
                 )
@@ -276,7 +230,7 @@ class TCPStore(Store):
             names = self._call(lambda connection: connection.list_keys())
         except UnicodeDecodeError as error:
             raise StoreError(
-                f"tcp://{self._host}:{self._port}: a key is no UTF-8, and torch's store can't list such keys"
+                f"{self._connections}: a key is no UTF-8, and torch's store can't list such keys"
             ) from error
         return [key_text(name) for name in sorted(map(key_bytes, names)) if name.startswith(start)]
 
@@ -313,17 +267,12 @@ class TCPStore(Store):
 
     def clone(self) -> TCPStore:
         """See `Store.clone`."""
-        self._idle.append(self._take())  # says so if this handle is closed
-        return TCPStore(
-            self._host, self._port, timeout=self._timeout, wait_for_workers=False, use_libuv=self._use_libuv
-        )
+        self._connections.refuse_if_closed()
+        return TCPStore(self.host, self.port, timeout=self._timeout, wait_for_workers=False, use_libuv=self._use_libuv)
 
     def close(self) -> None:
         """See `Store.close`. The master's ends the server."""
-        if self._owner != system.os.getpid():
-            _parents.append((self._server, self._idle))
-        self._is_closed = True
-        self._server, self._idle = None, []
+        self._connections.close()
 
 
 _VALUE: Final = "the value of key"
@@ -364,15 +313,3 @@ def _small(data: bytes, size: int | None = None) -> bytes:
     if size > PAYLOAD_MAX:
         raise LimitExceededError(f"{size} bytes are over the {PAYLOAD_MAX} that torch's TCP store takes at once")
     return data
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-
-
-def _torch() -> Any:
-    try:
-        import torch.distributed
-    except ImportError as error:
-        raise ImportError("TCPStore needs torch: install the extra, pip install 'fscoord[torch]'") from error
-    return torch.distributed
