@@ -14,7 +14,7 @@ from fscoord.store import Store
 @pytest.fixture(scope="session", autouse=True)
 def _torch_has_opened_what_it_keeps(request: pytest.FixtureRequest) -> None:
     """Its first server opens a pipe for the whole process, which no test is to be blamed for."""
-    if any("tcp" in item.name for item in request.session.items):
+    if any(item.get_closest_marker("torch") for item in request.session.items):
         open_tcp().close()
 
 
