@@ -75,6 +75,19 @@ def boot_id() -> bytes:
     return bytes.fromhex(_proc_text("/proc/sys/kernel/random/boot_id").replace("-", "") or "00" * 16)
 
 
+def network_namespace() -> str:
+    """Return which network this process is in (network_namespaces(7)), ``""`` where that can't be known."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
+
+
+def module_parameter(module: str, name: str) -> str:
+    """Return what a parameter of a kernel module is set to (sysfs(5)), ``""`` if there is no such thing here."""
+    return _proc_text(f"/sys/module/{module}/parameters/{name}")
+
+
 def start_time(pid: int | str = "self") -> int:
     """Return when process `pid` started, in clock ticks since boot (proc_pid_stat(5)); 0 where that can't be known."""
     fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()

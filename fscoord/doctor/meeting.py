@@ -1,0 +1,209 @@
+"""Several instances of one examination: who is there, who presides, and how that one asks the others' hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fscoord import _system as system
+from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
+
+__all__ = ["LateError", "Meeting", "RemoteHand"]
+
+ACT_S: Final = 20.0
+GRACE_S: Final = 20.0
+"""How much longer than its act a question to another host may take, with the way there and back."""
+STALE_S: Final = 30.0
+"""Who presides shows a sign of life every second while it waits, and between the acts; none act takes so long."""
+STRAGGLERS_S: Final = 2.0
+FAREWELL_S: Final = 5.0
+ACTS: Final = frozenset(
+    "lock unlock block time_lock tally append look watch watched replace reopened claim"
+    " race answer scatter scattered count speed".split()
+)
+"""What an instance does for another."""
+
+
+class LateError(Exception):
+    """The instances that were there have begun without this one."""
+
+
+class Meeting:
+    """One instance's part in a meeting at `directory`.
+
+    Attributes:
+        presides: whether this instance examines; the others lend it a hand.
+        members: what each instance told of itself, by its name in this meeting.
+    """
+
+    def __init__(self, scribe: ChildHand, directory: str, facts: dict[str, Any]) -> None:
+        self.directory = directory
+        self.name = f"{system.random_bytes(4).hex()}"
+        self.presides = False
+        self.members: dict[str, dict[str, Any]] = {}
+        self._scribe = scribe
+        self._facts = facts
+
+    def gather(self, expected: int | None, seconds: float, tell: Callable[[str], None]) -> None:
+        """Go in, and wait for the others.
+
+        Args:
+            expected: how many instances there will be, or None if nobody knows.
+            seconds: how long to wait for them; if nobody knows how many, until 2 s after the last.
+            tell: is told in words how far it is.
+
+        Raises:
+            LateError: the others have begun.
+            LostError: the place vanished.
+        """
+        self.presides = self._scribe.ask("enter", ACT_S, directory=self.directory, name=self.name, facts=self._facts)
+        if self.presides:
+            self._call_the_roll(self._await_members(expected, seconds, tell))
+        else:
+            tell("waiting for the instance that presides")
+            self._await_the_roll()
+
+    def _await_members(self, expected: int | None, seconds: float, tell: Callable[[str], None]) -> list[str]:
+        deadline = system.time.monotonic() + seconds
+        there: list[str] = []
+        while True:
+            names = self._wait(["here."], [f"here.{name}" for name in there], deadline - system.time.monotonic())
+            came = sorted(name[5:] for name in names if name.startswith("here."))
+            if came != there:
+                there = came
+                many = "others that may come" if expected is None else f"{expected} instances"
+                tell(f"{len(there)} here, waiting for {many} (up to {seconds:g} s)" if len(there) != expected else "")
+                if expected is None and len(there) > 1:
+                    deadline = min(deadline, system.time.monotonic() + STRAGGLERS_S)
+            if len(there) == expected or system.time.monotonic() >= deadline:
+                return there
+
+    def _call_the_roll(self, names: list[str]) -> None:
+        for name in names:
+            self.members[name] = self._scribe.ask("fetch", ACT_S, name=f"here.{name}")
+        self._scribe.ask("publish", ACT_S, name="roll", message=self.members)
+
+    def _await_the_roll(self) -> None:
+        known: list[str] = []
+        while "roll" not in known:
+            names = self._wait(["roll", "beat."], known, STALE_S)
+            if not set(names).difference(known):
+                self._scribe.ask("put_aside", ACT_S)  # who presided died without a word
+                raise LostError("the meeting place was left by an instance that died")
+            known = names
+        self.members = self._scribe.ask("fetch", ACT_S, name="roll")
+        if self.name not in self.members:
+            raise LateError
+
+    def serve(self, hand: ChildHand) -> dict[str, Any]:
+        """Lend `hand` to the instance that presides, until it has finished; return its report."""
+        known: list[str] = []
+        while True:
+            names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S)
+            fresh = sorted(set(names).difference(known))
+            if not fresh:
+                raise LostError("the instance that presided shows no sign of life; run all of them again")
+            known = names
+            for name in fresh:
+                if name == "over":
+                    return dict(self._scribe.ask("fetch", ACT_S, name=name))
+                if name.startswith(f"ask.{self.name}."):
+                    question = self._scribe.ask("fetch", ACT_S, name=name)
+                    self._scribe.ask("publish", ACT_S, name=name.replace("ask.", "told."), message=_do(hand, question))
+
+    def end(self, report: dict[str, Any]) -> None:
+        """Give all others the report, and some time to go."""
+        self._scribe.ask("publish", ACT_S, name="over", message=report)
+        others = {f"left.{name}" for name in self.members if name != self.name}
+        deadline = system.time.monotonic() + FAREWELL_S
+        names: list[str] = []
+        while others.difference(names) and system.time.monotonic() < deadline:
+            names = self._wait(["left."], names, deadline - system.time.monotonic())
+
+    def beat(self) -> None:
+        """Show that this instance lives."""
+        self._wait([], [], 0.0)
+
+    def _wait(self, prefixes: list[str], known: list[str], seconds: float) -> list[str]:
+        limit = max(0.0, seconds)
+        names: list[str] = self._scribe.ask("wait", limit + ACT_S, prefixes=prefixes, known=known, seconds=limit)
+        if not names:
+            raise LostError("the examination was broken off by the instance that presided; run all of them again")
+        return names
+
+    def exchange(self, name: str, number: int, question: dict[str, Any]) -> None:
+        """Put a question to the instance `name`."""
+        self._scribe.ask("publish", ACT_S, name=f"ask.{name}.{number:06}", message=question)
+
+    def reply(self, name: str, number: int, seconds: float) -> dict[str, Any] | None:
+        """Return the answer of the instance `name`, None if it left or did not answer within so many seconds."""
+        told = f"told.{name}.{number:06}"
+        deadline = system.time.monotonic() + seconds
+        names: list[str] = []
+        while told not in names:
+            left = deadline - system.time.monotonic()
+            if left <= 0 or f"left.{name}" in names:
+                return None
+            names = self._wait([told, f"left.{name}"], [], left)
+        return dict(self._scribe.ask("fetch", ACT_S, name=told))
+
+
+class RemoteHand:
+    """The hand that the instance `name` lends; see `fscoord.doctor.child.HandLike`."""
+
+    def __init__(self, meeting: Meeting, name: str, label: str) -> None:
+        self.label = label
+        self._meeting = meeting
+        self._name = name
+        self._number = 0
+        self._limit = 0.0
+        self._is_lost = False
+
+    def ask(self, act: str, limit: float, **arguments: Any) -> Any:
+        """See `HandLike.ask`."""
+        self.begin(act, limit, **arguments)
+        return self.finish()
+
+    def begin(self, act: str, limit: float, **arguments: Any) -> None:
+        """See `HandLike.begin`."""
+        if self._is_lost:
+            raise LostError(f"{self.label} does not answer any more")
+        self._number += 1
+        self._limit = limit + GRACE_S
+        self._meeting.exchange(self._name, self._number, {"act": act, "with": arguments, "limit": limit})
+
+    def finish(self) -> Any:
+        """See `HandLike.finish`."""
+        answer = self._meeting.reply(self._name, self._number, self._limit)
+        if answer is None:
+            self._is_lost = True
+            raise LostError(f"{self.label} does not answer any more")
+        if "result" in answer:
+            return answer["result"]
+        if "stuck" in answer:
+            raise StuckError(answer["stuck"])
+        if "lost" in answer:
+            raise LostError(answer["lost"])
+        error = answer["error"]
+        raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
+
+    def kill(self) -> None:
+        """See `HandLike.kill`."""
+        self.ask("kill", ACT_S)
+
+
+def _do(hand: ChildHand, question: dict[str, Any]) -> dict[str, Any]:
+    act = question["act"]
+    if act == "kill":
+        hand.kill()
+        return {"result": None}
+    if act not in ACTS:
+        return {"error": {"type": "ValueError", "errno": None, "message": f"nobody is asked to {act} for others"}}
+    try:
+        return {"result": hand.ask(act, question["limit"], **question["with"])}
+    except FailedError as error:
+        return {"error": {"type": error.kind, "errno": error.errno, "message": str(error)}}
+    except StuckError as error:
+        return {"stuck": str(error)}
+    except LostError as error:
+        return {"lost": str(error)}

@@ -1,0 +1,206 @@
+"""The meeting place of the instances: a directory below the one examined, and what one instance does there.
+
+Instances know of each other by names in it alone. A name is never asked for before a listing showed it, because NFS
+remembers for up to 30 s that there was nothing (nfs(5), "lookupcache"); a listing comes behind a change of one's own,
+which makes the host ask the server; what a message holds is complete before its name appears, and a name is used once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths
+from fscoord.errors import InsecurePathError
+
+__all__ = ["Place"]
+
+ATTEMPTS: Final = 50
+NAP_S: Final = 0.01
+BEAT_S: Final = 1.0
+READ_S: Final = 3.0
+REMOVE_S: Final = 8.0
+GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
+
+
+class Place:
+    """One instance at the meeting place `directory`; `name` is its own there."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.directory = directory
+        self.name = name
+        self.presides = False
+        self._is_in = False
+        self._messages = 0
+        self._beats = 0
+        self._last_beat = -BEAT_S
+
+    def enter(self, facts: dict[str, Any]) -> bool:
+        """Go in, tell `facts` in a message ``here.NAME``, and return whether this instance presides: the first does.
+
+        Raises:
+            OSError: the directory can't be made or used.
+            InsecurePathError: what is there is no directory of this user's.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                self._is_in = True
+                self._make()
+                self.publish(f"here.{self.name}", facts)
+                try:
+                    system.os.mkdir(self._path("chair"), 0o700)
+                    self.presides = True
+                except FileExistsError:
+                    pass
+                return self.presides
+            except OSError as error:
+                if error.errno not in GONE:  # gone: the instance that presided has just finished
+                    raise
+                system.time.sleep(NAP_S)
+        raise FileNotFoundError(system.errno.ENOENT, "the meeting place vanishes again and again", self.directory)
+
+    def _make(self) -> None:
+        try:
+            system.os.mkdir(self.directory, 0o700)
+        except FileExistsError:
+            mode = system.os.lstat(self.directory).st_mode
+            if not system.stat.S_ISDIR(mode) or mode & 0o022:  # in a stranger's of another mode we can't write
+                raise InsecurePathError(
+                    f"{self.directory} is no directory that only this user can write; remove it", path=self.directory
+                ) from None
+
+    def publish(self, name: str, message: Any) -> None:
+        """Let `name` appear with `message` in it, whole."""
+        self._messages += 1
+        draft = self._path(f".draft.{self.name}.{self._messages}")
+        fd = paths.open_descriptor_new(draft, 0o600)
+        try:
+            paths.write_all(fd, json.dumps(message).encode("ascii"))
+            system.os.fsync(fd)
+        finally:
+            system.close_quietly(fd)
+        system.os.rename(draft, self._path(name))
+
+    def fetch(self, name: str) -> Any:
+        """Return the message that a listing showed under `name`."""
+        deadline = system.time.monotonic() + READ_S
+        while True:
+            try:
+                return json.loads(_content(self._path(name)))
+            except (ValueError, OSError):  # a cache knows the name before the content
+                if system.time.monotonic() > deadline:
+                    raise
+            system.time.sleep(NAP_S)
+
+    def listing(self) -> list[str]:
+        """Return the names that are there, sorted; none if the place itself is gone."""
+        try:
+            self._touch()
+            return sorted(name for name in system.os.listdir(self.directory) if not name.startswith("."))
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise
+
+    def _touch(self) -> None:
+        """Change the directory; and who presides shows by a new name every second that it lives."""
+        now = system.time.monotonic()
+        if self.presides and now - self._last_beat >= BEAT_S:
+            self._last_beat = now
+            self._beats += 1
+            system.close_quietly(paths.open_descriptor_new(self._path(f"beat.{self._beats}"), 0o600))
+            paths.unlink_quietly(self._path(f"beat.{self._beats - 1}"))
+            return
+        system.close_quietly(paths.open_descriptor_new(self._path(f".touch.{self.name}"), 0o600))
+        paths.unlink_quietly(self._path(f".touch.{self.name}"))
+
+    def wait(self, prefixes: list[str], known: list[str], seconds: float) -> list[str]:
+        """Return all names as soon as one with such a prefix is there that is not `known`, or after so many seconds."""
+        deadline = system.time.monotonic() + seconds
+        nap = NAP_S
+        while True:
+            names = self.listing()
+            fresh = set(names).difference(known)
+            if not names or any(name.startswith(tuple(prefixes)) for name in fresh):
+                return names
+            left = deadline - system.time.monotonic()
+            if left <= 0:
+                return names
+            system.time.sleep(min(nap, left))
+            nap = min(nap * 1.5, 0.1)
+
+    def put_aside(self) -> None:
+        """Move the place out of the way at one stroke, then remove it; of several who try one does."""
+        aside = f"{self.directory}.{self.name}"
+        try:
+            system.os.rename(self.directory, aside)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return
+        _remove(aside)
+
+    def leave(self) -> None:
+        """Take back what this instance put there; who presides removes the place."""
+        if not self._is_in:
+            return
+        self._is_in = False
+        if self.presides:
+            self.put_aside()
+            return
+        for leaf in (f"here.{self.name}", f".touch.{self.name}"):
+            paths.unlink_quietly(self._path(leaf))
+        try:
+            self.publish(f"left.{self.name}", None)
+        except OSError:  # the place is gone
+            return
+        try:
+            if not {name.partition(".")[0] for name in system.os.listdir(self.directory)} - {"left"}:
+                _remove(self.directory)  # nobody presides, and nobody else is there
+        except OSError:
+            pass
+
+    def _path(self, name: str) -> str:
+        return system.os.path.join(self.directory, name)
+
+
+def _content(path: str) -> bytes:
+    fd = paths.open_descriptor(path, system.os.O_RDONLY)
+    try:
+        data = piece = system.os.read(fd, 1 << 20)
+        while piece:
+            piece = system.os.read(fd, 1 << 20)
+            data += piece
+        return data
+    finally:
+        system.close_quietly(fd)
+
+
+def _remove(directory: str) -> None:
+    """Remove `directory` with what is in it; NFS keeps files that a process of another host has open for a while."""
+    deadline = system.time.monotonic() + REMOVE_S
+    while True:
+        try:
+            _empty(directory)
+            system.os.rmdir(directory)
+            return
+        except OSError as error:
+            if error.errno in GONE or system.time.monotonic() > deadline:
+                return
+        system.time.sleep(5 * NAP_S)
+
+
+def _empty(directory: str) -> None:
+    for name in system.os.listdir(directory):
+        path = system.os.path.join(directory, name)
+        try:
+            system.os.unlink(path)
+        except (IsADirectoryError, PermissionError):
+            try:
+                system.os.rmdir(path)
+            except OSError:
+                _empty(path)
+                system.os.rmdir(path)
+        except FileNotFoundError:
+            pass
