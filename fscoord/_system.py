@@ -83,11 +83,6 @@ def network_namespace() -> str:
         return ""
 
 
-def module_parameter(module: str, name: str) -> str:
-    """Return what a parameter of a kernel module is set to (sysfs(5)), ``""`` if there is no such thing here."""
-    return _proc_text(f"/sys/module/{module}/parameters/{name}")
-
-
 def start_time(pid: int | str = "self") -> int:
     """Return when process `pid` started, in clock ticks since boot (proc_pid_stat(5)); 0 where that can't be known."""
     fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()

@@ -13,6 +13,7 @@ from fscoord._log import path as paths
 from fscoord._log.lock import KINDS, LogLock
 from fscoord._log.mount import find_mount
 from fscoord.doctor import lines
+from fscoord.doctor.place import new_file
 
 __all__ = ["Acts", "Opened"]
 
@@ -132,12 +133,14 @@ class Acts:
             "point": mount.point,
             "options": list(mount.options),
             "is_local": mount.is_local,
+            "coherence": mount.coherence,
+            "objections": {kind: mount.objection(kind) for kind in KINDS},
+            "caution": mount.caution,
             "device": found.st_dev,
             "host": system.hostname(),
             "boot_id": system.boot_id().hex(),
             "network": system.network_namespace(),
             "kernel": system.os.uname().release,
-            "recovers_lost_locks": system.module_parameter("nfs", "recover_lost_locks") == "Y",
         }
 
     def lock(self, name: str, kind: str, shared: bool = False) -> bool:
@@ -220,7 +223,7 @@ class Acts:
     def replace(self, name: str, number: int) -> None:
         """Rename another file, which holds one line of this number, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
-        fd = paths.open_descriptor_new(draft, 0o600)
+        fd = new_file(draft)
         try:
             paths.write_all(fd, lines.encode(number, "replaced"))
             system.os.fsync(fd)
@@ -252,7 +255,7 @@ class Acts:
         """Try to be the first to make each of the names ``STEM.0`` to ``STEM.COUNT-1``; return which it was."""
         won = []
         source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
-        system.close_quietly(paths.open_descriptor_new(source, 0o600))
+        system.close_quietly(new_file(source))
         for number in range(count):
             path = self.path(f"{stem}.{number}")
             try:
@@ -261,7 +264,7 @@ class Acts:
                 elif how == "mkdir":
                     system.os.mkdir(path)
                 else:
-                    system.close_quietly(paths.open_descriptor_new(path, 0o600))
+                    system.close_quietly(new_file(path))
                 won.append(number)
             except FileExistsError:
                 pass

@@ -7,14 +7,15 @@ from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
+from fscoord.errors import FscoordError
 
-__all__ = ["LateError", "Meeting", "RemoteHand"]
+__all__ = ["BrokenOffError", "LateError", "Meeting", "RemoteHand"]
 
 ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
 """How much longer than its act a question to another host may take, with the way there and back."""
 STALE_S: Final = 30.0
-"""Who presides shows a sign of life every second while it waits, and between the acts; none act takes so long."""
+"""Who presides shows a sign of life every second while it waits, and between the acts; no act takes so long."""
 STRAGGLERS_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 ACTS: Final = frozenset(
@@ -24,7 +25,11 @@ ACTS: Final = frozenset(
 """What an instance does for another."""
 
 
-class LateError(Exception):
+class BrokenOffError(LostError):
+    """The meeting place vanished, or shows no sign of life."""
+
+
+class LateError(FscoordError):
     """The instances that were there have begun without this one."""
 
 
@@ -54,7 +59,7 @@ class Meeting:
 
         Raises:
             LateError: the others have begun.
-            LostError: the place vanished.
+            BrokenOffError: the place vanished.
         """
         self.presides = self._scribe.ask("enter", ACT_S, directory=self.directory, name=self.name, facts=self._facts)
         if self.presides:
@@ -71,8 +76,9 @@ class Meeting:
             came = sorted(name[5:] for name in names if name.startswith("here."))
             if came != there:
                 there = came
-                many = "others that may come" if expected is None else f"{expected} instances"
-                tell(f"{len(there)} here, waiting for {many} (up to {seconds:g} s)" if len(there) != expected else "")
+                if seconds and len(there) != expected:
+                    many = "others that may come" if expected is None else f"{expected} instances"
+                    tell(f"{len(there)} here, waiting for {many} (up to {seconds:g} s)")
                 if expected is None and len(there) > 1:
                     deadline = min(deadline, system.time.monotonic() + STRAGGLERS_S)
             if len(there) == expected or system.time.monotonic() >= deadline:
@@ -89,7 +95,7 @@ class Meeting:
             names = self._wait(["roll", "beat."], known, STALE_S)
             if not set(names).difference(known):
                 self._scribe.ask("put_aside", ACT_S)  # who presided died without a word
-                raise LostError("the meeting place was left by an instance that died")
+                raise BrokenOffError("the meeting place was left by an instance that died")
             known = names
         self.members = self._scribe.ask("fetch", ACT_S, name="roll")
         if self.name not in self.members:
@@ -102,7 +108,7 @@ class Meeting:
             names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S)
             fresh = sorted(set(names).difference(known))
             if not fresh:
-                raise LostError("the instance that presided shows no sign of life; run all of them again")
+                raise BrokenOffError("the instance that presided shows no sign of life; run all of them again")
             known = names
             for name in fresh:
                 if name == "over":
@@ -128,7 +134,7 @@ class Meeting:
         limit = max(0.0, seconds)
         names: list[str] = self._scribe.ask("wait", limit + ACT_S, prefixes=prefixes, known=known, seconds=limit)
         if not names:
-            raise LostError("the examination was broken off by the instance that presided; run all of them again")
+            raise BrokenOffError("the examination was broken off by the instance that presided; run all of them again")
         return names
 
     def exchange(self, name: str, number: int, question: dict[str, Any]) -> None:

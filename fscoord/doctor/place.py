@@ -14,7 +14,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Place"]
+__all__ = ["Place", "new_file"]
 
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
@@ -22,6 +22,11 @@ BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
+
+
+def new_file(path: str) -> int:
+    """Make the file `path`, which must not be there, and return a descriptor that writes."""
+    return paths.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL)
 
 
 class Place:
@@ -74,7 +79,7 @@ class Place:
         """Let `name` appear with `message` in it, whole."""
         self._messages += 1
         draft = self._path(f".draft.{self.name}.{self._messages}")
-        fd = paths.open_descriptor_new(draft, 0o600)
+        fd = new_file(draft)
         try:
             paths.write_all(fd, json.dumps(message).encode("ascii"))
             system.os.fsync(fd)
@@ -109,10 +114,10 @@ class Place:
         if self.presides and now - self._last_beat >= BEAT_S:
             self._last_beat = now
             self._beats += 1
-            system.close_quietly(paths.open_descriptor_new(self._path(f"beat.{self._beats}"), 0o600))
+            system.close_quietly(new_file(self._path(f"beat.{self._beats}")))
             paths.unlink_quietly(self._path(f"beat.{self._beats - 1}"))
             return
-        system.close_quietly(paths.open_descriptor_new(self._path(f".touch.{self.name}"), 0o600))
+        system.close_quietly(new_file(self._path(f".touch.{self.name}")))
         paths.unlink_quietly(self._path(f".touch.{self.name}"))
 
     def wait(self, prefixes: list[str], known: list[str], seconds: float) -> list[str]:

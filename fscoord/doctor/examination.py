@@ -1,0 +1,238 @@
+"""One instance's examination of a directory, from the first look to the report; nothing stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fscoord import _system as system
+from fscoord._signals import signals_end_it
+from fscoord.doctor import series
+from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
+from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
+from fscoord.doctor.meeting import BrokenOffError, LateError, Meeting, RemoteHand
+from fscoord.doctor.pair import Pair
+from fscoord.doctor.verdict import NOT_SAFE, Findings, judge
+from fscoord.errors import InsecurePathError, StoreUnavailableError, UnsupportedFilesystemError
+
+__all__ = ["COMPANY_S", "EFFORT_S", "STRANGERS_S", "examine"]
+
+FACTS_S: Final = 15.0
+LEAVE_S: Final = 10.0
+COMPANY_S: Final = 60.0
+"""How long to wait for instances that a launcher said it started."""
+STRANGERS_S: Final = 10.0
+"""How long to wait on a network mount when nobody said how many come."""
+EFFORT_S: Final = 1.0
+ATTEMPTS: Final = 10
+FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
+"""What a store must be told on a mount that it refuses, so that it can be tried there."""
+
+
+def examine(
+    path: str,
+    *,
+    lock: str = "ofd",
+    expected: int | None = None,
+    wait: float | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    group: str = "",
+    client: str | None = None,
+    effort: float = EFFORT_S,
+) -> dict[str, Any]:
+    """Try whether the file system under the directory `path` keeps what a store there promises; return the report.
+
+    Start it on two hosts at once, and they find each other through the directory.
+
+    Args:
+        path: the directory.
+        lock: the kind of lock that the store is to have: ``"ofd"``, ``"flock"`` or ``"soft"``.
+        expected: how many instances there will be; None if nobody knows.
+        wait: how many seconds to wait for them; None: 60 if they are expected; 10 if nobody knows and hosts share the
+            file system; else not at all.
+        tell: is told in words what is being done.
+        group: instances of one group meet each other only.
+        client: whose caches this process uses; other than None for tests only, that play several hosts on one.
+        effort: for how many seconds each figure is measured.
+
+    Returns:
+        The report, as it is described in ``docs/cli.md``.
+
+    Raises:
+        OSError: there is no such directory, or nothing can be written there.
+        UnsupportedFilesystemError: this platform has no advisory locks.
+        ValueError: there is no such kind of lock.
+        StoreUnavailableError: the instance that presided went away.
+    """
+    if system.fcntl is None:
+        raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
+    if lock not in series.KINDS:
+        raise ValueError(f"lock is one of {', '.join(series.KINDS)}, not {lock!r}")
+    start = system.time.monotonic()
+    with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
+        report = instance.run(expected, wait, group, client)
+    return {**report, "seconds": system.time.monotonic() - start}
+
+
+class _Instance:
+    """The processes of one instance, and what it does with them."""
+
+    def __init__(self, path: str, lock: str, tell: Callable[[str], None], effort: float) -> None:
+        self.path = path
+        self.lock = lock
+        self.tell = tell
+        self.effort = effort
+        self.checks: list[Check] = []
+        self.scribe = ChildHand("this process")
+        self.hands: list[ChildHand] = []
+
+    def __enter__(self) -> _Instance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for hand in self.hands:
+                hand.kill()
+        finally:
+            if not self.scribe.dismiss(LEAVE_S):
+                self.tell(f"{self.path} does not answer: what the examination put there may have stayed")
+
+    def run(self, expected: int | None, wait: float | None, group: str, client: str | None) -> dict[str, Any]:
+        """See `examine`."""
+        self.tell(f"looking at {self.path}")
+        try:
+            facts = self._ask("facts", path=self.path)
+        except StuckError:
+            return self._unanswering()
+        facts["client"] = client
+        if wait is None:
+            wait = COMPANY_S if expected and expected > 1 else 0.0 if facts["is_local"] else STRANGERS_S
+        meeting = self._meet(facts, expected, wait, group)
+        if not meeting.presides:
+            self.tell("lending a hand to the instance that presides; it prints the report")
+            report = meeting.serve(self._hand(meeting, "this process"))
+            return {**report, "presided": False}
+        report = self._preside(meeting, facts, expected)
+        meeting.end(report)
+        return {**report, "presided": True}
+
+    def _ask(self, act: str, **arguments: Any) -> Any:
+        try:
+            return self.scribe.ask(act, FACTS_S, **arguments)
+        except FailedError as error:
+            raise _as_own(error, self.path) from None
+
+    def _hand(self, meeting: Meeting, label: str) -> ChildHand:
+        self.hands.append(ChildHand(label, meeting.directory))
+        return self.hands[-1]
+
+    def _meet(self, facts: dict[str, Any], expected: int | None, wait: float, group: str) -> Meeting:
+        name = f".fscoord-doctor-{system.os.getuid()}" + "".join(
+            sign if sign.isalnum() else "-" for sign in f"-{group}" * bool(group)
+        )
+        directory = system.os.path.join(facts["path"], name)
+        for attempt in range(ATTEMPTS):
+            meeting = Meeting(self.scribe, directory, facts)
+            try:
+                meeting.gather(expected, wait, self.tell)
+                return meeting
+            except LateError:
+                self.tell("an examination without this instance is under way; waiting for its end")
+            except BrokenOffError as error:
+                if attempt == ATTEMPTS - 1:
+                    raise StoreUnavailableError(f"{directory}: {error}", path=directory) from None
+            except FailedError as error:
+                raise _as_own(error, directory) from None
+            self.scribe.ask("leave", LEAVE_S)
+            system.time.sleep(1.0)
+        raise StoreUnavailableError(
+            f"{directory}: another examination is under way; wait for its end, or remove it", path=directory
+        )
+
+    def _preside(self, meeting: Meeting, facts: dict[str, Any], expected: int | None) -> dict[str, Any]:
+        hands = [self._hand(meeting, "one process"), self._hand(meeting, "another process")]
+        self._try(meeting, Pair(hands[0], hands[1], PROCESSES, self.effort))
+        partner = _partner(meeting, facts)
+        other = None
+        if partner is not None:
+            other = str(meeting.members[partner]["host"])
+            self._try(meeting, Pair(hands[0], RemoteHand(meeting, partner, f"host {other}"), HOSTS, self.effort))
+        findings = Findings(facts, self.checks, self.lock, other, expected, len(meeting.members))
+        return _report(findings, meeting)
+
+    def _try(self, meeting: Meeting, pair: Pair) -> None:
+        options = FORCED.get(self._kind(meeting), {})
+
+        def before(name: str) -> None:
+            self.tell(f"between {pair.between}: {name}")
+            meeting.beat()
+
+        try:
+            for check in series.run(pair, self.lock, options, before):
+                self.checks.append(check)
+                if check.outcome in {BAD, UNKNOWN}:
+                    self.tell(f"between {pair.between}: {check.title}: {check.says}")
+        except LostError as error:
+            self.tell(str(error))
+            self.checks.append(pair.check("presence", UNKNOWN, str(error)))
+
+    def _kind(self, meeting: Meeting) -> str:
+        return str(meeting.members[meeting.name]["kind"])
+
+    def _unanswering(self) -> dict[str, Any]:
+        says = f"it did not answer within {FACTS_S:g} s"
+        return {
+            "path": self.path,
+            "verdict": NOT_SAFE,
+            "reasons": [f"{self.path}: {says}"],
+            "recommendations": ["look whether the server of the mount is alive and can be reached: mount, ping, dmesg"],
+            "file_system": None,
+            "lock": self.lock,
+            "hosts": [],
+            "other_host": None,
+            "checks": [Check("answer", PROCESSES, BAD, says)._asdict()],
+            "presided": True,
+        }
+
+
+def _partner(meeting: Meeting, facts: dict[str, Any]) -> str | None:
+    """Return the first instance on another host: one whose cache is not this one's."""
+    for name, other in sorted(meeting.members.items()):
+        if name != meeting.name and _is_elsewhere(facts, other):
+            return name
+    return None
+
+
+def _is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two instances stand on two hosts.
+
+    Containers of one host may have names of their own and share its mounts and caches; then it is one host. In a
+    laboratory two hosts may be one kernel, each with a network and a mount of its own.
+    """
+    if one["client"] is not None:
+        return bool(one["client"] != other["client"])
+    if one["boot_id"] != other["boot_id"]:
+        return True
+    return bool(one["network"] != other["network"] and one["device"] != other["device"])
+
+
+def _report(findings: Findings, meeting: Meeting) -> dict[str, Any]:
+    facts = findings.facts
+    judged = judge(findings)
+    return {
+        "path": facts["path"],
+        **judged,
+        "file_system": {name: facts[name] for name in ("kind", "point", "options", "is_local", "coherence")},
+        "lock": findings.lock,
+        "hosts": sorted({str(member["host"]) for member in meeting.members.values()}),
+        "other_host": findings.other,
+        "checks": [check._asdict() for check in findings.checks],
+    }
+
+
+def _as_own(error: FailedError, path: str) -> Exception:
+    if error.kind == InsecurePathError.__name__:
+        return InsecurePathError(str(error), path=path)
+    if error.errno is not None:
+        return OSError(error.errno, str(error), path)
+    return StoreUnavailableError(f"{path}: {error}", path=path)

@@ -1,0 +1,182 @@
+"""From what was found to what it means: safe, not proven or not safe, why, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fscoord.doctor.checks import BAD, HOSTS, OK, PROCESSES, UNKNOWN, Check
+
+__all__ = ["NOT_PROVEN", "NOT_SAFE", "SAFE", "Findings", "judge"]
+
+SAFE: Final = "safe"
+NOT_PROVEN: Final = "not proven"
+NOT_SAFE: Final = "not safe"
+
+NEEDED: Final = ("exclusion", "race", "freshness-locked", "delay-locked", "names", "store")
+"""What a store stands on, whatever its mount. `death` joins them for the locks that the kernel keeps."""
+
+
+class Findings:
+    """What there is to judge.
+
+    Attributes:
+        facts: what `Acts.facts` told of the mount.
+        checks: what was tried.
+        lock: the kind of lock that the store is to have.
+        other: the host with which it was tried between hosts, None if with none.
+        expected: how many instances were to come, None if nobody said.
+        came: how many came.
+    """
+
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        checks: Iterable[Check],
+        lock: str,
+        other: str | None,
+        expected: int | None = None,
+        came: int = 1,
+    ) -> None:
+        self.facts = facts
+        self.checks = tuple(checks)
+        self.lock = lock
+        self.other = other
+        self.expected = expected
+        self.came = came
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of the checks without which there is no promise."""
+        direct = ("freshness-direct", "delay-direct") if self.facts["coherence"] == "direct" else ()
+        return (*NEEDED, *direct, *(() if self.lock == "soft" else ("death",)))
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Between whom the checks must pass."""
+        return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
+
+    def check(self, name: str, between: str) -> Check | None:
+        """Return the check of this name, of the wanted kind of lock if it is about locks."""
+        found = (each for each in self.checks if (each.name, each.between) == (name, between))
+        return next((each for each in found if each.lock in ("", self.lock)), None)
+
+
+def judge(findings: Findings) -> dict[str, Any]:
+    """Return ``verdict``, ``reasons`` (sentences) and ``recommendations`` (what to do, sentences)."""
+    against = _against(findings)
+    doubts = _doubts(findings)
+    verdict = NOT_SAFE if against else NOT_PROVEN if doubts else SAFE
+    return {
+        "verdict": verdict,
+        "reasons": against or doubts or [_praise(findings)],
+        "recommendations": list(dict.fromkeys(_recommendations(findings, verdict))),
+    }
+
+
+def _against(findings: Findings) -> list[str]:
+    facts = findings.facts
+    reasons = []
+    objection = facts["objections"].get(findings.lock)
+    if objection and not _is_testable(facts):
+        reasons.append(f"{facts['point']}: {objection[0]}")
+    for between in (PROCESSES, HOSTS):
+        for name in findings.needed:
+            check = findings.check(name, between)
+            if check is not None and check.outcome == BAD:
+                reasons.append(f"between {between}, {check.title}: {check.says}")
+    if facts["is_local"] and findings.expected is not None and findings.came < findings.expected:
+        reasons.append(
+            f"{facts['point']} ({facts['kind']}) belongs to one host, and {findings.expected - findings.came} of"
+            f" {findings.expected} instances did not appear there"
+        )
+    return reasons
+
+
+def _is_testable(facts: dict[str, Any]) -> bool:
+    """Whether the objection is to what can be turned off unseen, so that trying it tells more than the mount table."""
+    return bool(facts["kind"] == "fuse.glusterfs")
+
+
+def _doubts(findings: Findings) -> list[str]:
+    facts = findings.facts
+    doubts = []
+    if not facts["is_local"] and findings.other is None:
+        doubts.append(
+            f"{facts['kind']} is shared by hosts, and it was tried on one only; run one instance on each of two hosts"
+            " at once"
+        )
+    for between in findings.scopes:
+        if between == HOSTS and findings.other is None:
+            continue
+        for name in findings.needed:
+            check = findings.check(name, between)
+            if check is None:
+                doubts.append(f"between {between}, {name} was not tried")
+            elif check.outcome != OK:
+                doubts.append(f"between {between}, {check.title}: {check.says}")
+    if _is_testable(facts):
+        doubts.append(
+            "whether GlusterFS is mounted with direct-io-mode=enable can't be seen from here; without it a host may"
+            " show old data"
+        )
+    if facts["caution"] and findings.other is None:
+        doubts.append(facts["caution"])
+    if not facts["kind"]:
+        doubts.append("there is no mount table here that says which file system it is")
+    if findings.expected is not None and findings.came < findings.expected and not facts["is_local"]:
+        doubts.append(f"{findings.expected - findings.came} of {findings.expected} instances did not come")
+    return doubts
+
+
+def _praise(findings: Findings) -> str:
+    if findings.facts["is_local"]:
+        return "everything that a store stands on was tried between two processes of this host, and held"
+    return f"everything that a store stands on was tried between this host and {findings.other}, and held"
+
+
+def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
+    facts, lock = findings.facts, findings.lock
+    objection = facts["objections"].get(lock)
+    if objection:
+        yield objection[1]
+    yield from _about_stuck(findings)
+    sound = [kind for kind in ("ofd", "flock", "soft") if _is_sound(findings, kind)]
+    if lock not in sound and sound:
+        yield (
+            f'"{sound[0]}" locks held: pass lock="{sound[0]}" in every process, and judge them by'
+            f" fscoord doctor --lock {sound[0]}"
+        )
+    if verdict == NOT_SAFE:
+        yield "choose another directory if nothing of this can be changed"
+        return
+    if not facts["is_local"]:
+        if findings.other is None:
+            yield f"srun -N2 fscoord doctor {facts['path']}, or start it in two terminals on two hosts"
+        yield f'lock="{lock}" and coherence="{facts["coherence"]}" fit here' + (
+            "" if _is_testable(facts) else " (the defaults)" if lock == "ofd" else ""
+        )
+    elif lock == "ofd":
+        yield "the defaults fit: FileStore needs no options here"
+
+
+def _is_sound(findings: Findings, kind: str) -> bool:
+    if findings.facts["objections"].get(kind):
+        return False
+    needed = PROCESSES if findings.facts["is_local"] else HOSTS
+    scopes = {each.between for each in findings.checks if each.lock == kind and each.name == "exclusion"}
+    failed = any(each.outcome in (BAD, UNKNOWN) for each in findings.checks if each.lock == kind)
+    return needed in scopes and not failed
+
+
+def _about_stuck(findings: Findings) -> Iterable[str]:
+    if not any(check.measured.get("stuck") and check.lock for check in findings.checks):
+        return
+    if findings.facts["kind"] in {"nfs", "nfs4"}:
+        yield (
+            "the lock manager does not answer: on NFS 3 rpc.statd must run on every host and lockd's ports be open in"
+            " both directions (rpcinfo -p SERVER shows them), or mount by NFS 4, which needs neither; nolock ends the"
+            " wait, but keeps locks on each host"
+        )
+    else:
+        yield "a lock call did not return: look whether the file system's lock service is alive"
