@@ -13,6 +13,7 @@ from fscoord.cli import exits, output
 from fscoord.cli.barrier import barrier
 from fscoord.cli.completion import completion
 from fscoord.cli.demo import demo
+from fscoord.cli.doctor import doctor
 from fscoord.cli.dump import dump
 from fscoord.cli.options import common
 from fscoord.cli.queues import length, pop, push
@@ -31,13 +32,15 @@ __all__ = ["cli", "run"]
 def cli(ctx: click.Context) -> int:
     """Processes that share nothing but a directory find each other and agree.
 
-    Try it: "fscoord demo". Every other verb works on the store that --store or FSCOORD_STORE names: a path, such as
-    /shared/job/store, or a URL, such as "file:/shared/job/store?durable=1".
+    Try it: "fscoord demo". "fscoord doctor DIR" tells whether a directory can carry a store. Every other verb works on
+    the store that --store or FSCOORD_STORE names: a path, such as /shared/job/store, or a URL, such as
+    "file:/shared/job/store?durable=1".
 
     \b
     Exit codes:
         0  done
-        1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost
+        1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost, a mount
+           that the doctor could not prove
        64  usage: wrong arguments, wrong values, a barrier used twice
        65  the log is damaged
        69  the store is gone, the file system can't do it, or click or rich is missing
@@ -53,7 +56,8 @@ def cli(ctx: click.Context) -> int:
     return 0
 
 
-for verb in (demo, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length, dump, completion):
+VERBS = (demo, doctor, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length, dump, completion)
+for verb in VERBS:
     cli.add_command(verb)
 
 

@@ -26,7 +26,7 @@ from fscoord.errors import (
     UnsupportedFilesystemError,
 )
 
-__all__ = ["FALSE", "USAGE", "OutputError", "exit_code", "is_silent", "message"]
+__all__ = ["FALSE", "UNAVAILABLE", "USAGE", "OutputError", "exit_code", "is_silent", "message"]
 
 FALSE = 1
 USAGE = 64

@@ -165,7 +165,7 @@ class Acts:
     def time_lock(self, name: str, kind: str, seconds: float) -> float:
         """Return how many seconds it takes to take a free lock and to give it back: the median."""
         lock = self.file(name).lock(kind)
-        took = []
+        took: list[float] = []
         deadline = system.time.monotonic() + seconds
         while not took or system.time.monotonic() < deadline:
             start = system.time.perf_counter()

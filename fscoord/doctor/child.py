@@ -8,6 +8,7 @@ import sys
 from typing import Any, Final, Protocol
 
 from fscoord import _system as system
+from fscoord._interruptions import interruptions_wait
 from fscoord.errors import FscoordError
 
 __all__ = ["ChildHand", "FailedError", "HandLike", "LostError", "StuckError"]
@@ -122,15 +123,16 @@ class ChildHand:
         # With this process's own path the same fscoord is found, however this one was; and nothing is imported from the
         # directory under examination. A session of its own keeps the terminal's Ctrl-C from it.
         self._rest = b""
-        self._process = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
-            [sys.executable, "-m", "fscoord.doctor.hand"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            cwd="/",
-            env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(_import_path())},
-            start_new_session=True,
-        )
+        with interruptions_wait():  # or a process could start that nobody knows of
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fscoord.doctor.hand"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                cwd="/",
+                env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(_import_path())},
+                start_new_session=True,
+            )
         if self._directory:
             self._send("settle", {"directory": self._directory})
 

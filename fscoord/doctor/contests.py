@@ -148,7 +148,7 @@ def _new_lines(file: Opened) -> list[lines.Line | None]:
 
 
 def _median(call: Any, seconds: float) -> float:
-    took = []
+    took: list[float] = []
     deadline = system.time.monotonic() + seconds
     while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):
         start = system.time.perf_counter()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord import _system as system
-from fscoord._signals import signals_end_it
+from fscoord._interruptions import signals_end_it
 from fscoord.doctor import series
 from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError

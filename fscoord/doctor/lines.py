@@ -6,6 +6,7 @@ proof that a lock was held by two, or that what was read under it was old.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from typing import Final, NamedTuple
 
@@ -46,7 +47,7 @@ def encode(number: int, writer: str) -> bytes:
 
 
 def decode(data: bytes) -> list[Line | None]:
-    """Return the whole lines in `data`, None for each that is not sound; what is behind the last whole one counts not."""
+    """Return the whole lines in `data`, None for each that is not sound; what is behind them does not count."""
     return [_decode(data[start : start + LINE_SIZE]) for start in range(0, len(data) - LINE_SIZE + 1, LINE_SIZE)]
 
 
@@ -63,7 +64,7 @@ def tally(data: bytes) -> Tally:
     lines = decode(data)
     sound = [line for line in lines if line is not None]
     writers = [line.writer for line in sound]
-    turns = sum(one != other for one, other in zip(writers, writers[1:], strict=False))
+    turns = sum(one != other for one, other in itertools.pairwise(writers))
     return Tally(
         sound=len(sound),
         garbled=len(lines) - len(sound) + (len(data) % LINE_SIZE > 0),

@@ -133,7 +133,7 @@ class Place:
             if left <= 0:
                 return names
             system.time.sleep(min(nap, left))
-            nap = min(nap * 1.5, 0.1)
+            nap = min(nap * 1.5, 0.03)
 
     def put_aside(self) -> None:
         """Move the place out of the way at one stroke, then remove it; of several who try one does."""

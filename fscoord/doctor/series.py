@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from fscoord import _system as system
@@ -33,7 +34,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any], before: Callable[[str], 
     Raises:
         LostError: a hand is gone; what was not tried is not known.
     """
-    lost = {kind: False for kind in KINDS}
+    lost = dict.fromkeys(KINDS, False)
     for name, kind, probe in _probes(pair, lock, options):
         if kind and lost[kind]:
             continue
@@ -46,30 +47,32 @@ def run(pair: Pair, lock: str, options: dict[str, Any], before: Callable[[str], 
         except FailedError as error:
             check = _failed(pair, name, kind, error)
         if kind and name == "exclusion":
-            lost[kind] = check.outcome == BAD and (kind != lock or "missing" in check.measured or "stuck" in check.measured)
+            lost[kind] = check.outcome == BAD and (
+                kind != lock or "missing" in check.measured or "stuck" in check.measured
+            )
         yield check
 
 
 def _probes(pair: Pair, lock: str, options: dict[str, Any]) -> Iterator[tuple[str, str, Probe]]:
     """Each probe's name, the kind of lock without which it makes no sense, and the probe."""
     for kind in KINDS:
-        yield "exclusion", kind, lambda kind=kind: locks.exclusion(pair, kind)
+        yield "exclusion", kind, partial(locks.exclusion, pair, kind)
         if kind != "soft":  # its marker outlives its holder, and nobody waits for it in the kernel
-            yield "handover", kind, lambda kind=kind: locks.handover(pair, kind)
-            yield "death", kind, lambda kind=kind: locks.death(pair, kind)
-    yield "latency", lock, lambda: locks.lock_speed(pair, lock)
-    yield "race", lock, lambda: locks.race(pair, lock)
-    yield "names", "", lambda: views.claims(pair)
+            yield "handover", kind, partial(locks.handover, pair, kind)
+            yield "death", kind, partial(locks.death, pair, kind)
+    yield "latency", lock, partial(locks.lock_speed, pair, lock)
+    yield "race", lock, partial(locks.race, pair, lock)
+    yield "names", "", partial(views.claims, pair)
     for how in views.LOOKS:
-        yield f"freshness-{how}", lock, lambda how=how: views.freshness(pair, lock, how)
-        yield f"delay-{how}", lock, lambda how=how: views.delay(pair, lock, how)
-    yield "rename", lock, lambda: views.replacement(pair, lock)
-    yield "events", lock, lambda: views.events(pair, lock)
+        yield f"freshness-{how}", lock, partial(views.freshness, pair, lock, how)
+        yield f"delay-{how}", lock, partial(views.delay, pair, lock, how)
+    yield "rename", lock, partial(views.replacement, pair, lock)
+    yield "events", lock, partial(views.events, pair, lock)
     if pair.between == HOSTS:
-        yield "unlocked-appends", "", lambda: views.scatter(pair)
-    yield "store", lock, lambda: views.store(pair, lock, options)
+        yield "unlocked-appends", "", partial(views.scatter, pair)
+    yield "store", lock, partial(views.store, pair, lock, options)
     if pair.between != HOSTS:
-        yield "speed", lock, lambda: views.speed(pair, lock, options)
+        yield "speed", lock, partial(views.speed, pair, lock, options)
 
 
 def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:

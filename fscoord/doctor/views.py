@@ -25,13 +25,12 @@ def freshness(pair: Pair, kind: str, how: str) -> Check:
     """Whether a look that begins after an append was acknowledged sees it, though one had looked just before."""
     name = pair.name("freshness", how)
     one, other = pair
-    stale, number = 0, 0
-    for turn in range(ROUNDS):
-        writer, reader = (one, other) if turn % 2 else (other, one)
+    stale = 0
+    for number in range(1, ROUNDS + 1):
+        writer, reader = (one, other) if number % 2 else (other, one)
         seen = reader.ask("look", ACT_S, name=name, kind=kind, how=how)
         if seen == [-1]:
             return pair.check(f"freshness-{how}", INFO, f"{LOOKS[how]} is not possible here")
-        number += 1
         writer.ask("append", ACT_S, name=name, kind=kind, number=number, writer="w")
         seen = reader.ask("look", ACT_S, name=name, kind=kind, how=how)
         stale += not seen or seen[-1] != number

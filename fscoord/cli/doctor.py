@@ -1,0 +1,116 @@
+"""The verb doctor: shows what an examination tries, and what it found."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import click
+
+from fscoord import _system as system
+from fscoord.cli.exits import FALSE, UNAVAILABLE
+from fscoord.cli.options import as_json, time_limit, verbose
+from fscoord.cli.output import printable, write, write_json
+from fscoord.doctor.examination import COMPANY_S, STRANGERS_S, examine
+from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
+from fscoord.environment import detect
+
+__all__ = ["doctor"]
+
+log = logging.getLogger(__name__)
+
+CODES = {SAFE: 0, NOT_PROVEN: FALSE, NOT_SAFE: UNAVAILABLE}
+MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
+
+
+@click.command()
+@click.argument("path", type=click.Path(file_okay=False))
+@click.option(
+    "--lock", type=click.Choice(["ofd", "flock", "soft"]), default="ofd", show_default=True, help="The kind of lock."
+)
+@click.option(
+    "-n", "--instances", type=click.IntRange(1), help="How many are started at once. [default: what the launcher says]"
+)
+@click.option(
+    "--wait",
+    type=time_limit,
+    metavar="SECONDS",
+    help=f"How long to wait for the others. [default: {COMPANY_S:g} if they are expected, {STRANGERS_S:g} on a mount"
+    " that hosts share, else 0]",
+)
+@as_json
+@verbose
+def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_json: bool) -> int:
+    """Find out whether a directory's file system can carry a store.
+
+    Tries in the directory PATH what a store stands on: locks of each kind, appends, what a look sees, what a death
+    leaves, a real store; first between two processes, then between two hosts if it is started on several at once. The
+    instances find each other through the directory. One of them prints the report, and nothing stays in the directory.
+    Takes about ten seconds, and up to a minute on a slow mount.
+
+    \b
+    Exit codes:
+        0  safe
+        1  not proven: something could not be tried, such as a second host
+       69  not safe: something broke what a store promises
+       74, 77  there is no such directory, or nothing can be written there
+
+    \b
+    Examples:
+      fscoord doctor /dev/shm
+      srun -N2 fscoord doctor /scratch/x
+      srun -N2 --ntasks-per-node=1 fscoord doctor --json /scratch/x | jq -r .verdict
+    """
+    launched = detect()
+    if instances is None and launched.launcher != "pytest-xdist":  # its workers are processes of one host
+        instances = launched.world_size
+    group = "" if launched.run_id is None else str(launched.run_id)
+    report = examine(path, lock=lock, expected=instances, wait=wait, tell=_tell, group=group)
+    if not report.pop("presided"):
+        click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
+    elif as_json:
+        write_json({**report, "checks": [_without_empty(check) for check in report["checks"]]})
+    else:
+        write(_text(report).encode())
+    return CODES[report["verdict"]]
+
+
+def _tell(words: str) -> None:
+    """Show on a terminal what is being done; elsewhere with -v."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", words)
+    elif sys.stderr is not None and sys.stderr.isatty():
+        click.echo(f"fscoord: {words}", err=True)
+
+
+def _without_empty(check: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in check.items() if value not in ("", {})}
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines = [f"{_name(report['path'])}: {report['verdict'].upper()}"]
+    if report["file_system"]:
+        found = report["file_system"]
+        options = ",".join(dict.fromkeys(found["options"]))
+        lines.append(f"  {found['kind'] or 'unknown'} at {_name(found['point'])} ({_name(options)})")
+    lines += [f"  why: {_name(reason)}" for reason in report["reasons"]]
+    lines += [f"  do:  {_name(advice)}" for advice in report["recommendations"]]
+    for between in ("processes", "hosts"):
+        checks = [check for check in report["checks"] if check["between"] == between]
+        if checks:
+            lines += ["", _heading(report, between), *map(_line, checks)]
+    return "\n".join(lines) + "\n"
+
+
+def _heading(report: dict[str, Any], between: str) -> str:
+    return "between two processes" if between == "processes" else f"between this host and {report['other_host']}"
+
+
+def _line(check: dict[str, Any]) -> str:
+    title = f"{check['name']} ({check['lock']})" if check["lock"] else check["name"]
+    return f"  {MARKS[check['outcome']]:<4} {title:<20} {_name(check['says'])}"
+
+
+def _name(text: str) -> str:
+    return printable(system.os.fsencode(text))
