@@ -24,7 +24,9 @@ COMPANY_S: Final = 60.0
 STRANGERS_S: Final = 10.0
 """How long to wait on a network mount when nobody said how many come."""
 EFFORT_S: Final = 1.0
-ATTEMPTS: Final = 10
+OTHERS_S: Final = 180.0
+"""How long to come again when an examination without this instance is under way."""
+AGAIN_S: Final = 0.5
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
 """What a store must be told on a mount that it refuses, so that it can be tried there."""
 
@@ -62,15 +64,19 @@ def examine(
         OSError: there is no such directory, or nothing can be written there.
         UnsupportedFilesystemError: this platform has no advisory locks.
         ValueError: there is no such kind of lock.
-        StoreUnavailableError: the instance that presided went away.
+        StoreUnavailableError: it could not be finished: the instance that presided went away, or the file system
+            stopped answering.
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
     if lock not in series.KINDS:
         raise ValueError(f"lock is one of {', '.join(series.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
-    with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
-        report = instance.run(expected, wait, group, client)
+    try:
+        with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
+            report = instance.run(expected, wait, group, client)
+    except (FailedError, LostError, StuckError) as error:
+        raise StoreUnavailableError(f"{path}: {error}", path=path) from None
     return {**report, "seconds": system.time.monotonic() - start}
 
 
@@ -131,23 +137,20 @@ class _Instance:
             sign if sign.isalnum() else "-" for sign in f"-{group}" * bool(group)
         )
         directory = system.os.path.join(facts["path"], name)
-        for attempt in range(ATTEMPTS):
+        deadline = system.time.monotonic() + OTHERS_S
+        while True:
             meeting = Meeting(self.scribe, directory, facts)
             try:
                 meeting.gather(expected, wait, self.tell)
                 return meeting
-            except LateError:
-                self.tell("an examination without this instance is under way; waiting for its end")
-            except BrokenOffError as error:
-                if attempt == ATTEMPTS - 1:
-                    raise StoreUnavailableError(f"{directory}: {error}", path=directory) from None
             except FailedError as error:
                 raise _as_own(error, directory) from None
+            except (BrokenOffError, LateError) as error:
+                if system.time.monotonic() > deadline:
+                    raise StoreUnavailableError(f"{directory}: {error}; remove it", path=directory) from None
+                self.tell(f"{error}; trying again")
             self.scribe.ask("leave", LEAVE_S)
-            system.time.sleep(1.0)
-        raise StoreUnavailableError(
-            f"{directory}: another examination is under way; wait for its end, or remove it", path=directory
-        )
+            system.time.sleep(AGAIN_S)
 
     def _preside(self, meeting: Meeting, facts: dict[str, Any], expected: int | None) -> dict[str, Any]:
         hands = [self._hand(meeting, "one process"), self._hand(meeting, "another process")]

@@ -124,7 +124,7 @@ def _faults(ends: dict[str, Any], tallies: list[dict[str, Any]]) -> list[str]:
         if each["garbled"] and not any("bytes" in fault for fault in faults):
             faults.append(f"{each['garbled']} lines hold bytes that nobody wrote")
     garbled = sum(end["garbled"] for end in ends.values())
-    if garbled and not faults:
+    if garbled:
         faults.append(f"{garbled} times who held the lock saw bytes that nobody wrote")
     return faults
 

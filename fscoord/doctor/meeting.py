@@ -99,7 +99,7 @@ class Meeting:
             known = names
         self.members = self._scribe.ask("fetch", ACT_S, name="roll")
         if self.name not in self.members:
-            raise LateError("the others have begun")
+            raise LateError("an examination without this instance is under way")
 
     def serve(self, hand: ChildHand) -> dict[str, Any]:
         """Lend `hand` to the instance that presides, until it has finished; return its report."""

@@ -1,0 +1,144 @@
+"""Each way in which a file system lies is told by the probe that is made for it, and a sound one passes them all."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor import hands
+
+from fscoord.doctor import acts, locks, series, views
+from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
+from fscoord.doctor.pair import Pair
+
+EFFORT_S = 0.1
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    """Give `pair(kind_of_file)`: two hands in this process, on files that behave so."""
+    made = []
+
+    def make(opened: type[acts.Opened] = acts.Opened) -> Pair:
+        made.extend([hands.ThreadHand(tmp_path, opened), hands.ThreadHand(tmp_path, opened)])
+        return Pair(made[-2], made[-1], PROCESSES, EFFORT_S)
+
+    yield make
+    for hand in made:
+        hand.kill()
+
+
+def outcomes(pair: Any, lock: str = "ofd") -> dict[str, Check]:
+    return {check.title: check for check in series.run(pair, lock, {}, lambda _: None)}
+
+
+def test_a_sound_file_system_passes_every_probe(pair):
+    found = outcomes(pair())
+    assert {check.outcome for check in found.values()} <= {OK, INFO}
+    assert {check.name for check in found.values() if check.outcome == OK} >= {
+        *("exclusion", "handover", "death", "race", "names", "freshness-locked", "delay-locked", "store"),
+    }
+    assert {title for title in found if title.startswith("exclusion")} == {
+        "exclusion (ofd)",
+        "exclusion (flock)",
+        "exclusion (soft)",
+    }
+
+
+@pytest.mark.parametrize("kind", ["ofd", "flock"])
+def test_locks_that_each_host_has_for_itself_are_told(pair, kind):
+    check = locks.exclusion(pair(hands.OwnLocks), kind)
+    assert check.outcome == BAD
+    assert "both got an exclusive lock" in check.says
+
+
+def test_appends_under_locks_that_lie_are_told(pair):
+    check = locks.race(pair(hands.OwnLocks), "ofd")
+    assert check.outcome == BAD
+    assert "did not know of the one before" in check.says
+
+
+def test_old_data_under_the_lock_is_told_by_the_race_and_by_each_look(pair):
+    liars = pair(hands.OldData)
+    race = locks.race(liars, "ofd")
+    assert (race.outcome, locks.exclusion(liars, "ofd").outcome) == (BAD, OK)
+    assert "old data" in race.says
+    looks = views.freshness(liars, "ofd", "locked")
+    assert looks.outcome == BAD
+    assert looks.measured["stale"] > 0
+
+
+def test_zeros_for_data_are_told(pair):
+    liars = pair(hands.Zeros)
+    assert locks.race(liars, "ofd").outcome == BAD
+    assert "bytes that nobody wrote" in locks.race(liars, "flock").says
+
+
+def test_appends_that_are_lost_are_told(pair):
+    check = locks.race(pair(hands.Forgetful), "ofd")
+    assert check.outcome == BAD
+    assert "lost" in check.says
+
+
+def test_two_who_never_meet_prove_nothing(pair, monkeypatch):
+    one, other = pair()
+    monkeypatch.setattr("fscoord.doctor.contests.MEET_S", 0.0)
+    question = {"name": "file-processes-race-ofd", "kind": "ofd", "seconds": 0.01}
+    one.ask("race", 1, **question, writer="one")
+
+    class Later:
+        """The other hand, who comes when the first has gone."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(one, name)
+
+        def begin(self, act: str, limit: float, **arguments: Any) -> None:
+            if act != "race":
+                one.begin(act, limit, **arguments)
+
+        def finish(self) -> Any:
+            return {"written": 0, "met": False, "garbled": 0}
+
+    check = locks.race(Pair(Later(), other, PROCESSES, 0.01), "flock")
+    assert (check.outcome, check.measured["turns"]) == (UNKNOWN, 0)
+
+
+def test_missing_locks_are_told_and_nothing_that_needs_them_is_tried(pair):
+    one, other = pair()
+    found = outcomes(Pair(hands.Refusing(one, errno.ENOLCK), other, PROCESSES, EFFORT_S))
+    assert (found["exclusion (ofd)"].outcome, found["exclusion (soft)"].outcome) == (BAD, OK)
+    assert "no such locks" in found["exclusion (ofd)"].says
+    assert not {"handover (ofd)", "death (ofd)", "race (ofd)", "store (ofd)"} & found.keys()
+
+
+def test_a_silent_lock_manager_is_told_and_the_examination_goes_on(pair):
+    one, other = pair()
+    found = outcomes(Pair(hands.Silent(one, 0), other, PROCESSES, EFFORT_S))
+    assert (found["exclusion (ofd)"].outcome, found["exclusion (flock)"].outcome) == (BAD, BAD)
+    assert found["exclusion (ofd)"].measured["stuck"]
+    assert found["names"].outcome == OK
+
+
+def test_an_error_that_is_no_lock_s_proves_nothing(pair):
+    one, other = pair()
+    check = outcomes(Pair(hands.Refusing(one, errno.EIO), other, PROCESSES, EFFORT_S))["exclusion (ofd)"]
+    assert check.outcome == UNKNOWN
+    assert "Input/output error" in check.says
+
+
+def test_a_name_that_both_made_is_told(pair, monkeypatch):
+    monkeypatch.setattr(acts.Acts, "claim", lambda *_, count, **__: list(range(count)))
+    check = views.claims(pair())
+    assert check.outcome == BAD
+    assert "made by both (link)" in check.says
+
+
+def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
+    answer = {"sums": [1, 2, 4], "operations": 1.0, "error": ""}
+    monkeypatch.setattr("fscoord.doctor.contests.Contests.count", lambda *_, **__: dict(answer))
+    assert views.store(pair(), "ofd", {}).outcome == BAD
+    answer["error"] = "CorruptLogError: damaged"
+    assert "damaged" in views.store(pair(), "ofd", {}).says
