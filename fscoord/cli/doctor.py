@@ -104,7 +104,7 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def _heading(report: dict[str, Any], between: str) -> str:
-    return "between two processes" if between == "processes" else f"between this host and {report['other_host']}"
+    return "between two processes" if between == "processes" else f"between this host and {_name(report['other_host'])}"
 
 
 def _line(check: dict[str, Any]) -> str:

@@ -72,6 +72,7 @@ def examine(
     if lock not in series.KINDS:
         raise ValueError(f"lock is one of {', '.join(series.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
+    path = system.os.path.abspath(path)  # the processes that look at it are elsewhere
     try:
         with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
             report = instance.run(expected, wait, group, client)

@@ -1,0 +1,141 @@
+"""doctor: verdicts as exit codes, reports for people and for programs, and Ctrl-C that leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord import StoreUnavailableError
+from fscoord.cli import doctor
+
+REPORT = {
+    "path": "/mnt/x",
+    "verdict": "not proven",
+    "reasons": ["it was tried on one host"],
+    "recommendations": ["try two"],
+    "file_system": {"kind": "nfs4", "point": "/mnt", "options": ["rw", "rw"], "is_local": False, "coherence": "direct"},
+    "lock": "ofd",
+    "hosts": ["a"],
+    "other_host": "b\x1b",
+    "checks": [
+        {"name": "race", "between": "processes", "outcome": "ok", "says": "all", "lock": "ofd", "measured": {"n": 1}},
+        {"name": "names", "between": "hosts", "outcome": "bad", "says": "two", "lock": "", "measured": {}},
+    ],
+    "presided": True,
+    "seconds": 1.0,
+}
+LAUNCHERS = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "PALS_", "FLUX_", "PYTEST_XDIST", "TORCHELASTIC")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(LAUNCHERS):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the examination was asked, its ``report`` to be given, and the ``error`` to be raised instead."""
+    seen: dict[str, Any] = {"report": dict(REPORT), "error": None}
+
+    def examine(path: str, **asked: Any) -> dict[str, Any]:
+        seen.update(asked, path=path)
+        asked["tell"]("tries the locks")
+        if seen["error"]:
+            raise seen["error"]
+        return dict(seen["report"])
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    return seen
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("safe", 0), ("not proven", 1), ("not safe", 69)])
+def test_the_verdict_is_the_exit_code(fscoord, examined, verdict, code):
+    examined["report"]["verdict"] = verdict
+    done = fscoord("doctor", "/mnt/x")
+    assert (done.code, done.err) == (code, "")
+    assert done.out.decode().splitlines()[0] == f"/mnt/x: {verdict.upper()}"
+
+
+def test_the_report_says_why_what_to_do_and_what_was_found_between_whom(fscoord, examined):
+    text = fscoord("doctor", "/mnt/x").out.decode()
+    for line in (
+        "  nfs4 at /mnt (rw)",
+        "  why: it was tried on one host",
+        "  do:  try two",
+        "between two processes",
+        "  ok   race (ofd)           all",
+        "between this host and b\\x1b",
+        "  BAD  names                two",
+    ):
+        assert line in text.splitlines()
+
+
+def test_json_is_one_line_that_holds_everything(fscoord, examined):
+    out = fscoord("doctor", "--json", "/mnt/x").out
+    assert out.count(b"\n") == 1
+    report = json.loads(out)
+    assert report["verdict"] == "not proven"
+    assert report["checks"][1] == {"name": "names", "between": "hosts", "outcome": "bad", "says": "two"}
+    assert report["checks"][0]["measured"] == {"n": 1}
+    assert "presided" not in report
+
+
+def test_only_who_presides_prints_and_all_have_the_exit_code(fscoord, examined):
+    examined["report"] |= {"presided": False, "verdict": "not safe"}
+    done = fscoord("doctor", "--json", "/mnt/x")
+    assert (done.code, done.out) == (69, b"")
+    assert "not safe; another instance prints the report" in done.err
+
+
+def test_how_many_come_is_what_the_launcher_says_unless_it_is_given(fscoord, examined, monkeypatch):
+    fscoord("doctor", "/mnt/x")
+    assert (examined["expected"], examined["wait"], examined["lock"], examined["group"]) == (None, None, "ofd", "")
+    for name, value in {"PROCID": "0", "NTASKS": "2", "STEP_NUM_TASKS": "2", "STEP_ID": "3", "JOB_ID": "77"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    fscoord("doctor", "/mnt/x")
+    assert examined["expected"] == 2
+    assert "77" in examined["group"]
+    fscoord("doctor", "-n", "3", "--wait", "5", "--lock", "flock", "/mnt/x")
+    assert (examined["expected"], examined["wait"], examined["lock"]) == (3, 5.0, "flock")
+
+
+def test_workers_of_pytest_xdist_are_no_hosts(fscoord, examined, monkeypatch):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "4")
+    fscoord("doctor", "/mnt/x")
+    assert examined["expected"] is None
+
+
+def test_progress_is_told_with_v(fscoord, examined):
+    assert "fscoord: tries the locks" in fscoord("doctor", "-v", "/mnt/x").err
+
+
+def test_an_examination_that_could_not_be_finished_is_no_verdict(fscoord, examined):
+    examined["error"] = StoreUnavailableError("it was broken off")
+    assert fscoord("doctor", "/mnt/x").code == 74
+
+
+def test_a_directory_that_is_not_there_is_an_error(fscoord, tmp_path):
+    done = fscoord("doctor", str(tmp_path / "nothing"))
+    assert (done.code, done.out) == (74, b"")
+    assert "nothing" in done.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_leaves_nothing_in_the_directory(process, line_with, tmp_path, number, code):
+    directory = Path(tmp_path, "x")
+    directory.mkdir()
+    child = process("doctor", "-v", str(directory))
+    line_with(child, "between processes: handover")
+    assert [name for name in os.listdir(directory) if name.startswith(".fscoord-doctor")]
+    child.send_signal(number)
+    assert child.wait(30) == code
+    assert os.listdir(directory) == []
+    assert child.stdout.read() == b""

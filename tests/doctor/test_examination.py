@@ -1,0 +1,239 @@
+"""Whole examinations: real processes on a local directory, some of them playing two hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord import InsecurePathError, StoreUnavailableError
+from fscoord.doctor import examination, meeting, views
+from fscoord.doctor.checks import HOSTS, OK, PROCESSES, UNKNOWN
+from fscoord.doctor.examination import examine
+
+EFFORT_S = 0.05
+PATIENCE_S = 50
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds, for tests that are not about what is found; each question to another host takes its time."""
+    monkeypatch.setattr(views, "ROUNDS", 2)
+    monkeypatch.setattr(views, "LOOKS", {"locked": "a look"})
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[str]:
+    """What is examined; empty again at the end of every test."""
+    made = tmp_path / "x"
+    made.mkdir()
+    yield str(made)
+    assert os.listdir(made) == []
+
+
+class Instance(threading.Thread):
+    """An examination in a thread, as of one host."""
+
+    def __init__(self, directory: str, client: str, tell: Callable[[str], None] = lambda _: None, **options: Any):
+        super().__init__()
+        self.report: dict[str, Any] = {}
+        self.error: BaseException | None = None
+        self._options = {"expected": 2, "client": client, "effort": EFFORT_S, "tell": tell, **options}
+        self._directory = directory
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.report = examine(self._directory, **self._options)
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> dict[str, Any]:
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.report
+
+
+PROGRAM = """
+import sys
+from fscoord.doctor.examination import examine
+examine(sys.argv[1], expected=2, client=sys.argv[2], effort=0.1, tell=lambda words: print(words, flush=True))
+"""
+
+
+@pytest.fixture
+def process(directory: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Give `process(client)`: an instance in a process of its own, which tells on its standard output."""
+    started = []
+
+    def start(client: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, directory, client]
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path}
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait(PATIENCE_S)
+        child.stdout.close()
+
+
+def until(child: subprocess.Popen[str], words: str) -> None:
+    for line in child.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"{words!r} never came")
+
+
+def scopes(report: dict[str, Any], outcome: str) -> set[str]:
+    return {check["between"] for check in report["checks"] if check["outcome"] == outcome}
+
+
+def test_one_instance_examines_a_local_directory_alone(directory):
+    report = examine(directory, effort=EFFORT_S)
+    assert (report["verdict"], report["presided"], report["other_host"]) == ("safe", True, None)
+    assert scopes(report, OK) == {PROCESSES}
+    assert scopes(report, "bad") == scopes(report, UNKNOWN) == set()
+
+
+def test_two_instances_find_each_other_and_one_examines_between_them(directory, brief):
+    instances = [Instance(directory, client) for client in "ab"]
+    reports = [instance.end() for instance in instances]
+    assert sorted(report["presided"] for report in reports) == [False, True]
+    assert reports[0]["checks"] == reports[1]["checks"]
+    assert scopes(reports[0], OK) == {PROCESSES, HOSTS}
+    assert scopes(reports[0], "bad") == scopes(reports[0], UNKNOWN) == set()
+    assert reports[0]["other_host"] == os.uname().nodename
+
+
+def test_two_instances_of_one_host_prove_nothing_between_hosts(directory, monkeypatch):
+    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    instances = [Instance(directory, "a") for _ in range(2)]
+    assert {instance.end()["other_host"] for instance in instances} == {None}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "elsewhere"),
+    [
+        ({}, {}, False),
+        ({}, {"boot_id": "2"}, True),
+        ({}, {"network": "n2"}, False),  # a container that has the host's mount
+        ({}, {"device": 2}, False),  # two mounts of one client, which the server takes for one
+        ({}, {"network": "n2", "device": 2}, True),
+        ({"client": "a"}, {"client": "b"}, True),
+    ],
+)
+def test_another_host_is_one_with_a_cache_of_its_own(one, other, elsewhere):
+    usual = {"client": None, "boot_id": "1", "network": "n1", "device": 1}
+    assert examination._is_elsewhere(usual | one, usual | other) is elsewhere
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, number, brief):
+    reached = threading.Event()
+    one = Instance(directory, "a", lambda words: reached.set() if words.startswith("1 here") else None)
+    assert reached.wait(PATIENCE_S)
+    partner = process("b")
+    until(partner, "lending")
+    partner.send_signal(number)
+    report = one.end()
+    assert HOSTS in scopes(report, UNKNOWN)
+    assert "bad" not in {check["outcome"] for check in report["checks"]}
+    assert partner.wait(PATIENCE_S) in (128 + number, -number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_when_who_presides_goes_away_the_partner_says_so_and_nothing_stays(directory, process, number):
+    first = process("a")
+    until(first, "1 here")
+    partner = Instance(directory, "b")
+    until(first, "between processes: death")
+    first.send_signal(number)
+    with pytest.raises(StoreUnavailableError, match="run all of them again"):
+        partner.end()
+
+
+def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory, monkeypatch):
+    monkeypatch.setattr(meeting, "STALE_S", 0.1)
+    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    place = Path(directory, f".fscoord-doctor-{os.getuid()}")
+    (place / "chair").mkdir(parents=True, mode=0o700)
+    place.chmod(0o700)
+    (place / "here.dead").write_text("{}")
+    (place / "beat.7").write_text("")
+    assert examine(directory)["presided"]
+
+
+def test_who_comes_late_waits_for_the_end_and_then_examines(directory, process, monkeypatch):
+    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    started, told = threading.Event(), threading.Event()
+    hold = threading.Event()
+
+    def busy(*_: Any) -> Iterator[None]:
+        started.set()
+        assert hold.wait(PATIENCE_S)
+        return iter(())
+
+    monkeypatch.setattr(examination.series, "run", busy)
+    first = Instance(directory, "a", expected=1)
+    assert started.wait(PATIENCE_S)
+    late = Instance(directory, "b", lambda words: told.set() if "without this instance" in words else None, expected=1)
+    assert told.wait(PATIENCE_S)
+    hold.set()
+    assert first.end()["presided"]
+    assert late.end()["presided"]
+
+
+def test_a_mount_that_does_not_answer_is_not_safe(directory, monkeypatch):
+    monkeypatch.setattr(examination, "FACTS_S", -100.0)
+    report = examine(directory)
+    assert report["verdict"] == "not safe"
+    assert "did not answer" in report["reasons"][0]
+
+
+def test_a_meeting_place_that_is_not_ours_is_refused(directory):
+    place = Path(directory, f".fscoord-doctor-{os.getuid()}")
+    place.write_text("")
+    try:
+        with pytest.raises(InsecurePathError):
+            examine(directory)
+        assert place.read_text() == ""
+    finally:
+        place.unlink()
+
+
+@pytest.mark.parametrize(("path", "error"), [("nothing", FileNotFoundError), ("file", NotADirectoryError)])
+def test_what_is_no_directory_is_an_error_that_names_it(tmp_path, path, error):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(error) as told:
+        examine(str(tmp_path / path))
+    assert told.value.filename == str(tmp_path / path)
+
+
+def test_a_directory_that_can_t_be_written_is_an_error(as_nobody, public_dir):
+    public_dir.chmod(0o755)
+    with pytest.raises(PermissionError):
+        as_nobody(examine, str(public_dir))
+
+
+def test_a_relative_path_is_meant_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    (tmp_path / "x").mkdir()
+    assert examine("x")["path"] == str(tmp_path / "x")
+
+
+def test_there_are_three_kinds_of_lock(directory):
+    with pytest.raises(ValueError, match="posix"):
+        examine(directory, lock="posix")
