@@ -17,6 +17,7 @@ __all__ = [
     "FscoordError",
     "InsecurePathError",
     "LimitExceededError",
+    "NoProcessGroupError",
     "QueueEmptyError",
     "RendezvousClosedError",
     "RendezvousConnectionError",
@@ -162,6 +163,10 @@ class UnsupportedFilesystemError(StoreError, OSError):
 
 class BarrierError(FscoordError):
     """A barrier was used wrongly: too many arrivals, a finished key used again, a rank out of range."""
+
+
+class NoProcessGroupError(BarrierError, AssertionError):
+    """torch has no process group yet, whose barrier this was to be."""
 
 
 class BrokenBarrierError(BarrierError):

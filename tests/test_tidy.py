@@ -94,12 +94,15 @@ LAYERS = [
     ("_roll", ["arguments", "store", "_system", "errors"]),
     ("collectives", ["_roll", "arguments", "store", "_system", "errors"]),
     ("_sequence", ["arguments", "store", "errors"]),
+    ("barriers", ["barriers.*"]),
+    ("barriers.base", ["arguments", "environment", "errors"]),
     (
-        "barriers",
+        "barriers.*",
         [
             "_roll",
             "_sequence",
             "arguments",
+            "barriers.*",
             "collectives",
             "environment",
             "store",
@@ -171,7 +174,7 @@ SYSTEM_ALLOWED = {
 EXTRAS = {
     "click": ["cli", "cli.*"],
     "rich": ["cli", "cli.*"],
-    "torch": ["integrations.torch", "stores.tcp_connections"],
+    "torch": ["barriers.torch", "integrations.torch", "stores.tcp_connections"],
     "etcd3gw": [],
 }
 

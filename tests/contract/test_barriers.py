@@ -16,8 +16,10 @@ from fscoord.barriers import (
     BARRIER_REGISTRY,
     Barrier,
     BarrierConfig,
+    DistBarrier,
     FileStoreBarrier,
     StoreBarrier,
+    TCPStoreBarrier,
     create_barrier_from_config,
     register_barrier,
 )
@@ -321,7 +323,7 @@ def test_to_fail_fast_is_asked_of_the_collective_only_when_it_is_wanted(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(barriers, "barrier", lambda *_, **named: asked.append(named))
+    monkeypatch.setattr(barriers.store, "barrier", lambda *_, **named: asked.append(named))
     make(store, 0, 1).execute_barrier()
     make(store, 0, 1, fail_fast=True).execute_barrier()
     assert asked == [{}, {"fail_fast": True}]
@@ -390,6 +392,7 @@ def test_a_killed_process_is_replaced_by_one_that_goes_on_with_its_sequence(tmp_
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[Barrier]]:
     """The registry, as it was again after the test."""
     copy = dict(BARRIER_REGISTRY)
+    monkeypatch.setattr(barriers.base, "BARRIER_REGISTRY", copy)
     monkeypatch.setattr(barriers, "BARRIER_REGISTRY", copy)
     return copy
 
@@ -405,7 +408,12 @@ class Recorded(Barrier):
 
 
 def test_barriers_are_registered_by_their_type() -> None:
-    assert list(BARRIER_REGISTRY.items()) == [("store", StoreBarrier), ("file_store", FileStoreBarrier)]
+    assert list(BARRIER_REGISTRY.items()) == [
+        ("store", StoreBarrier),
+        ("file_store", FileStoreBarrier),
+        ("tcp_store", TCPStoreBarrier),
+        ("dist_barrier", DistBarrier),
+    ]
 
 
 def test_registering_returns_the_class_and_may_be_done_again(registry: dict[str, type[Barrier]]) -> None:
@@ -424,7 +432,7 @@ def test_a_type_that_is_missing_or_taken_or_no_barrier_is_refused(registry: dict
     for wrong in (int, StoreBarrier.execute_barrier):
         with pytest.raises(TypeError, match="no subclass"):
             register_barrier(wrong)
-    assert registry == {"store": StoreBarrier, "file_store": FileStoreBarrier}
+    assert registry == BARRIER_REGISTRY
 
 
 def test_configurations_compare_print_and_load() -> None:
@@ -456,7 +464,9 @@ def test_what_is_no_configuration_is_refused(text: str, kind: type[Exception]) -
 
 def test_no_type_makes_no_barrier_and_an_unknown_one_names_those_there_are() -> None:
     assert create_barrier_from_config(BarrierConfig()) is None
-    with pytest.raises(ValueError, match="unknown barrier_type 'tcp'; there are file_store, store"):
+    with pytest.raises(
+        ValueError, match="unknown barrier_type 'tcp'; there are dist_barrier, file_store, store, tcp_store"
+    ):
         create_barrier_from_config(BarrierConfig("tcp"))
 
 

@@ -1,0 +1,168 @@
+"""`Barrier`, the registry of its kinds, and a configuration to make one from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
+
+from fscoord.arguments import Timeout
+from fscoord.environment import detect
+
+__all__ = [
+    "BARRIER_REGISTRY",
+    "Barrier",
+    "BarrierConfig",
+    "create_barrier_from_config",
+    "register_barrier",
+]
+
+B = TypeVar("B", bound="Barrier")
+C = TypeVar("C", bound="type[Barrier]")
+
+
+class Barrier(ABC):
+    """A place where all ranks wait for each other, as often as they come there; also a context manager.
+
+    Attributes:
+        barrier_type: the name under which `register_barrier` finds the class.
+    """
+
+    barrier_type: ClassVar[str]
+
+    @abstractmethod
+    def execute_barrier(self, timeout: Timeout | None = None) -> None:
+        """Wait until all ranks have called this as often as this one has.
+
+        Args:
+            timeout: seconds or a `timedelta`; None means the barrier's own.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most barriers hold nothing
+        """Give back what the barrier holds. Closing twice is harmless."""
+
+    def __enter__(self: B) -> B:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+BARRIER_REGISTRY: dict[str, type[Barrier]] = {}
+"""The registered classes by their `Barrier.barrier_type`."""
+
+
+def register_barrier(barrier_class: C) -> C:
+    """Register a class under its ``barrier_type``, and return it: a decorator.
+
+    Raises:
+        TypeError: it is no subclass of `Barrier`.
+        ValueError: it has no ``barrier_type``, or another class has the same.
+    """
+    given: object = barrier_class
+    if not (isinstance(given, type) and issubclass(given, Barrier)):
+        raise TypeError(f"{barrier_class!r} is no subclass of fscoord.barriers.Barrier")
+    name = getattr(barrier_class, "barrier_type", None)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{barrier_class.__name__} has no barrier_type: give it a name, as text, of its own")
+    if BARRIER_REGISTRY.setdefault(name, barrier_class) is not barrier_class:
+        raise ValueError(
+            f"{barrier_class.__name__}: the barrier_type {name!r} is that of {BARRIER_REGISTRY[name].__name__};"
+            " give it a name of its own"
+        )
+    return barrier_class
+
+
+@dataclass
+class BarrierConfig:
+    """Which barrier to make, and how.
+
+    Attributes:
+        barrier_type: a registered name, or None for no barrier at all.
+        barrier_args: what its constructor is called with. Rank and world size may be left out.
+    """
+
+    barrier_type: str | None = None
+    barrier_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        name: object = self.barrier_type
+        args: object = self.barrier_args
+        if not (name is None or isinstance(name, str)):
+            raise TypeError(f"barrier_type is str or None, not {type(name).__name__}")
+        if not (isinstance(args, dict) and all(isinstance(key, str) for key in args)):
+            raise TypeError("barrier_args is a dict with the names of arguments for keys")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BarrierConfig:
+        """Return the configuration with these values: ``{"barrier_type": ..., "barrier_args": {...}}``.
+
+        Raises:
+            ValueError: there is a value of another name.
+            TypeError: a value has the wrong type.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"a BarrierConfig is loaded from a mapping, not from {type(values).__name__}")
+        unknown = sorted(str(name) for name in values.keys() - {"barrier_type", "barrier_args"})
+        if unknown:
+            raise ValueError(f"a BarrierConfig has barrier_type and barrier_args, not {', '.join(unknown)}")
+        args = values.get("barrier_args")
+        return cls(
+            values.get("barrier_type"), dict(args) if isinstance(args, Mapping) else {} if args is None else args
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> BarrierConfig:
+        """Return the configuration in a JSON object, as `from_dict` does.
+
+        Raises:
+            ValueError: it is no JSON, or there is a value of another name.
+            TypeError: it is no object, or a value has the wrong type.
+        """
+        import json
+
+        return cls.from_dict(json.loads(text))
+
+
+def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
+    """Return the barrier that `barrier_config` describes, or None if it describes none.
+
+    A constructor that takes ``rank``, ``world_size``, ``global_rank`` or ``global_world_size`` and is not given it gets
+    what `fscoord.environment.detect` finds.
+
+    Raises:
+        ValueError: the type is not registered, or a rank or size is needed and nobody says it.
+        TypeError: the constructor does not take these arguments.
+    """
+    name = barrier_config.barrier_type
+    if name is None:
+        return None
+    if name not in BARRIER_REGISTRY:
+        raise ValueError(f"unknown barrier_type {name!r}; there are {', '.join(sorted(BARRIER_REGISTRY))}")
+    barrier_class = BARRIER_REGISTRY[name]
+    return barrier_class(**_from_environment(barrier_class, barrier_config.barrier_args), **barrier_config.barrier_args)
+
+
+def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
+    """Return the ranks and sizes that the constructor takes, is not given, and the environment says."""
+    from inspect import Parameter, signature
+
+    accepted = signature(barrier_class).parameters
+    wanted = [name for name in accepted if name not in given and name.removeprefix("global_") in {"rank", "world_size"}]
+    if not wanted:
+        return {}
+    environment, found = detect(), {}
+    for name in wanted:
+        value = getattr(environment, name.removeprefix("global_"))
+        if value is not None:
+            found[name] = value
+        elif accepted[name].default is Parameter.empty:
+            raise ValueError(f"{name} is not given, and the environment does not say it: it says {environment}")
+    return found

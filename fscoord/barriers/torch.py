@@ -1,0 +1,135 @@
+"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's own module, by the names that they have there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from fscoord import _system as system
+from fscoord._roll import Decoder
+from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
+from fscoord.barriers.base import Barrier, register_barrier
+from fscoord.barriers.store import StoreBarrier
+from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError
+from fscoord.store import Store
+from fscoord.stores.url import open_store
+
+__all__ = ["DistBarrier", "TCPStoreBarrier"]
+
+
+@register_barrier
+class TCPStoreBarrier(StoreBarrier):
+    """A `StoreBarrier` on a `~fscoord.TCPStore`, whose server rank 0 runs: no directory in common is needed.
+
+    The names are those of torch's ``TCPStoreBarrier``. What differs: `timeout_secs` and
+    `use_checkpoint_barrier_tcpstore_libuv` count, a time-out names the missing ranks, and prefixes have numbers of
+    their own. Rank 0 must be the last to close it: with it the server ends.
+
+    Args:
+        global_rank: which caller this is; None means what the environment says.
+        global_world_size: how many there are; None means what the environment says.
+        barrier_prefix: names this row of barriers.
+        timeout_barrier_init_secs: how long to wait for the server, in seconds.
+        use_checkpoint_barrier_tcpstore_libuv: which of torch's two servers.
+        tcpstore_port: the server's port.
+        master_address: the host of rank 0.
+        timeout_secs: how long each `execute_barrier` waits, in seconds.
+        barrier_prefix_list: one prefix, in a list, as in an example of torch's documentation.
+        fail_fast, rank_tracing_decoder: as for `StoreBarrier`.
+
+    Raises:
+        ImportError: there is no torch; the message says which extra to install.
+        StoreUnavailableError: there is no server at that address.
+    """
+
+    barrier_type = "tcp_store"
+
+    def __init__(
+        self,
+        global_rank: int | None = None,
+        global_world_size: int | None = None,
+        barrier_prefix: Key | None = None,
+        timeout_barrier_init_secs: Timeout = DEFAULT_TIMEOUT,
+        use_checkpoint_barrier_tcpstore_libuv: bool = True,
+        tcpstore_port: int | str = 29500,
+        master_address: str = "localhost",
+        timeout_secs: Timeout = DEFAULT_TIMEOUT,
+        *,
+        barrier_prefix_list: Sequence[Key] = (),
+        fail_fast: bool = False,
+        rank_tracing_decoder: Decoder | None = None,
+    ) -> None:
+        prefixes = [*barrier_prefix_list, *([] if barrier_prefix is None else [barrier_prefix])]
+        if len(prefixes) > 1:
+            raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
+        self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
+        self._init_timeout = seconds(timeout_barrier_init_secs)
+        super().__init__(
+            f"tcp://{master_address}:{int(tcpstore_port)}",
+            prefixes[0] if prefixes else "barrier",
+            rank=global_rank,
+            world_size=global_world_size,
+            timeout=timeout_secs,
+            fail_fast=fail_fast,
+            rank_tracing_decoder=rank_tracing_decoder,
+        )
+
+    def _open(self, address: str | system.os.PathLike[str], options: dict[str, object]) -> Store:
+        store = open_store(
+            address,
+            is_master=self.rank == 0,
+            world_size=self.world_size,
+            timeout=self._init_timeout,
+            use_libuv=self._libuv,
+            **options,
+        )
+        store.set_timeout(self._timeout)
+        return store
+
+
+@register_barrier
+class DistBarrier(Barrier):
+    """torch's own ``torch.distributed.barrier`` of the default process group.
+
+    Raises:
+        ImportError: there is no torch.
+        NoProcessGroupError: there is no process group; it is an `AssertionError` too, as in torch.
+    """
+
+    barrier_type = "dist_barrier"
+
+    def __init__(self) -> None:
+        try:
+            import torch.distributed as dist
+        except ImportError as error:
+            raise ImportError("DistBarrier needs torch: install the extra, pip install 'fscoord[torch]'") from error
+        if not dist.is_initialized():
+            raise NoProcessGroupError(
+                "DistBarrier needs a process group; call torch.distributed.init_process_group first"
+            )
+        self._barrier = dist.barrier
+
+    def execute_barrier(self, timeout: Timeout | None = None) -> None:
+        """See `Barrier.execute_barrier`. After a time-out the process group is of no use any more.
+
+        Args:
+            timeout: seconds or a `timedelta`; None means the process group's own.
+
+        Raises:
+            StoreTimeoutError: not all came.
+            BarrierError: the process group failed.
+        """
+        started = system.time.monotonic()
+        limit = None if timeout is None else seconds(timeout)
+        try:
+            if limit is None or limit == float("inf"):
+                self._barrier()
+            else:
+                self._barrier(async_op=True).wait(timedelta(seconds=max(limit, 0.001)))
+        except RuntimeError as error:
+            waited = system.time.monotonic() - started
+            if limit is not None and waited >= limit:
+                raise StoreTimeoutError(
+                    f"not all ranks came to the process group's barrier within {waited:.3g} s: {error}", waited=waited
+                ) from error
+            raise BarrierError(f"the process group's barrier failed: {error}") from error

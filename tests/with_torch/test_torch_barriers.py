@@ -1,0 +1,115 @@
+"""`TCPStoreBarrier` and `DistBarrier`, by the names that torch's own registry gives them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contract.places import HANG_S, start_thread
+
+from fscoord.barriers import BarrierConfig, DistBarrier, TCPStoreBarrier, create_barrier_from_config
+from fscoord.errors import NoProcessGroupError, StoreTimeoutError, StoreUnavailableError
+from fscoord.stores.tcp import TCPStore
+
+pytestmark = pytest.mark.torch
+
+WORKER = Path(__file__).with_name("dist_barrier_worker.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_has_opened_what_it_keeps() -> None:
+    TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False).close()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def pair(port: int) -> Iterator[list[TCPStoreBarrier]]:
+    def make(rank: int) -> TCPStoreBarrier:
+        return TCPStoreBarrier(rank, 2, "checkpoint", HANG_S, True, port, "127.0.0.1", HANG_S)
+
+    second = start_thread(make, 1)
+    first = make(0)
+    barriers = [first, second.join()]
+    yield barriers
+    for barrier in reversed(barriers):
+        barrier.close()
+
+
+def test_ranks_meet_again_and_again(pair: list[TCPStoreBarrier]) -> None:
+    for _ in range(3):
+        threads = [start_thread(barrier.execute_barrier) for barrier in pair]
+        for thread in threads:
+            thread.join()
+    assert [barrier.sequence for barrier in pair] == [3, 3]
+
+
+def test_a_time_out_names_the_missing_rank(pair: list[TCPStoreBarrier]) -> None:
+    with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\].*rank 1 is at sequence 0") as caught:
+        pair[0].execute_barrier(timeout=0.05)
+    assert caught.value.missing_ranks == ("1",)
+
+
+def test_the_example_of_torchs_documentation_makes_one(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    config = BarrierConfig(
+        barrier_type="tcp_store",
+        barrier_args={
+            "timeout_barrier_init_secs": 30,
+            "barrier_prefix_list": ["checkpoint"],
+            "use_checkpoint_barrier_tcpstore_libuv": False,
+            "tcpstore_port": port,
+            "master_address": "localhost",
+        },
+    )
+    barrier = create_barrier_from_config(config)
+    assert isinstance(barrier, TCPStoreBarrier)
+    with barrier:
+        barrier.execute_barrier()
+        assert (barrier.rank, barrier.world_size, barrier.sequence) == (0, 1, 1)
+
+
+def test_both_names_of_the_prefix_at_once_are_refused(port: int) -> None:
+    with pytest.raises(ValueError, match="one prefix, not 2"):
+        TCPStoreBarrier(0, 1, "a", tcpstore_port=port, barrier_prefix_list=["b"])
+
+
+def test_a_server_that_does_not_come_ends_the_wait_for_it(port: int) -> None:
+    with pytest.raises(StoreUnavailableError, match=str(port)):
+        TCPStoreBarrier(1, 2, "a", 0.2, True, port, "127.0.0.1", HANG_S)
+
+
+def test_without_a_process_group_there_is_no_dist_barrier() -> None:
+    with pytest.raises(NoProcessGroupError, match="init_process_group") as caught:
+        DistBarrier()
+    assert isinstance(caught.value, AssertionError)
+
+
+@pytest.mark.timeout(180)
+def test_a_dist_barrier_holds_until_all_are_there_and_keeps_its_timeout(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(WORKER), str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    ranks = [
+        subprocess.Popen([*command, str(rank)], **pipes, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    assert outputs[0][0] == "met\ntimed out\n"
+    assert outputs[1][0] == "met\n"
