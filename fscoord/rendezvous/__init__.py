@@ -16,6 +16,7 @@ from fscoord.rendezvous.base import RendezvousHandler
 from fscoord.rendezvous.creation import create_backend
 from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint
 from fscoord.rendezvous.events import NodeState, RdzvEvent, construct_and_record_rdzv_event
+from fscoord.rendezvous.handler import DynamicRendezvousHandler, create_handler
 from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.parameters import RendezvousParameters, parse_rendezvous_config
 from fscoord.rendezvous.registry import (
@@ -23,10 +24,12 @@ from fscoord.rendezvous.registry import (
     get_rendezvous_handler,
     rendezvous_handler_registry,
 )
+from fscoord.rendezvous.settings import RendezvousSettings, RendezvousTimeout
 
 __all__ = [
     "DEFAULT_PORT",
     "C10dRendezvousBackend",
+    "DynamicRendezvousHandler",
     "NodeState",
     "RdzvEvent",
     "RendezvousBackend",
@@ -38,15 +41,20 @@ __all__ = [
     "RendezvousHandlerRegistry",
     "RendezvousInfo",
     "RendezvousParameters",
+    "RendezvousSettings",
     "RendezvousStateError",
     "RendezvousStoreInfo",
+    "RendezvousTimeout",
     "RendezvousTimeoutError",
     "Token",
     "construct_and_record_rdzv_event",
     "create_backend",
+    "create_handler",
     "get_rendezvous_handler",
     "matches_machine_hostname",
     "parse_rendezvous_config",
     "parse_rendezvous_endpoint",
     "rendezvous_handler_registry",
 ]
+
+rendezvous_handler_registry.register("c10d", create_handler)

@@ -1,0 +1,308 @@
+"""`DynamicRendezvousHandler`: one node's part in a rendezvous, on any store; `create_handler` makes one."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+from fscoord import _system as system
+from fscoord._logger import logger
+from fscoord.arguments import Timeout, seconds
+from fscoord.collectives import store_timeout
+from fscoord.errors import (
+    FscoordError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExit,
+    RendezvousTimeoutError,
+    StoreTimeoutError,
+)
+from fscoord.rendezvous.backend import RendezvousBackend
+from fscoord.rendezvous.base import RendezvousHandler
+from fscoord.rendezvous.creation import create_backend
+from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
+from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
+from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.parameters import RendezvousParameters
+from fscoord.rendezvous.patience import SLOW_LOOK_S, Patience
+from fscoord.rendezvous.settings import RendezvousSettings, RendezvousTimeout
+from fscoord.rendezvous.shared import SharedState, connection
+from fscoord.rendezvous.state import Limits, Seen, State, Verdict, close, decide, without
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+__all__ = ["DynamicRendezvousHandler", "create_handler"]
+
+_local_ids = itertools.count()
+
+
+class DynamicRendezvousHandler(RendezvousHandler):
+    """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
+
+    A handler is one node. Each call of `next_rendezvous` waits for one round. Those who wait sleep until the store
+    wakes them. A thread shows every ``keep_alive_interval`` that this node lives, from the first call on.
+
+    `shutdown` ends it, also as the end of a ``with``. A process that forks makes another handler in the child.
+
+    Args:
+        settings: what all nodes are told alike.
+        backend: where the state is.
+        store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
+        local_addr: the address by which others reach this node; its host name by default.
+        owns_store: whether `shutdown` closes the store, too.
+    """
+
+    def __init__(
+        self,
+        settings: RendezvousSettings,
+        backend: RendezvousBackend,
+        store: Store,
+        local_addr: str | None = None,
+        *,
+        owns_store: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._limits = Limits(settings.min_nodes, settings.max_nodes)
+        self._backend = backend
+        self._store = store
+        self._owns_store = owns_store
+        self._address = local_addr or system.hostname()
+        self._local_id = next(_local_ids)
+        self._node = f"{self._address}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
+        view = PrefixStore(f"fscoord.rendezvous.{settings.run_id}", store)
+        self._shared = SharedState(backend, view)
+        self._keeper = Keeper(self._shared, view.clone(), self._node, settings)
+        self._life: int | None = None
+        self._returned: int | None = None
+        self._is_shut_down = False
+        weakref.finalize(self, self._keeper.stop_soon)
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Store,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: Timeout = 5,
+        keep_alive_max_attempt: int = 3,
+    ) -> DynamicRendezvousHandler:
+        """Return a handler; the arguments are torch's, and mean what `RendezvousSettings` says."""
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            timeout or RendezvousTimeout(),
+            keep_alive_interval,  # type: ignore[arg-type]  # it becomes a timedelta there
+            keep_alive_max_attempt,
+        )
+        return cls(settings, backend, store, local_addr)
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """What this handler was told."""
+        return self._settings
+
+    @property
+    def node(self) -> str:
+        """The name of this node among the others: its address, process, number in the process and a nonce."""
+        return self._node
+
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return self._backend.name
+
+    def get_run_id(self) -> str:
+        """Return the name of the rendezvous."""
+        return self._settings.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the other nodes, and return the outcome of the next round.
+
+        Raises:
+            RendezvousClosedError: the rendezvous has been closed.
+            RendezvousTimeoutError: too few nodes came within the time to join.
+            RendezvousConnectionError: the store failed.
+            RendezvousStateError: the state is damaged.
+            RendezvousGracefulExit: this node was spare, and the rendezvous closed.
+        """
+        self._record("comes to the rendezvous", NodeState.INIT)
+        try:
+            info = self._next()
+        except RendezvousGracefulExit:
+            self._record("was spare, and leaves", NodeState.SUCCEEDED)
+            raise
+        except Exception as error:
+            self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
+            raise
+        address = f"{info.bootstrap_store_info.master_addr}:{info.bootstrap_store_info.master_port}"
+        message = f"has rank {info.rank} of {info.world_size} in round {self._returned}"
+        self._record(message, NodeState.RUNNING, address, info.rank)
+        return info
+
+    def is_closed(self) -> bool:
+        """Return whether the rendezvous has been closed."""
+        if self._is_shut_down:
+            return True
+        state, _ = self._shared.read()
+        return state.closed or self._life not in (None, state.life)
+
+    def set_closed(self) -> None:
+        """Close the rendezvous: no node gets a further round of it."""
+        self._shared.change(lambda state: replace(state, closed=True) if self._is_mine(state) else state)
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait that would take part if there were another round.
+
+        When the round of this node is over, they are at least 1, so that whoever watches this number comes again.
+        """
+        state, _ = self._shared.read()
+        if not state.complete:
+            count = len(state.participants) + len(state.waiting)
+        else:
+            count = min(len(state.waiting), self._limits.most - len(state.participants))
+        return max(1, count) if self._returned is not None and not self._is_current(state) else count
+
+    def is_current(self) -> bool:
+        """Return whether the round that `next_rendezvous` returned last still stands, with all its nodes."""
+        return self._is_current(self._shared.read()[0])
+
+    def leave(self) -> None:
+        """Take this node out, so that the others go on without it in a further round; the rendezvous stays open."""
+        self._shared.change(lambda state: without(state, [self._node]))
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous, take this node out, and give back what the handler holds.
+
+        Returns:
+            Whether all went well; what did not is in the log. Again is harmless.
+        """
+        if self._is_shut_down:
+            return True
+        self._is_shut_down = True
+        ended = [self._try(self._close_state), self._try(self._keeper.stop)]
+        if self._owns_store:
+            ended.append(self._try(self._store.close))
+        self._record("has shut down", NodeState.SUCCEEDED if all(ended) else NodeState.FAILED)
+        return all(ended)
+
+    def __enter__(self) -> DynamicRendezvousHandler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _is_mine(self, state: State) -> bool:
+        return self._life in (None, state.life)
+
+    def _is_current(self, state: State) -> bool:
+        return state.complete and state.round == self._returned
+
+    def _close_state(self) -> None:
+        limit = min(seconds(self._settings.timeout.close), seconds(self._store.timeout))
+        with connection(), store_timeout(self._store, limit):
+            self._shared.change(lambda state: close(state, self._node) if self._is_mine(state) else state)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except FscoordError as error:
+            logger(__name__).warning("the rendezvous %r did not end in good order: %s", self.get_run_id(), error)
+            return False
+        return True
+
+    def _next(self) -> RendezvousInfo:
+        if self._is_shut_down:
+            raise RendezvousClosedError(f"this handler of the rendezvous {self.get_run_id()!r} was shut down")
+        self._keeper.start()
+        patience = Patience(self._limits, self._settings.timeout)
+        try:
+            while True:
+                state = self._agree(patience)
+                info = self._prepare(state, patience)
+                if info is not None:
+                    self._returned = state.round
+                    return info
+        except (RendezvousTimeoutError, RendezvousClosedError, RendezvousGracefulExit, KeyboardInterrupt, SystemExit):
+            self._try(self.leave)  # nobody must count on this node
+            raise
+
+    def _agree(self, patience: Patience) -> State:
+        """Return the complete round that this node takes part in."""
+        state, token = self._shared.read()
+        while True:
+            alive = self._keeper.look(state)
+            if self._node in state.present:
+                self._life = state.life
+            seen = Seen(frozenset(), alive, self._life, self._returned, *patience.look(state))
+            decision = decide(state, self._node, self._limits, seen)
+            if decision.verdict is Verdict.WRITE:
+                state, token = self._shared.write(decision.state, token)
+                continue
+            if decision.verdict is Verdict.JOINED:
+                return state
+            if decision.verdict is Verdict.CLOSED:
+                raise RendezvousClosedError(
+                    f"the rendezvous {self.get_run_id()!r} has been closed; it begins anew when its nodes have ended"
+                )
+            if decision.verdict is Verdict.SPARE:
+                raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
+            if patience.is_over(state, self._node):
+                raise RendezvousTimeoutError(self._too_few(state))
+            self._shared.wait(state, patience.left())
+            state, token = self._shared.read()
+
+    def _too_few(self, state: State) -> str:
+        others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"
+        limit = seconds(self._settings.timeout.join)
+        return (
+            f"rendezvous {self.get_run_id()!r}: no round within {limit:g} s. It takes {self._limits.least} to"
+            f" {self._limits.most} nodes, and besides this one ({self._node}) there were: {others}"
+        )
+
+    def _prepare(self, state: State, patience: Patience) -> RendezvousInfo | None:
+        """Return what the round gives to this node; None if the round broke meanwhile."""
+        rank, first = state.participants.index(self._node), state.participants[0]
+        store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
+        while True:
+            try:
+                with connection():
+                    address = RendezvousStoreInfo.build(rank, store, self._address, timeout=SLOW_LOOK_S)
+                return RendezvousInfo(store, rank, len(state.participants), address)
+            except RendezvousConnectionError as error:
+                if not isinstance(error.__cause__, StoreTimeoutError):
+                    raise
+            now, _ = self._shared.read()
+            if now.round != state.round:
+                return None
+            if first in now.left:
+                raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} has been closed by rank 0 ({first})")
+            if patience.is_over(now, self._node):
+                raise RendezvousTimeoutError(f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} says nothing")
+
+    def _record(self, message: str, node_state: NodeState, address: str = "", rank: int | None = None) -> None:
+        name = f"{type(self).__name__}.{node_state.value.lower()}"
+        text = f"the node {self._node} {message}"
+        construct_and_record_rdzv_event(
+            self.get_run_id(), text, node_state, name, self._address, None, address, self._local_id, rank
+        )
+
+
+def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """Return a handler on the store that `params` name, which it opens, and closes at its `shutdown`.
+
+    It is what `get_rendezvous_handler` makes for the backend ``c10d``. The options are those of `create_backend` and
+    of `RendezvousSettings.from_parameters`.
+
+    Raises:
+        ValueError: an option, the endpoint or the run id makes no sense.
+        RendezvousConnectionError: the store can't be opened.
+    """
+    settings = RendezvousSettings.from_parameters(params)
+    backend, store = create_backend(params)
+    return DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)

@@ -1,0 +1,240 @@
+"""The rules of a rendezvous: its state, and what a node does about it; no input or output, and no clock.
+
+A *life* is one job from its first node to its last, a *round* is one outcome. A round is *forming*, then *complete*;
+when one of its participants dies, leaves or comes again it is broken, and the next one forms:
+
+- Nodes join a forming round while there is place. Its places are first for the participants of the broken round
+  (*former*), then for those who wait, in their order, then for others.
+- With `Limits.most` participants it is complete; with `Limits.least` it is when the last call is over. Only a node
+  that knows all participants to live completes it: the first to come has seen the others come, so that it need not
+  wait, and what a dead job left behind completes nothing.
+- Who comes to a complete round waits. Who waits beyond `Limits.most` is *spare*.
+- When the rendezvous is closed nobody joins any more. When nobody of it lives, the next to come begins another life.
+
+Every node changes the state by compare-and-set and rules on what it finds, so that it does not matter which of them
+does something, or whether one that did was told so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+from fscoord.errors import RendezvousStateError
+
+__all__ = ["Decision", "Limits", "Seen", "State", "Verdict", "close", "decide", "without"]
+
+FORMAT = 1
+"""The version of the state's form; a reader refuses others."""
+
+Node = str
+
+
+@dataclass(frozen=True)
+class State:
+    """What all nodes know in common.
+
+    Attributes:
+        sequence: how many times it was changed.
+        life: which job this is, counted from 0.
+        round: which round, counted over all lives.
+        complete: whether `participants` are final.
+        closed: whether nobody may join any more.
+        participants: who takes part; when complete, in the order of their ranks.
+        former: who took part in the broken round before and has not come again.
+        waiting: who waits for a place, in the order of coming.
+        left: participants of a complete round who left after it was closed.
+    """
+
+    sequence: int = 0
+    life: int = 0
+    round: int = 0
+    complete: bool = False
+    closed: bool = False
+    participants: tuple[Node, ...] = ()
+    former: tuple[Node, ...] = ()
+    waiting: tuple[Node, ...] = ()
+    left: tuple[Node, ...] = ()
+
+    @property
+    def present(self) -> frozenset[Node]:
+        """Every node that has not left, as far as is known here."""
+        return frozenset(self.participants + self.former + self.waiting) - frozenset(self.left)
+
+    def encode(self) -> bytes:
+        """Return the state as JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> State:
+        """Return the state that `encode` made `data` of.
+
+        Raises:
+            RendezvousStateError: it is something else, or of another version.
+        """
+        try:
+            found = json.loads(data)
+            version = _checked(found.pop("format"), FORMAT)
+            values: dict[str, Any] = {each.name: _checked(found.pop(each.name), each.default) for each in fields(cls)}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RendezvousStateError(
+                f"the state of the rendezvous can't be read ({type(error).__name__}: {error});"
+                " something else wrote it, so use another id or another store"
+            ) from error
+        if version != FORMAT or found:
+            raise RendezvousStateError(
+                f"the state of the rendezvous has format {version!r}, and this version of fscoord reads {FORMAT};"
+                " run one version on all nodes"
+            )
+        return cls(**values)
+
+
+def _checked(value: object, example: object) -> object:
+    """Return `value`, read from JSON, if it is of the kind of `example`."""
+    if isinstance(example, tuple):
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise TypeError(f"{value!r} is no list of nodes")
+        return tuple(value)
+    if type(value) is not type(example):
+        raise TypeError(f"{value!r} is no {type(example).__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many nodes a round takes, `least` to `most`."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one node knows besides the state.
+
+    Attributes:
+        dead: nodes that are known dead.
+        alive: nodes that are known to live: they were seen coming, or doing something since.
+        life: the life that this node belongs to; None for one that has just come.
+        returned: the round that this node last took part in, if it is through.
+        is_last_call_over: whether the last call has lasted its time since enough nodes were there.
+        is_reserve_over: whether places have been kept for others long enough.
+    """
+
+    dead: frozenset[Node] = frozenset()
+    alive: frozenset[Node] = frozenset()
+    life: int | None = None
+    returned: int | None = None
+    is_last_call_over: bool = False
+    is_reserve_over: bool = False
+
+
+class Verdict(Enum):
+    """What a node has to do."""
+
+    WRITE = "write the new state, and decide again"
+    WAIT = "wait for a change"
+    JOINED = "go to work"
+    CLOSED = "leave: it is closed"
+    SPARE = "leave: it is closed, and this node was never needed"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a node has to do, and the state to write, or that it rests on."""
+
+    verdict: Verdict
+    state: State = field(default_factory=State)
+
+
+def without(state: State, gone: Iterable[Node]) -> State:
+    """Return the state without the nodes `gone`, which are dead or leave; a complete round of theirs is broken."""
+    lost = frozenset(gone)
+    state = replace(state, former=_minus(state.former, lost), waiting=_minus(state.waiting, lost))
+    if not state.complete:
+        return replace(state, participants=_minus(state.participants, lost))
+    if state.closed:  # ranks are told by the participants, and late readers still want to know theirs
+        return replace(
+            state, left=state.left + tuple(n for n in state.participants if n in lost and n not in state.left)
+        )
+    return _broken(state, lost) if lost.intersection(state.participants) else state
+
+
+def close(state: State, node: Node) -> State:
+    """Return the state closed, and without `node`."""
+    return without(replace(state, closed=True), [node])
+
+
+def decide(state: State, me: Node, limits: Limits, seen: Seen) -> Decision:
+    """Return what the node `me`, which wants to take part in a round that it has not returned from, has to do."""
+    now = without(state, seen.dead & (state.present - {me}))
+    life = now.life if me in now.participants or me in now.present else seen.life
+    if now.complete and me in now.participants and me not in now.left and now.round != seen.returned:
+        return _write_or(Verdict.JOINED, state, now)
+    if life not in (None, now.life):
+        return Decision(Verdict.CLOSED, now)  # the job that this node belongs to is over
+    if now.closed:
+        others = now.present - {me}
+        if life is not None or others & seen.alive:
+            is_spare = now.complete and len(now.participants) >= limits.most and me in now.waiting
+            return Decision(Verdict.SPARE if is_spare else Verdict.CLOSED, now)
+        if others:
+            return _write_or(Verdict.WAIT, state, now)  # until it is known whether they live
+        now = State(life=now.life + 1, round=now.round + 1)
+    if now.complete and me in now.participants:
+        now = _broken(now, frozenset())
+    now = _join(now, me, limits, seen)
+    now = _complete(now, me, limits, seen)
+    return _write_or(Verdict.WAIT, state, now)
+
+
+def _write_or(verdict: Verdict, old: State, new: State) -> Decision:
+    if new == old:
+        return Decision(verdict, old)
+    return Decision(Verdict.WRITE, replace(new, sequence=old.sequence + 1))
+
+
+def _join(state: State, me: Node, limits: Limits, seen: Seen) -> State:
+    if me in state.participants:
+        return state
+    if not state.complete and _has_place(state, me, limits, seen):
+        return replace(
+            state,
+            participants=(*state.participants, me),
+            former=_minus(state.former, {me}),
+            waiting=_minus(state.waiting, {me}),
+        )
+    if me in state.waiting:
+        return state
+    return replace(state, former=_minus(state.former, {me}), waiting=(*state.waiting, me))
+
+
+def _has_place(state: State, me: Node, limits: Limits, seen: Seen) -> bool:
+    taken = len(state.participants)
+    if me not in state.former and not seen.is_reserve_over:
+        ahead = state.waiting.index(me) if me in state.waiting else len(state.waiting)
+        taken += len(state.former) + ahead
+    return taken < limits.most
+
+
+def _complete(state: State, me: Node, limits: Limits, seen: Seen) -> State:
+    count = len(state.participants)
+    if state.complete or me not in state.participants or count < limits.least:
+        return state
+    if count < limits.most and not seen.is_last_call_over:
+        return state
+    if not seen.alive.issuperset(_minus(state.participants, {me})):
+        return state
+    return replace(state, complete=True, participants=tuple(sorted(state.participants)), former=())
+
+
+def _broken(state: State, lost: frozenset[Node]) -> State:
+    former = _minus(state.participants, lost)
+    return replace(state, round=state.round + 1, complete=False, participants=(), former=former, left=())
+
+
+def _minus(nodes: tuple[Node, ...], lost: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(node for node in nodes if node not in lost)

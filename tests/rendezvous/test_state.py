@@ -1,0 +1,359 @@
+"""The rules of a rendezvous: each of them as a story, and all of them in random schedules."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+from rendezvous.simulation import World
+
+from fscoord import RendezvousStateError
+from fscoord.rendezvous.state import Limits, Seen, State, Verdict, close, decide, without
+
+TWO_TO_THREE = Limits(2, 3)
+FORMING = State()
+FULL = State(complete=True, participants=("a", "b", "c"), sequence=7, round=4)
+PAIR = State(complete=True, participants=("a", "b"), sequence=7, round=4)
+ALL = frozenset("abcdefgh")
+
+
+def ruled(state, me, limits=TWO_TO_THREE, **seen):
+    seen = {"alive": ALL, "life": state.life if me in state.present else None, **seen}
+    return decide(state, me, limits, Seen(**seen))
+
+
+def written(state, me, limits=TWO_TO_THREE, **seen):
+    decision = ruled(state, me, limits, **seen)
+    assert decision.verdict is Verdict.WRITE
+    assert decision.state.sequence == state.sequence + 1
+    return decision.state
+
+
+def is_waiting(state, me, limits=TWO_TO_THREE, **seen):
+    decision = ruled(state, me, limits, **seen)
+    assert decision.state == state
+    return decision.verdict is Verdict.WAIT
+
+
+# A round forms
+
+
+def test_the_first_node_joins_and_waits_for_others():
+    state = written(FORMING, "a")
+    assert state == State(sequence=1, participants=("a",))
+    assert is_waiting(state, "a")
+
+
+def test_with_enough_nodes_all_wait_for_the_last_call():
+    state = written(written(FORMING, "b"), "a")
+    assert state.participants == ("b", "a")
+    assert is_waiting(state, "a")
+    assert is_waiting(state, "b")
+
+
+def test_after_the_last_call_any_participant_completes_the_round_in_the_order_of_names():
+    state = State(participants=("b", "a"))
+    done = written(state, "a", is_last_call_over=True)
+    assert done == State(sequence=1, complete=True, participants=("a", "b"))
+    assert ruled(done, "a").verdict is ruled(done, "b").verdict is Verdict.JOINED
+
+
+def test_without_enough_nodes_no_last_call_helps():
+    assert is_waiting(State(participants=("a",)), "a", is_last_call_over=True)
+
+
+def test_with_all_nodes_there_is_no_last_call_and_the_last_to_come_completes():
+    state = State(participants=("a", "c"))
+    assert written(state, "b") == State(sequence=1, complete=True, participants=("a", "b", "c"))
+
+
+def test_a_single_node_is_a_round_when_that_is_enough():
+    assert written(FORMING, "a", Limits(1, 1)).complete
+    assert not written(FORMING, "a", Limits(1, 2)).complete
+
+
+def test_nobody_completes_a_round_with_nodes_that_nobody_has_seen_alive():
+    """They may be what a dead job left behind."""
+    state = State(participants=("a", "c"))
+    joined = written(state, "b", alive=frozenset("a"))
+    assert not joined.complete
+    assert is_waiting(joined, "b", alive=frozenset("a"))
+    assert is_waiting(joined, "b", alive=frozenset("a"), is_last_call_over=True)
+    assert written(joined, "a", alive=frozenset("bc")).complete
+
+
+def test_only_a_participant_completes_a_round():
+    state = State(participants=("a", "b"), former=("c",))
+    decided = written(state, "d", is_last_call_over=True)
+    assert not decided.complete
+    assert decided.waiting == ("d",)
+
+
+def test_the_dead_are_taken_out_of_a_forming_round_before_anything_else():
+    state = State(participants=("a", "x"), waiting=("y",), former=("z",))
+    assert written(state, "b", dead=frozenset("xyz")).participants == ("a", "b")
+    gone = written(State(participants=("a", "x")), "a", dead=frozenset("x"))
+    assert gone.participants == ("a",)
+
+
+def test_nobody_takes_itself_for_dead():
+    assert is_waiting(State(participants=("a",)), "a", dead=frozenset("a"))
+
+
+# A round is complete
+
+
+def test_who_comes_late_waits():
+    state = written(PAIR, "c")
+    assert state == replace(PAIR, sequence=8, waiting=("c",))
+    assert is_waiting(state, "c")
+
+
+def test_who_comes_to_a_full_round_waits_too():
+    state = written(FULL, "d")
+    assert state.waiting == ("d",)
+    assert is_waiting(state, "d")
+
+
+def test_those_who_wait_keep_the_order_of_coming():
+    assert written(written(FULL, "e"), "d").waiting == ("e", "d")
+
+
+def test_when_a_participant_comes_again_the_round_is_broken_and_it_is_in_the_next():
+    state = written(replace(PAIR, waiting=("c",)), "a", returned=4)
+    assert (state.round, state.complete, state.participants) == (5, False, ("a",))
+    assert (state.former, state.waiting) == (("b",), ("c",))
+
+
+def test_a_participant_that_has_not_read_its_outcome_yet_gets_it_first():
+    assert ruled(PAIR, "a", returned=3).verdict is Verdict.JOINED
+    assert ruled(PAIR, "a", returned=None).verdict is Verdict.JOINED
+
+
+def test_when_a_participant_dies_the_round_is_broken():
+    state = without(PAIR, {"a"})
+    assert (state.round, state.complete, state.participants, state.former) == (5, False, (), ("b",))
+    assert without(replace(PAIR, waiting=("c",)), {"c"}) == PAIR
+    assert without(PAIR, {"stranger"}) == PAIR
+
+
+def test_former_participants_have_the_first_places():
+    broken = State(round=5, former=("a", "b"), waiting=("d", "e"))
+    assert is_waiting(broken, "e")
+    state = written(broken, "d")
+    assert state.participants == ("d",)
+    assert is_waiting(state, "e")
+    state = written(written(state, "b"), "a")
+    assert (state.complete, state.participants, state.waiting) == (True, ("a", "b", "d"), ("e",))
+
+
+def test_those_who_wait_have_the_next_places_before_newcomers():
+    broken = State(round=5, former=("a",), waiting=("d", "e"))
+    assert written(broken, "f").waiting == ("d", "e", "f")
+
+
+def test_places_are_not_kept_for_ever():
+    broken = State(round=5, former=("a", "b"), waiting=("d", "e"))
+    state = written(broken, "e", is_reserve_over=True)
+    assert (state.participants, state.waiting) == (("e",), ("d",))
+    state = written(written(state, "d", is_reserve_over=True), "f", is_reserve_over=True)
+    assert (state.complete, state.participants) == (True, ("d", "e", "f"))
+    assert written(state, "a").waiting == ("a",)
+
+
+def test_a_former_participant_without_a_place_waits():
+    state = State(round=5, participants=("d", "e", "f"), former=("a",))
+    assert written(state, "a") == replace(state, sequence=1, former=(), waiting=("a",))
+
+
+# Closing
+
+
+def test_who_waits_in_a_forming_round_is_told_that_it_was_closed():
+    state = State(participants=("a",), closed=True)
+    assert ruled(state, "a").verdict is Verdict.CLOSED
+
+
+def test_a_spare_node_is_told_that_it_was_not_needed():
+    state = replace(FULL, waiting=("d",), closed=True)
+    assert ruled(state, "d").verdict is Verdict.SPARE
+    assert ruled(replace(PAIR, waiting=("d",), closed=True), "d").verdict is Verdict.CLOSED
+
+
+def test_a_participant_gets_its_outcome_even_if_it_was_closed_meanwhile():
+    state = close(PAIR, "a")
+    assert (state.participants, state.left, state.present) == (("a", "b"), ("a",), {"b"})
+    assert ruled(state, "b").verdict is Verdict.JOINED
+    assert ruled(state, "b", returned=4).verdict is Verdict.CLOSED
+
+
+def test_a_late_joiner_of_a_closed_rendezvous_whose_nodes_live_is_turned_away():
+    state = close(PAIR, "a")
+    assert ruled(state, "x", alive=frozenset("b")).verdict is Verdict.CLOSED
+
+
+def test_as_long_as_nobody_knows_whether_they_live_the_newcomer_waits():
+    state = close(PAIR, "a")
+    assert is_waiting(state, "x", alive=frozenset())
+
+
+def test_when_all_have_left_the_next_to_come_begins_another_life():
+    state = close(close(PAIR, "a"), "b")
+    assert state.present == frozenset()
+    fresh = written(state, "x")
+    assert fresh == State(sequence=8, life=1, round=5, participants=("x",))
+
+
+def test_when_all_have_died_the_next_to_come_begins_another_life():
+    state = close(PAIR, "a")
+    assert written(state, "x", dead=frozenset("b")).life == 1
+
+
+def test_an_earlier_job_that_died_without_closing_is_taken_over():
+    state = written(PAIR, "x", dead=frozenset("ab"))
+    assert (state.round, state.participants, state.former) == (5, ("x",), ())
+
+
+def test_who_belonged_to_an_ended_life_does_not_get_into_the_next():
+    assert ruled(State(life=1), "a", life=0).verdict is Verdict.CLOSED
+    assert ruled(close(close(PAIR, "a"), "b"), "a", life=0).verdict is Verdict.CLOSED
+
+
+def test_nothing_is_broken_any_more_after_closing():
+    state = without(close(PAIR, "a"), {"b"})
+    assert (state.round, state.complete, state.participants, state.left) == (4, True, ("a", "b"), ("a", "b"))
+    assert without(state, {"a", "b"}) == state
+    assert without(replace(FULL, closed=True, waiting=("d",)), {"d"}).waiting == ()
+
+
+# The form
+
+
+def test_a_state_survives_its_form():
+    state = State(9, 1, 5, True, True, ("a", "bß"), ("c",), ("d",), ("a",))
+    assert State.decode(state.encode()) == state
+    assert json.loads(state.encode())["format"] == 1
+
+
+def broken_forms():
+    form = json.loads(FULL.encode())
+    for name, value in form.items():
+        yield {key: other for key, other in form.items() if key != name}
+        for wrong in (None, "x", 1.5, {}, [1], [["a"]], 0, True):
+            if type(wrong) is not type(value) or isinstance(wrong, list):
+                yield {**form, name: wrong}
+    yield {**form, "format": 2}
+    yield {**form, "more": 1}
+    yield from ([], "x", None, 5)
+
+
+def test_what_is_no_state_is_refused():
+    forms = list(broken_forms())
+    for form in forms:
+        with pytest.raises(RendezvousStateError):
+            State.decode(json.dumps(form).encode())
+    assert len(forms) > 60
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b"\x80\x04N."])
+def test_what_is_no_json_is_refused(data):
+    with pytest.raises(RendezvousStateError):
+        State.decode(data)
+
+
+# Everything
+
+
+def small_states():
+    """Every state of up to three nodes that the rules can tell apart."""
+    for places in product("pfw-", repeat=3):
+        named = {kind: tuple(n for n, place in zip("abc", places, strict=True) if place == kind) for kind in "pfw"}
+        for complete, closed in product((False, True), repeat=2):
+            if complete and (named["f"] or not 1 <= len(named["p"]) <= 2):
+                continue
+            lefts = [()]
+            if complete and closed:
+                lefts = [left for size in range(3) for left in combinations(named["p"], size)]
+            for left in lefts:
+                if len(named["p"]) <= 2:
+                    yield State(3, 1, 2, complete, closed, named["p"], named["f"], named["w"], left)
+
+
+def everything_seen():
+    for dead, alive in product(["", "b", "bc"], ["", "b", "abc"]):
+        if set(dead) & set(alive):
+            continue
+        for life, returned, last, reserve in product((None, 0, 1), (None, 2), (False, True), (False, True)):
+            yield Seen(frozenset(dead), frozenset(alive), life, returned, last, reserve)
+
+
+def test_every_decision_in_every_small_state_keeps_the_rules():
+    limits = Limits(1, 2)
+    world = World(random.Random(0), limits)
+    count = 0
+    for state, seen, me in product(list(small_states()), list(everything_seen()), "ad"):
+        count += 1
+        world.state = state
+        steps = 0
+        now = state
+        while (decision := decide(now, me, limits, seen)).verdict is Verdict.WRITE:
+            world.check_state(decision.state)
+            assert decision.state != now
+            assert decision.state.sequence == now.sequence + 1
+            assert not set(seen.dead) & (decision.state.present - {me})
+            now, steps = decision.state, steps + 1
+            assert steps <= 3, f"{me} never comes to rest in {state} with {seen}"
+        if decision.verdict is Verdict.JOINED:
+            assert now.complete
+            assert me in now.participants
+            assert now.round != seen.returned
+        elif decision.verdict is Verdict.WAIT and not now.closed:
+            assert me in now.present
+        elif decision.verdict in (Verdict.CLOSED, Verdict.SPARE):
+            assert now.closed or seen.life not in (None, now.life)
+    assert count > 10_000
+
+
+@pytest.mark.parametrize(("size", "schedules"), [(2, 800), (3, 800), (5, 400), (16, 150)])
+def test_random_schedules_end_in_agreement(size, schedules, rng, scale):
+    for number in range(scale(schedules)):
+        most = rng.randint(1, size)
+        world = World(random.Random(f"{rng.random()}"), Limits(rng.randint(1, most), most))
+        try:
+            play(world, size)
+            world.settle()
+            world.check_agreement()
+        except AssertionError as error:
+            story = "\n".join(world.story[-60:])
+            raise AssertionError(
+                f"schedule {number}, limits {world.limits}: {error}\n{story}\n{world.state}"
+            ) from error
+
+
+def play(world, size):
+    rng = world.rng
+    world.come()
+    for _ in range(rng.randint(5, 12 * size)):
+        chance = rng.random()
+        node = rng.choice(list(world.nodes.values())) if world.nodes else None
+        if node is None or (chance < 0.1 and len(world.nodes) < size):
+            world.come()
+        elif chance < 0.12:
+            world.die(node)
+        elif chance < 0.14:
+            world.mistake_for_dead(node)
+        elif chance < 0.17 and node.outcome:
+            world.again(node)
+        elif chance < 0.18:
+            world.leave(node)
+        elif chance < 0.19 and node.outcome:
+            world.close(node)
+        elif chance < 0.22:
+            world.bury()
+        elif chance < 0.25:
+            node.decision = None  # its write was lost, or the answer was
+        else:
+            world.step(node)
