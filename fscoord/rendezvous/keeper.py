@@ -63,17 +63,17 @@ class Keeper:
             self._pulse.meet(state.present)
             return self._pulse.alive
 
-    def turn(self) -> None:
-        """Show a sign of life, and take out of the state whoever showed none."""
+    def turn(self, now: float) -> None:
+        """Show a sign of life, and take out of the state whoever showed none; `now` is the time, in seconds."""
         self._beat()
         state, _ = self._shared.read()
         beats = self._beats()
         with self._mutex:
             self._pulse.meet(state.present)
-            dead = self._pulse.look(system.time.monotonic(), state.present - {self._node}, beats)
+            dead = self._pulse.look(now, state.present - {self._node}, beats)
         if dead:
             logger(__name__).warning("dead, by their keep-alives: %s", ", ".join(sorted(dead)))
-            self._shared.change(lambda now: without(now, dead & now.present))
+            self._shared.change(lambda found: without(found, dead & found.present))
             with connection():
                 for node in dead:
                     self._store.delete_key(f"beat/{node}")
@@ -81,7 +81,7 @@ class Keeper:
     def _run(self) -> None:
         while not self._over.wait(self._interval):
             try:
-                self.turn()
+                self.turn(system.time.monotonic())
             except RendezvousError as error:
                 if not self._over.is_set():
                     logger(__name__).warning("a keep-alive of %s failed: %s", self._node, error)

@@ -140,6 +140,7 @@ class World:
         if state.complete:
             assert self.limits.least <= len(state.participants)
             assert list(state.participants) == sorted(state.participants)
+            assert not state.former
         assert (state.life, state.round) >= (self.state.life, self.state.round)
 
     def _joined(self, node: Node, state: State) -> None:

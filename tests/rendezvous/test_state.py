@@ -101,6 +101,7 @@ def test_the_dead_are_taken_out_of_a_forming_round_before_anything_else():
 
 def test_nobody_takes_itself_for_dead():
     assert is_waiting(State(participants=("a",)), "a", dead=frozenset("a"))
+    assert ruled(PAIR, "a", dead=frozenset("a")).verdict is Verdict.JOINED
 
 
 # A round is complete
@@ -167,6 +168,11 @@ def test_places_are_not_kept_for_ever():
 def test_a_former_participant_without_a_place_waits():
     state = State(round=5, participants=("d", "e", "f"), former=("a",))
     assert written(state, "a") == replace(state, sequence=1, former=(), waiting=("a",))
+
+
+def test_a_round_that_completes_without_a_former_participant_forgets_it():
+    state = State(round=5, participants=("b", "d"), former=("a",))
+    assert written(state, "b", is_last_call_over=True).former == ()
 
 
 # Closing
