@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import barriers, contended, history, machine, report, start, uncontended, wakeup
+from benchmarks import barriers, contended, history, machine, rendezvous, report, start, uncontended, wakeup
 from benchmarks.measure import Row, Settings
 
 BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "wakeup": wakeup.measure,
     "contended": contended.measure,
     "barrier": barriers.measure,
+    "rendezvous": rendezvous.measure,
     "history": history.measure,
     "start": start.measure,
 }

@@ -27,6 +27,7 @@ WORKS = [
     "add, 8 processes at once",
     "barrier of 2 processes",
     "barrier of 8 processes",
+    "rendezvous of 2 nodes",
     "replay",
     "open after 2000 operations on 1000 keys",
     "import fscoord",
@@ -84,5 +85,5 @@ def test_an_unknown_benchmark_is_refused_with_the_names_of_all() -> None:
         timeout=50,
     )
     assert done.returncode == 2
-    for name in ("uncontended", "wakeup", "contended", "barrier", "history", "start"):
+    for name in ("uncontended", "wakeup", "contended", "barrier", "rendezvous", "history", "start"):
         assert name in done.stderr

@@ -138,12 +138,12 @@ def _open_tcp(params: RendezvousParameters, timeout: int) -> Store:
     is_host = matches_machine_hostname(host) if told is None else told
     address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
     try:
-        store = _connect(address, timeout=timeout, is_master=is_host)
+        store = _connect(address, timeout=timeout, is_master=is_host, multi_tenant=True)
     except RendezvousConnectionError:
         if not is_host or told is not None:
             raise
         # Of several processes of this rendezvous on the host only one hosts the store.
-        return _connect(address, timeout=timeout, is_master=False)
+        return _connect(address, timeout=timeout, is_master=False, multi_tenant=True)
     if is_host:
         message = f"Process {system.os.getpid()} hosts the TCP store for the C10d rendezvous backend."
         construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)

@@ -70,10 +70,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._owns_store = owns_store
         self._address = local_addr or system.hostname()
         self._local_id = next(_local_ids)
-        self._node = f"{self._address}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
+        name = f"{self._address}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
         view = PrefixStore(f"fscoord.rendezvous.{settings.run_id}", store)
         self._shared = SharedState(backend, view)
-        self._keeper = Keeper(self._shared, view.clone(), self._node, settings)
+        self._keeper = Keeper(self._shared, view.clone(), name, settings)
+        self._node = self._keeper.node
         self._life: int | None = None
         self._returned: int | None = None
         self._is_shut_down = False
@@ -236,10 +237,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return the complete round that this node takes part in."""
         state, token = self._shared.read()
         while True:
-            alive = self._keeper.look(state)
+            alive, dead = self._keeper.look(state)
             if self._node in state.present:
                 self._life = state.life
-            seen = Seen(frozenset(), alive, self._life, self._returned, *patience.look(state))
+            seen = Seen(dead, alive, self._life, self._returned, *patience.look(state))
             decision = decide(state, self._node, self._limits, seen)
             if decision.verdict is Verdict.WRITE:
                 state, token = self._shared.write(decision.state, token)

@@ -1,10 +1,17 @@
-"""`Keeper`: shows that this node lives, and takes the dead out of the state, from a thread of its own."""
+"""`Keeper`: shows that this node lives, and takes the dead out of the state, from a thread of its own.
+
+Where the store can tell the living from the dead (`~fscoord.Store.has_liveness`), a node is a session of the store,
+whose number stands in its name, and nothing has to be written. Elsewhere each node counts up a key.
+"""
 
 from __future__ import annotations
+
+import re
 
 from fscoord import _system as system
 from fscoord._logger import logger
 from fscoord.errors import RendezvousError
+from fscoord.rendezvous.patience import SLOW_LOOK_S
 from fscoord.rendezvous.pulse import Pulse
 from fscoord.rendezvous.settings import RendezvousSettings
 from fscoord.rendezvous.shared import SharedState, connection
@@ -13,27 +20,36 @@ from fscoord.store import Store
 
 __all__ = ["Keeper"]
 
+_SESSION = re.compile(r"_s([0-9]+)$")
+
 
 class Keeper:
-    """Counts up this node's keep-alive at every interval, and looks at those of the others.
+    """Keeps one node among the living.
 
     Args:
         shared: the state.
-        store: a handle of the keeper's own, for the counters; it is closed at the end.
-        node: this node.
+        store: a handle of the keeper's own, which it closes at the end.
+        name: what the node is to be called; where there are sessions, the number of its own is added.
         settings: how often, and how patient.
+
+    Attributes:
+        node: the name of the node.
     """
 
-    def __init__(self, shared: SharedState, store: Store, node: str, settings: RendezvousSettings) -> None:
+    def __init__(self, shared: SharedState, store: Store, name: str, settings: RendezvousSettings) -> None:
         self._shared = shared
         self._store = store
-        self._node = node
         self._interval = settings.keep_alive_interval.total_seconds()
         self._pulse = Pulse(self._interval, settings.keep_alive_max_attempt)
         self._mutex = system.threading.Lock()
         self._over = system.threading.Event()
         self._thread: system.threading.Thread | None = None
+        self._asked: frozenset[str] = frozenset()
+        self._asked_at = 0.0
         store.set_timeout(settings.timeout.heartbeat)
+        with connection():
+            self._has_sessions = store.has_liveness
+            self.node = f"{name}_s{store.session}" if self._has_sessions else name
 
     def start(self) -> None:
         """Show the first sign of life, and go on in a thread; again is harmless."""
@@ -52,31 +68,41 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
         try:
-            with connection():
-                self._store.delete_key(f"beat/{self._node}")
+            if not self._has_sessions:
+                with connection():
+                    self._store.delete_key(f"beat/{self.node}")
         finally:
             self._store.close()
 
-    def look(self, state: State) -> frozenset[str]:
-        """Take note of who is in `state`, and return who is known to live."""
+    def look(self, state: State) -> tuple[frozenset[str], frozenset[str]]:
+        """Take note of who is in `state`; return who is known to live, and who is known dead."""
         with self._mutex:
             self._pulse.meet(state.present)
-            return self._pulse.alive
+            unknown = state.present - self._pulse.alive - {self.node}
+            if not self._has_sessions or not unknown:
+                return self._pulse.alive, frozenset()
+            now = system.time.monotonic()
+            if unknown <= self._asked and now < self._asked_at + SLOW_LOOK_S:
+                return self._pulse.alive, frozenset()
+            self._asked, self._asked_at = unknown, now
+            dead = self._ask(state.present)
+            return self._pulse.alive, dead
 
     def turn(self, now: float) -> None:
         """Show a sign of life, and take out of the state whoever showed none; `now` is the time, in seconds."""
         self._beat()
         state, _ = self._shared.read()
-        beats = self._beats()
+        beats = {} if self._has_sessions else self._beats()
         with self._mutex:
             self._pulse.meet(state.present)
-            dead = self._pulse.look(now, state.present - {self._node}, beats)
+            if self._has_sessions:
+                dead = self._ask(state.present)
+            else:
+                dead = self._pulse.look(now, state.present - {self.node}, beats)
         if dead:
-            logger(__name__).warning("dead, by their keep-alives: %s", ", ".join(sorted(dead)))
+            logger(__name__).warning("dead: %s", ", ".join(sorted(dead)))
             self._shared.change(lambda found: without(found, dead & found.present))
-            with connection():
-                for node in dead:
-                    self._store.delete_key(f"beat/{node}")
+            self._forget(dead)
 
     def _run(self) -> None:
         while not self._over.wait(self._interval):
@@ -84,14 +110,35 @@ class Keeper:
                 self.turn(system.time.monotonic())
             except RendezvousError as error:
                 if not self._over.is_set():
-                    logger(__name__).warning("a keep-alive of %s failed: %s", self._node, error)
+                    logger(__name__).warning("a keep-alive of %s failed: %s", self.node, error)
+
+    def _ask(self, present: frozenset[str]) -> frozenset[str]:
+        """Return who of those present is dead, by what the store knows of their sessions."""
+        with connection():
+            alive = {member.number: member.alive for member in self._store.members()}
+        found = {node: alive.get(_session(node), "unknown") for node in present - {self.node}}
+        self._pulse.know(node for node, verdict in found.items() if verdict == "yes")
+        return frozenset(node for node, verdict in found.items() if verdict == "no")
 
     def _beat(self) -> None:
-        with connection():
-            self._store.add(f"beat/{self._node}", 1)
+        if not self._has_sessions:
+            with connection():
+                self._store.add(f"beat/{self.node}", 1)
 
     def _beats(self) -> dict[str, int]:
         with connection():
             keys = self._store.list_keys("beat/")
             values = self._store.multi_get(keys)  # who deletes one meanwhile makes this look fail, and the next is soon
         return {key[len("beat/") :]: int(value) for key, value in zip(keys, values, strict=True)}
+
+    def _forget(self, dead: frozenset[str]) -> None:
+        if not self._has_sessions:
+            with connection():
+                for node in dead:
+                    self._store.delete_key(f"beat/{node}")
+
+
+def _session(node: str) -> int:
+    """Return the number of the session in the name of a node; 0, which no session has, if there is none."""
+    match = _SESSION.search(node)
+    return int(match[1]) if match else 0

@@ -46,6 +46,10 @@ class Pulse:
             self._alive &= present
         self._known = present
 
+    def know(self, nodes: Iterable[str]) -> None:
+        """Take note that `nodes` live: somebody who knows has said so."""
+        self._alive.update(nodes)
+
     def look(self, now: float, nodes: Iterable[str], beats: Mapping[str, int]) -> frozenset[str]:
         """Return those of `nodes` that are dead.
 

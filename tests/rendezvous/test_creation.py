@@ -164,7 +164,7 @@ def network(monkeypatch):
     network = Network()
     schemes = {name: scheme for name, scheme in url._schemes.items() if name != "tcp"}
     monkeypatch.setattr(url, "_schemes", schemes)
-    url.register_scheme("tcp", network.open, {"timeout": float, "is_master": bool})
+    url.register_scheme("tcp", network.open, {"timeout": float, "is_master": bool, "multi_tenant": bool})
     return network
 
 

@@ -30,12 +30,13 @@ from fscoord.rendezvous import (
     create_handler,
     get_rendezvous_handler,
 )
+from fscoord.rendezvous.state import without
 
 HOUR = 3600
 """The interval of keep-alives that only tests send."""
 
 
-@pytest.fixture(params=["hash", "file-ofd", "prefix-file"])
+@pytest.fixture(params=["hash", "file-ofd", "prefix-file", "file-soft"])
 def place(request, tmp_path):
     place = Place(request.param, str(tmp_path))
     yield place
@@ -81,6 +82,12 @@ def grow(one, late):
         watch(lambda: one.num_nodes_waiting() == 1)
         assert one.is_current()
         return [one.next_rendezvous(), thread.join()]
+
+
+def die(*handlers):
+    """Let handlers end as they do when their process is killed."""
+    for handler in handlers:
+        handler._keeper.stop()
 
 
 def pass_time(*living):
@@ -145,6 +152,7 @@ def test_a_spare_node_takes_the_place_of_a_dead_one(node):
     joined(one, two)
     thread = start_thread(spare.next_rendezvous)
     watch(lambda: spare.node in one._shared.read()[0].waiting)
+    die(two)
     pass_time(one, spare)
     assert not one.is_current()
     assert one.num_nodes_waiting() >= 1
@@ -156,7 +164,7 @@ def test_a_spare_node_takes_the_place_of_a_dead_one(node):
 def test_who_was_taken_for_dead_comes_again(node):
     one, two = node(1, 2), node(1, 2)
     grow(one, two)
-    pass_time(one)
+    one._shared.change(lambda state: without(state, [two.node]))
     assert not two.is_current()
     infos = joined(one, two)
     assert {info.world_size for info in infos} == {2}
@@ -178,7 +186,7 @@ def test_after_closing_nobody_takes_part_any_more(node):
     one.set_closed()
     assert one.is_closed()
     late = node(1, 2)
-    late._keeper._pulse.meet(frozenset())  # it has seen the other come
+    late._keeper._pulse.know([one.node])
     with pytest.raises(RendezvousClosedError):
         late.next_rendezvous()
     with pytest.raises(RendezvousClosedError):
@@ -206,10 +214,12 @@ def test_after_a_clean_end_the_next_launch_starts_afresh(node):
 
 
 def test_after_all_nodes_have_died_the_next_launch_starts_afresh(node):
-    joined(node(2, 2), node(2, 2))
+    old = [node(2, 2), node(2, 2)]
+    joined(*old)
+    die(*old)
     fresh = [node(2, 2), node(2, 2)]
     threads = [start_thread(each.next_rendezvous) for each in fresh]
-    watch(lambda: {each.node for each in fresh} <= fresh[0]._shared.read()[0].present)
+    watch(lambda: all(each._keeper._thread for each in fresh))
     pass_time(*fresh)
     assert {thread.join().rank for thread in threads} == {0, 1}
 
@@ -218,6 +228,7 @@ def test_a_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(n
     one = node(1, 1)
     one.next_rendezvous()
     one.set_closed()
+    die(one)
     fresh = node(1, 1)
     thread = start_thread(fresh.next_rendezvous)
     watch(lambda: fresh._keeper._thread is not None)
@@ -227,7 +238,7 @@ def test_a_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(n
         one.next_rendezvous()
     assert one.is_closed()
     one.set_closed()
-    assert one.shutdown()
+    one.shutdown()
     assert not fresh.is_closed()
 
 

@@ -80,3 +80,8 @@ def test_who_is_not_asked_for_is_forgotten(pulse):
         pulse.look(now, "a", {"a": 1})
     pulse.look(11, "", {})
     assert pulse.look(15, "a", {"a": 1}) == frozenset()
+
+
+def test_who_is_known_to_live_lives(pulse):
+    pulse.know("a")
+    assert pulse.alive == {"a"}
