@@ -15,6 +15,7 @@ __all__ = [
     "BrokenBarrierError",
     "CorruptLogError",
     "FscoordError",
+    "HoldLostError",
     "InsecurePathError",
     "LimitExceededError",
     "NoProcessGroupError",
@@ -181,6 +182,10 @@ class BrokenBarrierError(BarrierError):
         super().__init__(message)
         self.missing = tuple(missing)
         self.dead = tuple(dead)
+
+
+class HoldLostError(FscoordError):
+    """A lock, or another hold on something, was taken away: its holder was taken for dead, or somebody broke it."""
 
 
 class RendezvousError(FscoordError):

@@ -70,6 +70,10 @@ class Liveness(ABC):
         """
         return []
 
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
+        """Return those of the sessions `numbers` that are known dead, as `dead_ranks` does for ranks."""
+        return []
+
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys` as `wait` does, but only as long as all of `ranks` may come.
 

@@ -111,7 +111,8 @@ LAYERS = [
             "errors",
         ],
     ),
-    ("recipes.*", ["arguments", "store", "_system", "errors"]),
+    ("recipes", ["recipes.*"]),
+    ("recipes.*", ["recipes.*", "arguments", "store", "_system", "errors"]),
     ("_network", ["_system", "errors"]),
     ("rendezvous", ["rendezvous.*", "errors"]),
     (

@@ -136,6 +136,9 @@ class PrefixStore(Store):
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         return self._open().dead_ranks(ranks)
 
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        return self._open().dead_sessions(numbers)
+
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_alive(self._full_all(keys), ranks, timeout)
 

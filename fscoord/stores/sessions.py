@@ -60,6 +60,14 @@ class Sessions(Store):
         self._bury(number for rank in wanted for number in sorted(self._log.ranks.get(rank, ())))
         return self._recorded_dead(wanted)
 
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """See `Store.dead_sessions`. Deaths that it finds are recorded, unless the handle is read-only."""
+        wanted = [integer("session", number) for number in numbers]
+        if wanted:
+            self._log.refresh(self._timeout)
+            self._bury(number for number in wanted if number in self._log.sessions)
+        return [number for number in wanted if number in self._log.deaths]
+
     def _recorded_dead(self, ranks: Iterable[int]) -> list[int]:
         """Return those of `ranks` all of whose sessions are recorded as dead."""
         deaths, known = self._log.deaths, self._log.ranks

@@ -16,6 +16,7 @@ import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
 from fscoord.errors import FscoordError, QueueEmptyError
+from fscoord.recipes import Lock
 from fscoord.store import Store
 
 HANG_S = 40
@@ -106,6 +107,12 @@ def execute_barriers(store: Store, rank: int, size: int, count: int) -> int:
     for _ in range(count):
         barrier.execute_barrier()
     return barrier.sequence
+
+
+def hold(store: Store, name: str) -> None:
+    """Acquire a lock and keep it, to be killed."""
+    with Lock(store, name):
+        store.wait(["never"])
 
 
 def exchange(store: Store, rank: int, size: int) -> list[str]:

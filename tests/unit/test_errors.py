@@ -26,6 +26,7 @@ EXAMPLES = [
     errors.BarrierError("text"),
     errors.NoProcessGroupError("text"),
     errors.BrokenBarrierError("text", missing=["1", "2"], dead=["2"]),
+    errors.HoldLostError("text"),
     errors.RendezvousClosedError("text"),
     errors.RendezvousConnectionError("text"),
     errors.RendezvousError("text"),

@@ -1,0 +1,72 @@
+"""`Lock` and `RLock`: one at a time, first come first served."""
+
+from __future__ import annotations
+
+from fscoord import _system as system
+from fscoord.arguments import Key, Timeout
+from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._line import Entry
+from fscoord.store import Store
+
+__all__ = ["Lock", "RLock"]
+
+
+class Lock(Exclusive):
+    """A lock that at most one process, or thread, holds, in the order of the store.
+
+    Its methods are those of `threading.Lock`, so that it takes its place; as a context manager it waits no longer than
+    `timeout`. It is fair: whoever comes first is served first. Who waits is woken alone.
+
+    On a `~fscoord.FileStore` the lock of a process that died, in whatever way, or closed its store is free within 100
+    ms on one machine. A process that is stopped keeps it, and so do the dead on stores that can't tell them
+    (`~fscoord.Store.has_liveness`). From one who was taken for dead and lives, what the lock protects is protected by
+    the fencing `token` alone.
+
+    Args:
+        store: where all who share the lock meet.
+        name: the lock's name there; keys that begin with it and a slash belong to the lock.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+    """
+
+    _what = "the lock"
+
+    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None) -> None:
+        super().__init__(store, name, _one, timeout)
+
+    def locked(self) -> bool:
+        """Return whether anybody holds it."""
+        return bool(self.owners())
+
+
+class RLock(Lock):
+    """A `Lock` that the thread which holds it may acquire again, and then releases as often, as `threading.RLock`.
+
+    Others still count as others, also in the same thread, if they are other objects.
+    """
+
+    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None) -> None:
+        super().__init__(store, name, timeout)
+        self._depth = 0
+        self._thread: tuple[int, int] | None = None
+
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout) -> bool:
+        me = (system.os.getpid(), system.threading.get_ident())
+        if self._thread == me:
+            self._depth += 1
+            return True
+        if not super()._acquire(mode, blocking, timeout):
+            return False
+        self._thread, self._depth = me, 1
+        return True
+
+    def _release(self) -> None:
+        if self._thread != (system.os.getpid(), system.threading.get_ident()):
+            raise RuntimeError(f"the lock {self.name!r} is not held by this object, in this thread")
+        self._depth -= 1
+        if not self._depth:
+            self._thread = None
+            super()._release()
+
+
+def _one(entries: list[Entry]) -> int:
+    return min(1, len(entries))

@@ -1,0 +1,373 @@
+"""Locks, on every kind of store."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import HANG_S, Place, start_thread
+from contract.third_party import ThirdPartyStore
+from contract.worker import Workers, start
+
+from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
+from fscoord.recipes import Lock, RLock, _line
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+
+class ThirdPartyPlace(Place):
+    """As `Place`, on a store of somebody else's."""
+
+    def __init__(self) -> None:
+        self.prefixes, self.is_file, self._opened = [], False, []
+        self.base = self._keep(ThirdPartyStore())
+
+
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = ThirdPartyPlace() if request.param == "third-party" else Place(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until `condition` holds; the time limit only bounds a hang."""
+    end = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def line_up(place: Place, count: int, then: Callable[[Lock, int], None]) -> list[Any]:
+    """Let so many threads wait for the lock, one after the other; each calls `then` when it has it."""
+
+    def run(rank: int) -> None:
+        lock = Lock(place.open(how="clone"), "l")
+        assert lock.acquire()
+        then(lock, rank)
+
+    look = Lock(place.open(how="clone"), "l")
+    threads = []
+    for rank in range(count):
+        threads.append(start_thread(run, rank))
+        until(lambda: len(look.waiters()) == rank + 1)  # noqa: B023
+    return threads
+
+
+class Interrupted(PrefixStore):
+    """A view in which the operation number `at` is interrupted, before or after it was done."""
+
+    def __init__(self, store: Store, at: int, after: bool) -> None:
+        super().__init__("x", store)
+        self.count, self.at, self.after, self.hit = 0, at, after, False
+
+    def _full(self, key: Any) -> bytes:
+        return super()._full(key)
+
+    def _step(self, name: str, *arguments: Any) -> Any:
+        self.count += 1
+        now = self.count == self.at
+        self.hit |= now
+        if now and not self.after:
+            raise KeyboardInterrupt
+        result = getattr(super(), name)(*arguments)
+        if now:
+            raise KeyboardInterrupt
+        return result
+
+    def get(self, key: Any) -> bytes:
+        return self._step("get", key)
+
+    def set(self, key: Any, value: Any) -> None:
+        self._step("set", key, value)
+
+    def check(self, keys: Any) -> bool:
+        return self._step("check", keys)
+
+    def wait(self, keys: Any, timeout: Any = None) -> None:
+        self._step("wait", keys, timeout)
+
+    def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+        return self._step("compare_set", key, expected, desired)
+
+    def delete_key(self, key: Any) -> bool:
+        return self._step("delete_key", key)
+
+
+# One at a time
+
+
+def test_one_has_it_at_a_time_and_tokens_rise(place: Place) -> None:
+    holds: list[tuple[int, int]] = []
+    inside = threading.Lock()
+
+    def run(rank: int) -> None:
+        lock = Lock(place.open(how="clone"), "l")
+        for _ in range(10):
+            with lock:
+                assert inside.acquire(blocking=False), "two have it"
+                holds.append((lock.token, rank))
+                inside.release()
+
+    for thread in [start_thread(run, rank) for rank in range(4)]:
+        thread.join()
+    assert [token for token, _ in holds] == list(range(1, 41))
+
+
+def test_who_comes_first_is_served_first(place: Place, store: Store) -> None:
+    served: list[int] = []
+    lock = Lock(store, "l")
+    assert lock.acquire()
+    threads = line_up(place, 4, lambda lock, rank: (served.append(rank), lock.release()))
+    assert [waiter.token for waiter in lock.waiters()] == [0, 0, 0, 0]
+    assert [owner.owner.rpartition(":")[2] for owner in lock.owners()] == [str(os.getpid())]
+    lock.release()
+    for thread in threads:
+        thread.join()
+    assert served == [0, 1, 2, 3]
+    assert not lock.locked()
+
+
+def test_nobody_but_the_next_is_woken(place: Place, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = Lock(store, "l")
+    assert lock.acquire()
+    threads = line_up(place, 5, lambda lock, _: lock.release())
+    first = lock._line.entries()[1].id
+    keys: list[Any] = []
+    set_key = store.set
+    monkeypatch.setattr(store, "set", lambda key, value: (keys.append(key), set_key(key, value)))
+    lock.release()
+    assert keys == [b"l/wake/" + first.encode()]
+    for thread in threads:
+        thread.join()
+
+
+def test_a_lock_leaves_one_key_behind(place: Place, store: Store) -> None:
+    before = store.num_keys()
+    lock = Lock(store, "l")
+    assert lock.acquire()
+    threads = line_up(place, 3, lambda lock, _: lock.release())
+    lock.release()
+    for thread in threads:
+        thread.join()
+    assert store.num_keys() == before + 1
+
+
+def test_locks_of_other_names_are_other_locks(store: Store) -> None:
+    names = ["l", "l/l", "l/line", "", "m"]
+    assert all(Lock(store, name).acquire(blocking=False) for name in names)
+
+
+def test_locks_take_the_place_of_those_of_threading(store: Store) -> None:
+    lock = Lock(store, "l")
+    assert lock.acquire(True, 0)
+    assert lock.locked()
+    assert not Lock(store, "l").acquire(False)
+    assert not Lock(store, "l").acquire(timeout=0.01)
+    assert not Lock(store, "l").acquire(timeout=timedelta(seconds=0))
+    lock.release()
+    assert not lock.locked()
+    with pytest.raises(RuntimeError, match="not held"):
+        lock.release()
+    with pytest.raises(ValueError, match="takes no timeout"):
+        lock.acquire(False, 1)
+    with pytest.raises(ValueError, match="timeout"):
+        lock.acquire(timeout=-2)
+
+
+def test_a_try_without_waiting_changes_nothing(store: Store) -> None:
+    with Lock(store, "l"):
+        before = store.get("l/line")
+        assert not Lock(store, "l").acquire(blocking=False)
+        assert store.get("l/line") == before
+
+
+def test_with_the_time_out_says_who_has_it_and_leaves_the_line(store: Store) -> None:
+    with Lock(store, "l") as lock:
+        words = rf"the lock 'l' was not .*:{os.getpid()} has it, and 0 others wait"
+        with pytest.raises(StoreTimeoutError, match=words) as caught, Lock(store, "l", timeout=0.01):
+            pytest.fail("it is held")
+        assert caught.value.holder == lock.owners()[0].owner
+        assert caught.value.keys == ("l",)
+        assert not lock.waiters()
+
+
+def test_with_the_stores_timeout_counts_where_the_lock_has_none(store: Store) -> None:
+    store.set_timeout(0.01)
+    with Lock(store, "l"), pytest.raises(StoreTimeoutError, match=r"0\.01 s"):
+        Lock(store, "l").__enter__()
+
+
+def test_a_name_that_is_too_long_is_refused_at_once(store: Store) -> None:
+    with pytest.raises(LimitExceededError):
+        Lock(store, "x" * 1010)
+
+
+# What goes wrong
+
+
+def test_a_hold_that_was_taken_away_is_noticed(store: Store) -> None:
+    lock = Lock(store, "l")
+    with pytest.raises(HoldLostError):
+        lock.check()
+    assert lock.acquire()
+    lock.check()
+    lock._line.leave(lock._line.entries()[0])  # somebody breaks it
+    with pytest.raises(HoldLostError, match="no longer in line"):
+        lock.check()
+    with pytest.raises(HoldLostError, match="no longer in line"):
+        lock.release()
+    with Lock(store, "l") as other:
+        assert other.token == 2
+        with pytest.raises(RuntimeError, match="not held"):
+            lock.release()
+
+
+def test_who_is_taken_out_of_the_line_is_told(place: Place, store: Store) -> None:
+    with Lock(store, "l") as lock:
+        waiter = start_thread(Lock(place.open(how="clone"), "l").acquire)
+        until(lock.waiters)
+        entry = lock._line.entries()[1]
+        lock._line.leave(entry)
+        store.set(f"l/wake/{entry.id}", "")
+        with pytest.raises(HoldLostError, match="no longer in line"):
+            waiter.join()
+
+
+def test_the_next_gets_it_though_its_waker_died(place: Place, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(PrefixStore):
+        def set(self, key: Any, value: Any) -> None:
+            raise StoreUnavailableError("here the process dies")
+
+    monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
+    lock = Lock(Dying("x", store), "l")
+    assert lock.acquire()
+    with start_thread(Lock(PrefixStore("x", place.open(how="clone")), "l").acquire) as waiter:
+        until(lock.waiters)
+        with pytest.raises(StoreUnavailableError):
+            lock.release()
+    assert waiter.result
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_an_interruption_at_any_operation_leaves_nothing_held_and_nobody_waiting(
+    store: Store, held: bool, after: bool
+) -> None:
+    at, hit = 0, True
+    while hit:
+        at += 1
+        lock = Lock(PrefixStore("x", store), "l")
+        if held:
+            assert lock.acquire()
+        view = Interrupted(store, at, after)
+        try:
+            acquired = Lock(view, "l").acquire(timeout=0)
+        except KeyboardInterrupt:
+            acquired = False
+        hit = view.hit
+        if acquired:
+            lock._line.leave(lock._line.entries()[0])
+        if held:
+            lock.release()
+        assert lock._line.entries() == []
+        assert not PrefixStore("x", store).list_keys("l/wake")
+    assert at > 2
+
+
+def test_what_is_no_line_is_an_error_that_names_the_key(store: Store) -> None:
+    store.set("l/line", "something")
+    with pytest.raises(FscoordError, match=r"l/line.*no line of waiters"):
+        Lock(store, "l").acquire()
+
+
+def test_a_line_that_somebody_deletes_meanwhile_begins_anew(store: Store) -> None:
+    class Deleted(PrefixStore):
+        deleted = False
+
+        def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+            if not self.deleted:
+                self.deleted = self.delete_key(key)
+            return super().compare_set(key, expected, desired)
+
+    with Lock(PrefixStore("x", store), "l"):
+        pass
+    with Lock(Deleted("x", store), "l") as lock:
+        assert lock.token == 1
+    assert lock._line.entries() == []
+
+
+# Processes
+
+
+def test_what_the_dead_held_is_free_and_who_waited_behind_them_is_served(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Workers(place.spec(), "hold", [["l"]] * 3) as workers:
+        start(store, 3)
+        lock = Lock(store, "l")
+        until(lambda: len(lock.waiters()) == 2)
+        waiter = start_thread(Lock(place.open(how="clone"), "l").acquire, True, HANG_S)
+        until(lambda: len(lock.waiters()) == 3)
+        line = [place.owner for place in [*lock.owners(), *lock.waiters()]]
+        by_owner = {str(process.pid): process for process in workers.processes}
+        for owner in (line[1], line[0], line[2]):  # one in the middle, the holder, and the next one
+            process = by_owner[owner.rpartition(":")[2]]
+            process.kill()
+            process.wait(HANG_S)
+        assert waiter.join()
+    assert [owner.owner.rpartition(":")[2] for owner in lock.owners()] == [str(os.getpid())]
+    place.close()
+
+
+def test_what_the_dead_held_is_free_for_who_does_not_wait(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Workers(place.spec(), "hold", [["l"]]) as workers:
+        start(store, 1)
+        lock = Lock(store, "l")
+        until(lock.locked)
+        assert not lock.acquire(blocking=False)
+        workers.processes[0].kill()
+        workers.processes[0].wait(HANG_S)
+        assert lock.acquire(blocking=False)
+    place.close()
+
+
+def test_a_forked_child_holds_nothing(store: Store) -> None:
+    lock = Lock(store, "l")
+    assert lock.acquire()
+    child = os.fork()
+    if not child:
+        try:
+            lock.release()
+        except RuntimeError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    lock.release()
+
+
+# Again and again by one thread
+
+
+def test_a_thread_may_acquire_a_reentrant_lock_again(place: Place, store: Store) -> None:
+    lock = RLock(store, "l")
+    with lock, lock:
+        assert lock.acquire(blocking=False)
+        token = lock.token
+        lock.release()
+        assert lock.token == token
+        assert not start_thread(lock.acquire, False).join()
+        assert not RLock(place.open(how="clone"), "l").acquire(False)
+        with pytest.raises(RuntimeError, match="in this thread"):
+            start_thread(lock.release).join()
+    assert not lock.locked()
+    with pytest.raises(RuntimeError, match="not held"):
+        lock.release()
