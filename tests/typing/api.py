@@ -43,6 +43,7 @@ from fscoord.barriers import (
     register_barrier,
 )
 from fscoord.environment import detect, rank_and_world_size
+from fscoord.recipes import Lock, RLock, Waiter
 
 
 def contract(store: Store) -> None:
@@ -126,6 +127,16 @@ def barriers(store: Store, path: Path) -> None:
     assert_type(environment.rank, int | None)
     assert_type(environment.run_id, tuple[str, int] | str | None)
     assert_type(rank_and_world_size(), tuple[int, int])
+
+
+def recipes(store: Store) -> None:
+    with Lock(store, "name", timeout=5) as lock:
+        assert_type(lock, Lock)
+        assert_type(lock.token, int)
+    assert_type(lock.acquire(timeout=timedelta(seconds=1)), bool)
+    assert_type(lock.owners(), list[Waiter])
+    with RLock(store, b"name") as again:
+        assert_type(again, RLock)
 
 
 def errors(error: FscoordError) -> None:
