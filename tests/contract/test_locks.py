@@ -281,6 +281,23 @@ def test_an_interruption_at_any_operation_leaves_nothing_held_and_nobody_waiting
     assert at > 2
 
 
+def test_who_is_served_while_it_gives_up_has_it(place: Place, store: Store) -> None:
+    class Late(PrefixStore):
+        calls = 0
+
+        def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+            self.calls += 1
+            if self.calls == 2:  # the first joins the line, the second would leave it
+                holder.release()
+            return super().compare_set(key, expected, desired)
+
+    holder = Lock(PrefixStore("x", place.open()), "l")
+    assert holder.acquire()
+    lock = Lock(Late("x", store), "l")
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
 def test_what_is_no_line_is_an_error_that_names_the_key(store: Store) -> None:
     store.set("l/line", "something")
     with pytest.raises(FscoordError, match=r"l/line.*no line of waiters"):
