@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
-from typing import Any
+import signal
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from linear.models import EMPTY
+
+from fscoord import _system as system
+from fscoord.collectives import barrier, broadcast, gather, synchronize
+from fscoord.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from fscoord.store import Store
+
+if TYPE_CHECKING:
+    from mounts.agents import Worker
 
 
 def value(size: int, seed: int) -> bytes:
@@ -25,3 +39,175 @@ def fingerprint(store: Store) -> dict[str, Any]:
     """Return every key and value."""
     keys = store.list_keys()
     return dict(zip(keys, store.multi_get(keys), strict=True))
+
+
+# Processes that are stopped or killed
+
+
+class StoppingOs(types.ModuleType):
+    """`os`, but the first write of a record reports "holding" after `share` of it, and stops the process."""
+
+    def __init__(self, worker: Worker, share: float) -> None:
+        super().__init__("os")
+        self._worker, self._share, self._stopped = worker, share, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, fd: int, data: bytes) -> int:
+        if self._stopped:
+            return os.write(fd, data)
+        self._stopped = True
+        part = int(len(data) * self._share)
+        if part:
+            os.write(fd, data[:part])
+        self._worker.report("holding")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if part < len(data):
+            os.write(fd, data[part:])
+        return len(data)
+
+
+def hold(worker: Worker, share: float) -> None:
+    """Set "held", and stop with the lock when `share` of the record is written."""
+    worker.stores["store"].set("introduced", "1")
+    system.os = StoppingOs(worker, share)
+    worker.stores["store"].set("held", "1")
+
+
+def keep_writing(worker: Worker, name: str) -> None:
+    """Append to the key `name` and push to the queue of that name, reporting what was acknowledged, until killed."""
+    store = worker.stores["store"]
+    for i in itertools.count():
+        store.append(name, f"{i} ")
+        store.queue_push(name, str(i))
+        worker.report(i)
+
+
+def linger(worker: Worker, key: str) -> bytes:
+    """Report, then wait for `key`."""
+    worker.report("waiting")
+    return worker.stores["store"].get(key)
+
+
+# Histories
+
+
+def clock() -> tuple[str, float]:
+    """Return which machine's clock this is, and what it says."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(), time.monotonic()
+
+
+def history(worker: Worker, seed: int, count: int, values: list[str], queues: list[str]) -> None:
+    """Make `count` random calls, and report each before and after: ``number, key, operation, time``, then ``number,
+    "done", result, time``. A call that fails without effect is no part of the history, and one that may have had one
+    has no end.
+    """
+    rng, store = random.Random(seed), worker.stores["store"]
+    for number in range(count):
+        key = rng.choice(values + queues)
+        operation = draw_queue(rng, number, seed) if key in queues else draw_value(rng, number, seed)
+        worker.report((number, key, operation, time.monotonic()))
+        try:
+            result = call(store, key, operation)
+        except StoreError as error:
+            worker.report((number, "maybe" if error.maybe_applied else "never", repr(error)))
+            continue
+        except StoreTimeoutError as error:
+            worker.report((number, "never", repr(error)))
+            continue
+        worker.report((number, "done", result, time.monotonic()))
+
+
+def draw_value(rng: random.Random, number: int, seed: int) -> tuple[Any, ...]:
+    mine = b"%d" % (seed % 1000 * 1000 + number)
+    return rng.choice(
+        [
+            ("read",), ("read",), ("read",), ("set", mine), ("add", rng.randrange(1, 5)), ("append", b"7"),
+            ("compare_set", b"", mine), ("compare_set", b"7", mine), ("compare_set", mine[:-1], b"7"), ("delete_key",),
+        ]
+    )  # fmt: skip
+
+
+def draw_queue(rng: random.Random, number: int, seed: int) -> tuple[Any, ...]:
+    return rng.choice([("push", b"%d.%d" % (seed, number)), ("push", b"same"), ("pop",), ("pop",), ("len",)])
+
+
+def call(store: Store, key: str, operation: tuple[Any, ...]) -> Any:
+    name, *given = operation
+    if name == "read":
+        return read(store, key)
+    if name == "push":
+        return store.queue_push(key, given[0])
+    if name == "pop":
+        try:
+            return store.queue_pop(key, block=False)
+        except QueueEmptyError:
+            return EMPTY
+    if name == "len":
+        return store.queue_len(key)
+    return getattr(store, name)(key, *given)
+
+
+def read(store: Store, key: str) -> bytes | None:
+    """Return the value of `key`, or None if it has none. (To look once is not to wait for the lock either, where
+    looking takes it: then nothing was seen, and it looks again.)
+    """
+    usual = store.timeout
+    store.set_timeout(0)
+    try:
+        while True:
+            try:
+                return store.get(key)
+            except StoreTimeoutError as error:
+                if error.keys:
+                    return None
+    finally:
+        store.set_timeout(usual)
+
+
+# Collectives and ends
+
+
+def exchange(store: Store, rank: int, size: int, length: int, limit: float) -> bool:
+    """Exchange `length` bytes with every rank; return whether all arrived whole."""
+    data = synchronize(store, value(length, rank), rank, size, "exchange", limit)
+    return data == [value(length, other) for other in range(size)]
+
+
+def broadcast_and_gather(store: Store, rank: int, size: int, limit: float) -> tuple[bytes, list[bytes] | None]:
+    told = broadcast(store, b"x" if rank == 0 else None, rank, size, "b", limit)
+    return told, gather(store, f"{rank} told {told.decode()}", rank, size, "g", limit)
+
+
+def short_barrier(store: Store, rank: int, size: int) -> None:
+    barrier(store, size, "short", 0.5, rank)
+
+
+def until_error(store: Store, operation: str, *given: Any) -> None:
+    """Do `operation` until it raises: the test's own limit is what ends this if it never does."""
+    while True:
+        getattr(store, operation)(*given)
+
+
+# Requests
+
+
+def requests(path: str) -> int | None:
+    """Return how many requests this host has made to the NFS server of `path`, since the mount; None: it is not NFS."""
+    counts: dict[str, int] = {}
+    point = ""
+    for line in Path("/proc/self/mountstats").read_text().splitlines():
+        words = line.split()
+        if line.startswith("device "):
+            point = words[4] if words[words.index("fstype") + 1].startswith("nfs") else ""
+        elif point and len(words) > 8 and words[0].endswith(":") and words[0][:-1].isupper() and words[0] != "RPC:":
+            counts[point] = counts.get(point, 0) + int(words[1])
+    under = [found for found in counts if os.path.commonpath([path, found]) == found]
+    return counts[max(under, key=len)] if under else None
+
+
+def repeat(store: Store, count: int, method: str, *given: Any) -> None:
+    """Call `method` again and again."""
+    for _ in range(count):
+        getattr(store, method)(*given)
