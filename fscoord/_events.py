@@ -17,6 +17,9 @@ __all__ = ["BELL_RUNG", "LOG_CHANGED", "Inotify", "Observed", "watch_file"]
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
 
+PROCESSES_MAX = 256
+"""How many processes are watched at most: each takes a descriptor."""
+
 
 def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     """Return a source of events of the file `path`.
@@ -34,7 +37,11 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
 
 
 class Inotify:
-    """An inotify instance with one watch, read by whoever waits."""
+    """An inotify instance with one watch, read by whoever waits.
+
+    Attributes:
+        processes: the processes whose end ends a wait, too, and their descriptors.
+    """
 
     readable = True
 
@@ -60,12 +67,17 @@ class Inotify:
             number = ctypes.get_errno()
             raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
         self._sources = (fd, self._interruptions)
+        self._descriptors = descriptors
+        self.processes: dict[int, int] = {}
+        self._obituaries: Any = None
         self._poll = self._make_poll()
 
     def _make_poll(self) -> Any:
         poll = system.select.poll()
         for fd in self._sources:
             poll.register(fd, system.select.POLLIN)
+        if self._obituaries is not None:
+            poll.register(self._obituaries.fileno(), system.select.POLLIN)
         return poll
 
     def wait(self, limit: float) -> bool:
@@ -75,11 +87,49 @@ class Inotify:
         except RuntimeError:  # this is a signal handler's wait, and the signal came while the same thread was here
             ready = self._make_poll().poll(limit * 1000)
         for fd, _ in ready:
-            try:
-                system.os.read(fd, 4096)
-            except BlockingIOError:  # somebody else has taken it
-                pass
+            if fd in self._sources:
+                try:
+                    system.os.read(fd, 4096)
+                except BlockingIOError:  # somebody else has taken it
+                    pass
         return bool(ready)
+
+    def watch_process(self, pid: int) -> bool:
+        """Have the end of process `pid` end `wait`; False where there is no pidfd_open(2), or no descriptor left.
+
+        The descriptors of processes stand in an epoll(7) of their own, to which one can be added while another thread
+        waits for it. A process that has ended before is no longer there, or ends `wait` at once.
+        """
+        if pid in self.processes:
+            return True
+        if len(self.processes) >= PROCESSES_MAX:
+            return False
+        known = frozenset(self._descriptors)
+        try:
+            if self._obituaries is None:
+                self._obituaries = system.select.epoll()
+                self._poll = self._make_poll()
+                self.interrupt()  # who waits now waits without it
+            self._descriptors.update(map(system.os.pidfd_open, (pid,)))
+            fd = next(iter(self._descriptors - known))
+            self.processes[pid] = fd
+            self._obituaries.register(fd, system.select.EPOLLIN)
+        except (OSError, AttributeError):
+            return False
+        return True
+
+    def count_ended(self) -> int:
+        """Return how many of the watched processes have ended since the last call; they are watched no more."""
+        if self._obituaries is None:
+            return 0
+        ended = {fd for fd, _ in self._obituaries.poll(0)}
+        for pid, fd in list(self.processes.items()):
+            if fd in ended:
+                self._obituaries.unregister(fd)
+                self._descriptors.discard(fd)
+                del self.processes[pid]
+                system.close_quietly(fd)
+        return len(ended)
 
     def interrupt(self) -> None:
         """Have `wait`, in whatever thread, return."""
@@ -88,6 +138,8 @@ class Inotify:
     def close(self) -> None:
         """Give the instance back."""
         self._close()
+        if self._obituaries is not None:
+            self._obituaries.close()
 
 
 class Observed:

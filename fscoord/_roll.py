@@ -2,7 +2,9 @@
 
 A roll is one key, ``{prefix}/arrivals``, to which every arrival appends ``RANK/WORLD_SIZE`` and a space. With a minus
 sign in front, that rank has told its caller of a time-out: it still counts, and may come again even when all are
-through. ``{prefix}/complete`` appears when all have come, so that whoever waits for that waits for one key.
+through. ``!N:R,R`` says that the ranks R are dead: if one of them had not come, and N barriers were broken before,
+it is broken for all who had come, and begins anew for whoever comes behind that token. ``{prefix}/complete`` appears
+when all have come, so that whoever waits for that waits for one key.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord._fates import find_fates
 from fscoord.arguments import (
     Key,
     Timeout,
@@ -20,7 +23,7 @@ from fscoord.arguments import (
     positive,
     seconds,
 )
-from fscoord.errors import BarrierError, FscoordError, StoreTimeoutError
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
 __all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "UsedBeforeError", "attempt", "check_rank"]
@@ -37,6 +40,20 @@ Event = tuple[int, bool]
 
 class UsedBeforeError(BarrierError):
     """All have come, and this rank among them; a barrier that knows that this rank was never told lets it pass."""
+
+
+class Verdict(NamedTuple):
+    """Why a barrier is broken: the ranks that had not come, and those of them that are dead."""
+
+    missing: list[int]
+    dead: list[int]
+
+
+class Course(NamedTuple):
+    """Who came to the barrier that is on, and left it, in order; and the verdicts on those that were broken before."""
+
+    events: list[Event]
+    breaks: list[Verdict]
 
 
 class Attempt(NamedTuple):
@@ -62,20 +79,39 @@ class Attempt(NamedTuple):
         """Return how long it may still take to find out, and say, who is missing."""
         return max(0.0, self.timeout + self.trace_timeout - self.waited())
 
-    def time_out(self, what: str, missing: list[int], cause: StoreTimeoutError, hint: str = "") -> StoreTimeoutError:
-        """Return the error that names `missing`, in torch's words."""
-        names = [self._named(rank) for rank in missing[:MISSING_MAX]]
-        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+    def time_out(
+        self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
+    ) -> StoreTimeoutError:
+        """Return the error that names `missing`, in torch's words, and tells the dead of them from the late."""
+        names, more = self._names(missing)
+        fates = find_fates(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
         return StoreTimeoutError(
             f"Timed out {what} on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
             f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], timeout={self.timeout:g})"
-            f"{hint}{holder}",
+            f"{hint}{fates.words}{holder}",
             keys=cause.keys,
             missing_ranks=names,
+            dead_ranks=fates.dead,
             holder=cause.holder,
             waited=self.waited(),
         )
+
+    def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
+        """Return the error for a barrier that can't complete any more."""
+        names, more = self._names(verdict.missing)
+        dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
+        return BrokenBarrierError(
+            f"Barrier broken on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
+            f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], dead_ranks=[{', '.join(dead)}])"
+            f"{find_fates(store, verdict.missing).words}",
+            missing=names,
+            dead=dead,
+        )
+
+    def _names(self, missing: list[int]) -> tuple[list[str], str]:
+        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+        return [self._named(rank) for rank in missing[:MISSING_MAX]], more
 
     def data_prefix(self) -> bytes:
         """Return what the keys of the ranks' data begin with: no two prefixes share one, as a1 + 0 and a + 10."""
@@ -136,8 +172,9 @@ class Roll:
         """
         rank, world_size = self._call.rank, self._call.world_size
         own = b"%d/%d " % (rank, world_size)
+        self._store.be_rank(rank)
         self._store.append(self._arrivals, own)
-        text = self._store.get(self._arrivals)
+        text = self._arrived = self._store.get(self._arrivals)
         count = text.count(b" ")
         # The two usual cases are told without looking at each of many tokens: this is what all the others wait for.
         if count == text.count(own[own.index(b"/") :]) and b"-" not in text:
@@ -152,7 +189,9 @@ class Roll:
     def _arrive_among(self, events: list[Event]) -> bool:
         """Do as `arrive` does, where somebody came twice, or left and came again, or does not belong here."""
         rank, world_size = self._call.rank, self._call.world_size
-        own = max(index for index, event in enumerate(events) if event == (rank, True))
+        own = max((index for index, event in enumerate(events) if event == (rank, True)), default=-1)
+        if own < 0:  # it was broken since
+            return False
         before = _present(events[:own])
         if len(before) == world_size:
             self._store.set(self._complete, b"1")  # if the last of them died before it told the others, they wait still
@@ -165,9 +204,38 @@ class Roll:
         """Wait until all are there."""
         self._store.wait([self._complete], self._call.left())
 
+    def wait_alive(self) -> None:
+        """After `arrive`: wait until all are there, or one who is not is known dead.
+
+        Raises:
+            BrokenBarrierError: that is so; who came before the first to find it gets the same verdict.
+        """
+        tokens = self._arrived.split()
+        own = b"%d/%d" % (self._call.rank, self._call.world_size)
+        last = max(index for index, token in enumerate(tokens) if token == own)
+        joined = len(self._course(tokens[:last]).breaks)
+        dead: list[int] = []
+        is_complete = False
+        while True:
+            course = self._course(self._read_text().split())
+            if len(course.breaks) > joined:
+                raise self._call.broken(course.breaks[joined], self._store)
+            missing = self._absent(course.events)
+            if is_complete or not missing:
+                return
+            fatal = [rank for rank in missing if rank in dead]
+            if fatal:
+                self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
+            else:
+                dead = self._store.wait_alive([self._complete], missing, self._call.left())
+                is_complete = not dead
+
     def missing(self) -> list[int]:
         """Return the ranks that have not come."""
-        present = _present(self._read())
+        return self._absent(self._read())
+
+    def _absent(self, events: list[Event]) -> list[int]:
+        present = _present(events)
         return [rank for rank in range(self._call.world_size) if rank not in present]
 
     def sign_off(self, timed_out: bool, timeout: float) -> None:
@@ -198,14 +266,32 @@ class Roll:
             raise self._call.used_before()
 
     def _read(self) -> list[Event]:
-        if not self._store.check([self._arrivals]):
-            return []
-        return self._events(self._store.get(self._arrivals))
+        return self._events(self._read_text())
+
+    def _read_text(self) -> bytes:
+        return self._store.get(self._arrivals) if self._store.check([self._arrivals]) else b""
 
     def _events(self, text: bytes) -> list[Event]:
-        """Return every arrival as (rank, True) and every sign-off as (rank, False)."""
-        events = []
-        for token in text.split():
+        """Return every arrival as (rank, True) and every sign-off as (rank, False), since it was last broken."""
+        return self._course(text.split()).events
+
+    def _course(self, tokens: list[bytes]) -> Course:
+        """Return what the roll says, and what was broken before.
+
+        Raises:
+            BarrierError: something else stands there, or somebody came with another world size.
+        """
+        events: list[Event] = []
+        breaks: list[Verdict] = []
+        for token in tokens:
+            if token.startswith(b"!"):
+                number, _, ranks = token[1:].partition(b":")
+                missing = self._absent(events)
+                dead = [rank for rank in missing if b"%d" % rank in ranks.split(b",")]
+                if dead and number == b"%d" % len(breaks):
+                    breaks.append(Verdict(missing, dead))
+                    events = []
+                continue
             name, _, size = token.partition(b"/")
             if not (name.removeprefix(b"-").isdigit() and size.isdigit()):
                 raise BarrierError(f"key {key_text(self._arrivals)!r} holds {token[:40]!r}, which is no arrival")
@@ -217,7 +303,7 @@ class Roll:
                     " barrier and exchange a prefix of its own"
                 )
             events.append((rank, not name.startswith(b"-")))
-        return events
+        return Course(events, breaks)
 
 
 def _present(events: list[Event]) -> set[int]:

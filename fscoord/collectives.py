@@ -23,26 +23,23 @@ colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from weakref import WeakKeyDictionary
+from contextlib import suppress
 
 from fscoord import _system as system
 from fscoord._roll import Attempt, Decoder, Roll, attempt, check_rank
+from fscoord._store_timeout import store_timeout
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
     Value,
-    duration,
     key_bytes,
     key_text,
     positive,
     seconds,
     value_bytes,
 )
-from fscoord.errors import BarrierError, StoreClosedError, StoreTimeoutError
+from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
@@ -56,6 +53,8 @@ def barrier(
     rank: int | None = None,
     rank_tracing_decoder: Decoder | None = None,
     trace_timeout: Timeout = 10.0,
+    *,
+    fail_fast: bool = False,
 ) -> None:
     """Wait until `world_size` callers have called this with `key_prefix`.
 
@@ -74,15 +73,23 @@ def barrier(
         rank_tracing_decoder: turns a missing rank into what the error says of it, such as its host.
         trace_timeout: how much later than `barrier_timeout` the error may come, in order to name the missing ranks.
             (Writing one's own arrival is bounded by the store's timeout, as every write is.)
+        fail_fast: with `rank`, raise as soon as a rank that has not come is known dead (see `Store.dead_ranks`). All
+            who came before raise, with the same verdict; for who comes later the barrier begins anew, so that a rank
+            that was started again can meet the others there. All callers of one barrier ask for it, or none does. On
+            a store that can't tell the dead (see `Store.has_liveness`) it does nothing.
 
     Raises:
         StoreTimeoutError: not all came. On every rank, and on every store, it says rank, key prefix, world size,
-            timeout and the ranks that are missing (16 at most, and how many more).
+            timeout and the ranks that are missing (16 at most, and how many more), the dead apart from the late where
+            the store can tell them.
+        BrokenBarrierError: with `fail_fast`, ranks that are missing are dead.
         BarrierError: more than `world_size` callers came, or the barrier was finished before, or the callers
             disagree about `world_size`, or `rank` is not below it.
-        ValueError: there is a decoder but no `rank`.
+        ValueError: there is a decoder, or `fail_fast`, but no `rank`.
     """
     if rank is None:
+        if fail_fast:
+            raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
         if rank_tracing_decoder is not None:
             raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
         seconds(trace_timeout)
@@ -91,7 +98,10 @@ def barrier(
     call = attempt(key_prefix, rank, world_size, barrier_timeout, trace_timeout, rank_tracing_decoder)
     roll = Roll(store, call.prefix, call)
     try:
-        if not roll.arrive():
+        complete = roll.arrive()
+        if fail_fast:
+            roll.wait_alive()
+        elif not complete:
             roll.wait()
     except StoreTimeoutError as error:
         missing = roll.missing()
@@ -99,7 +109,7 @@ def barrier(
         if missing:
             mixed = store.check([call.prefix + b"/num_members"])
             hint = "; some callers gave no rank: either all do, or none" if mixed else ""
-            raise call.time_out("waiting on barrier", missing, error, hint) from error
+            raise call.time_out("waiting on barrier", missing, error, store, hint) from error
 
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes]:
@@ -188,7 +198,7 @@ def broadcast(
     try:
         store.wait([key], call.left())
     except StoreTimeoutError as error:
-        raise call.time_out("in broadcast", [source], error) from error
+        raise call.time_out("in broadcast", [source], error, store) from error
     return store.get(key)
 
 
@@ -233,60 +243,6 @@ def gather(
     return values
 
 
-@contextmanager
-def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
-    """Set the timeout of `store` for the body of the ``with``, and the old one again afterwards, after an error too.
-
-    It is the handle's timeout, for all its threads: where several nest this on one handle, or on `PrefixStore` views
-    of it, the latest still in force holds, and when the last leaves, in whatever order, the handle has the timeout
-    that it had before the first. A thread that wants a timeout of its own works on a `Store.clone`.
-
-    Args:
-        store: the handle.
-        timeout: seconds or a `timedelta`.
-    """
-    limit = duration(seconds(timeout))
-    base = _base(store)
-    token = _Token(limit)
-    try:
-        with _tokens_lock:
-            stack = _tokens.setdefault(base, [_Token(base.timeout)])
-            base.set_timeout(limit)
-            stack.append(token)
-        yield
-    finally:
-        with _tokens_lock:
-            _take_away(base, token)
-
-
-class _Token:
-    """One timeout that holds until it is taken away; told from others by identity."""
-
-    def __init__(self, limit: timedelta) -> None:
-        self.limit = limit
-
-
-_tokens: WeakKeyDictionary[Store, list[_Token]] = WeakKeyDictionary()
-_tokens_lock = system.threading.Lock()
-
-
-def _take_away(base: Store, token: _Token) -> None:
-    stack = _tokens.get(base, [])
-    if token in stack:
-        stack.remove(token)
-    if stack:
-        if len(stack) == 1:
-            del _tokens[base]
-        with suppress(StoreClosedError):  # in the body: no timeout is left to restore
-            base.set_timeout(stack[-1].limit)
-
-
-def _base(store: Store) -> Store:
-    """Return the store whose timeout `store` shows: a view has none of its own."""
-    inner = getattr(store, "underlying_store", None)
-    return _base(inner) if isinstance(inner, Store) else store
-
-
 def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> None:
     start = system.time.monotonic()
     try:
@@ -314,7 +270,7 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> list[byte
         missing = roll.missing()
         roll.sign_off(bool(missing), call.trace_left())
         if missing:
-            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error) from error
+            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
     return values
 
 
@@ -335,7 +291,7 @@ def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> list[byt
     except StoreTimeoutError as error:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
-            raise call.time_out(f"in {what}", missing, error) from error
+            raise call.time_out(f"in {what}", missing, error, store) from error
     return store.multi_get(keys)
 
 

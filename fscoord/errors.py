@@ -67,6 +67,7 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
     Attributes:
         keys: the keys that were still missing, as text.
         missing_ranks: the ranks that had not arrived (a barrier's time-out), as the decoder names them.
+        dead_ranks: the numbers, as text, of those of them that are known dead; the others are late.
         holder: who held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
         waited: the seconds waited.
     """
@@ -77,12 +78,14 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         *,
         keys: Sequence[str] = (),
         missing_ranks: Sequence[str] = (),
+        dead_ranks: Sequence[str] = (),
         holder: str | None = None,
         waited: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.keys = tuple(keys)
         self.missing_ranks = tuple(missing_ranks)
+        self.dead_ranks = tuple(dead_ranks)
         self.holder = holder
         self.waited = waited
 
@@ -106,7 +109,7 @@ class StoreClosedError(StoreError):
 
 
 class StoreGoneError(StoreError):
-    """The log was deleted, replaced or truncated under the handle; open the store again."""
+    """The log was deleted, replaced or truncated under the handle, or says that its session is dead; open it again."""
 
 
 class StaleRunError(StoreError):

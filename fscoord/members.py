@@ -55,8 +55,12 @@ class Liveness(ABC):
         """The number of this handle among `members`; 0 on a store that keeps no sessions."""
         return 0
 
-    def members(self) -> list[Member]:
-        """Return who has, or had, this store open, in the order of their numbers; empty where that is not kept."""
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:  # noqa: ARG002 - see `has_liveness`
+        """Return who has, or had, this store open, in the order of their numbers; empty where that is not kept.
+
+        Args:
+            ranks: ask only for those who said to be one of these ranks.
+        """
         return []
 
     def be_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer

@@ -157,6 +157,11 @@ class Home(NamedTuple):
         here = (self.host, self.boot_id, self.pid_space)
         return here == (session.host, session.boot_id, session.pid_space) and any(self.boot_id) and self.pid_space > 0
 
+    def is_the_same(self, session: Session) -> bool:
+        """Return whether the process that has the number of `session` now, here, is that of the session for certain."""
+        began = session.start_time if session.time_space == self.time_space else 0
+        return self.shares_processes_with(session) and system.start_time(session.pid) == began != 0
+
     def is_another(self, session: Session) -> bool:
         """Return whether the process that has the number of `session` now began at another time."""
         if session.time_space != self.time_space or not session.start_time:

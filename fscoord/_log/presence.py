@@ -7,7 +7,7 @@ that of a host which was cut off, and comes back. Whoever reads of its own death
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fscoord import _system as system
@@ -34,6 +34,7 @@ class Presence(Contender):
     """
 
     read_only: bool
+    refresh: Callable[[float], None]
     update: Callable[..., Any]
     _append: Callable[..., None]
     _wanted: Wanted
@@ -159,11 +160,34 @@ class Presence(Contender):
         except (OSError, FscoordError):
             return None
 
+    def lives_now(self, number: int, home: Home) -> bool | None:
+        """As `lives`, for who does not hold the mutex."""
+        return self.inspect(lambda: self.lives(number, home))
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of `ranks` that somebody said to be, and all who did are recorded as dead."""
+        deaths, known = self.deaths, self.ranks
+        return self.inspect(
+            lambda: [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
+        )
+
+    def undead(self, ranks: Iterable[int] | None) -> list[int]:
+        """Return the sessions that said to be one of `ranks`, or all, without those that are recorded as dead."""
+
+        def answer() -> list[int]:
+            some = self.sessions if ranks is None else [n for rank in ranks for n in self.ranks.get(rank, ())]
+            return sorted(set(some) - self.deaths.keys())
+
+        return self.inspect(answer)
+
     def bury(self, number: int, limit: float) -> bool:
         """Record that session `number` is dead, if with the lock it still seems so; return whether that is recorded.
 
         Errors as in `update`.
         """
+        self.refresh(limit)
+        if number in self.deaths:  # all who watch find it at the same moment, and one record is enough
+            return True
 
         def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
             if number in self.deaths:

@@ -27,6 +27,7 @@ SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S, POLL_LAST_S = 0.001, 0.1
 SHARED_POLL_LAST_S = 0.175
 """Where each look is a request to a server: less than ten in a second, counted from the first."""
+VIGIL_FIRST_S, VIGIL_LAST_S = 0.005, 0.05
 
 
 class Watch:
@@ -41,6 +42,7 @@ class Watch:
     Attributes:
         is_announced: whether writers know of the bell.
         heard: counts the events, where there is no bell to ask whom they were for.
+        deaths: counts the watched processes that have ended.
     """
 
     def __init__(self, log_path: str, bell: Bell | None, mode: str, *, is_local: bool) -> None:
@@ -49,6 +51,7 @@ class Watch:
         self.is_announced = False
         self.heard = 0
         self.poll_last = POLL_LAST_S if is_local else SHARED_POLL_LAST_S
+        self.deaths = 0
         self._asleep: set[Ticket] = set()
         self._ears = system.threading.RLock()  # held by who listens; to release it when one doesn't is harmless
         self._events: Any = None
@@ -104,6 +107,16 @@ class Watch:
         if bell is not None:
             bell.close()
 
+    def watch_process(self, pid: int) -> bool:
+        """Have the death of process `pid` end the sleeps of who is vigilant; False if that can't be had here."""
+        events = self._events
+        return events is not None and events.readable and bool(events.watch_process(pid))
+
+    def watches(self, pid: int) -> bool:
+        """Return whether the death of process `pid` still ends sleeps."""
+        events = self._events
+        return events is not None and events.readable and pid in events.processes
+
     def lose_bell(self, error: OSError) -> None:
         """The bell failed: poll from now on."""
         bell, self.bell, self._events = self.bell, None, None
@@ -137,6 +150,7 @@ class Watch:
                 ticket.wake.wait(left)
             elif events.wait(left):
                 self.heard += 1
+                self.deaths += events.count_ended()
                 for other in list(self._asleep):
                     if other is not ticket and other.is_rung():
                         other.wake.set()
@@ -170,18 +184,20 @@ class Watch:
 class Ticket:
     """One thread's wait, from its first look at the log to its last."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, *, vigilant: bool = False) -> None:
         self._watch = watch
+        self._vigilant = vigilant
+        self._deaths = watch.deaths
         self._bucket = 0
         self._mark = b""
         self._heard = watch.heard
-        self._pause = SLOW_FIRST_S if watch.hears else POLL_FIRST_S
+        self._pause = VIGIL_FIRST_S if vigilant and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
         self.wake = system.Wakeup()
         self.is_over = False
 
     def arm(self, number: int) -> None:
         """Before a look at the log: what is written to bucket `number` after that look ends the next `sleep`."""
-        self._heard = self._watch.heard
+        self._heard, self._deaths = self._watch.heard, self._watch.deaths
         bell = self._watch.bell
         if bell is not None:
             try:
@@ -192,6 +208,8 @@ class Ticket:
     def is_rung(self) -> bool:
         """Whether the log may have news for this wait, or the wait is over."""
         bell = self._watch.bell
+        if self._vigilant and self._deaths != self._watch.deaths:
+            return True
         if self.is_over or bell is None:
             return self.is_over or self._heard != self._watch.heard
         try:
@@ -207,7 +225,8 @@ class Ticket:
             pause = min(pause * random.uniform(0.75, 1.25), left)
         if self._watch.sleep(self, system.time.monotonic() + pause):
             return True
-        self._pause = min(self._pause * 2, SLOW_LAST_S if self._watch.hears else self._watch.poll_last)
+        longest = SLOW_LAST_S if self._watch.hears else self._watch.poll_last
+        self._pause = min(self._pause * 2, VIGIL_LAST_S if self._vigilant and self._watch.hears else longest)
         return False
 
 

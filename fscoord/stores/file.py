@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import _system as system
@@ -115,7 +116,8 @@ class FileStore(Sessions):
             _one_of("coherence", coherence, COHERENCES)
         self._options: dict[str, Any] = {"lock": lock, "watch": watch, "durable": durable, "read_only": read_only}
         self._options |= {"mode": mode, "rank": rank, "label": label, "coherence": coherence}
-        rank = None if rank is None else integer("rank", rank)
+        if rank is not None:
+            integer("rank", rank)
         self._state = State()
         self._remove_temporary: Callable[[], object] | None = None
         if path is None:
@@ -125,7 +127,7 @@ class FileStore(Sessions):
         self.path = paths.resolve(path)
         self._wanted = Wanted(KINDS[lock], durable, read_only, mode, self._timeout, coherence)
         self._log: LogFile = open_log_file(
-            self.path, self._state, self._wanted, lambda: lifetime.introduction(rank, label or ""), self._participants
+            self.path, self._state, self._wanted, partial(lifetime.introduction, self._options), self._participants
         )
         self._waiting = Waiting(self._log, self._wanted, watch)
         self._log.refresh(self._timeout)
@@ -291,7 +293,9 @@ class FileStore(Sessions):
     def clone(self) -> FileStore:
         """See `Store.clone`. A clone is no participant: closing it does not count towards `world_size`."""
         self._log.refresh(self._timeout)  # says so if this handle is over
-        return FileStore(self.path, timeout=self._timeout, **self._options)
+        twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
+        twin._options.update(self._options)  # it introduces itself when it writes
+        return twin
 
     @system.alone_if_faked
     def close(self) -> None:
@@ -324,14 +328,16 @@ class FileStore(Sessions):
         self._log.refresh(limit)
         return self._log.inspect(answer)
 
-    def _await(self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str) -> T:
+    def _await(
+        self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str, *, vigilant: bool = False
+    ) -> T:
         """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
 
         `look` is given the seconds that are left, and a list to fill with the keys that it lacks.
         """
         started = system.time.monotonic()
         absent: list[bytes] = []
-        found = self._waiting.until(limit, lambda left: look(left, absent), lambda: absent[0])
+        found = self._waiting.until(limit, lambda left: look(left, absent), lambda: absent[0], vigilant=vigilant)
         if isinstance(found, Missing):
             waited = system.time.monotonic() - started
             raise StoreTimeoutError(

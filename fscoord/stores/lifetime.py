@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths
@@ -59,16 +59,16 @@ def remove_side_cars(path: str) -> None:
         paths.unlink_quietly(path + suffix)
 
 
-def introduction(rank: int | None, label: str) -> Session:
-    """Return what a handle of this process writes about itself."""
+def introduction(options: Mapping[str, Any]) -> Session:
+    """Return what a handle of this process, opened with these options, writes about itself."""
     home = Home.find()
     return Session(
         host=home.host,
         pid=system.os.getpid(),
         start_time=system.start_time(),
         boot_id=home.boot_id,
-        rank=rank,
-        label=label,
+        rank=options["rank"],
+        label=options["label"] or "",
         pid_space=home.pid_space,
         time_space=home.time_space,
     )

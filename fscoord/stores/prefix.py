@@ -126,9 +126,9 @@ class PrefixStore(Store):
     def session(self) -> int:
         return self._open().session
 
-    def members(self) -> list[Member]:
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """Return the members of the underlying store, whose views have none of their own."""
-        return self._open().members()
+        return self._open().members(ranks)
 
     def be_rank(self, rank: int) -> None:
         self._open().be_rank(rank)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 from fscoord._log.alive import Home
 from fscoord._log.file import LogFile
 from fscoord._log.record import Session
-from fscoord.arguments import integer
+from fscoord.arguments import Key, Timeout, integer, keys_bytes, seconds
+from fscoord.errors import StoreTimeoutError
 from fscoord.members import Member
 from fscoord.store import Store
+from fscoord.stores.state import State
+from fscoord.stores.vigil import Vigil
+from fscoord.stores.waiting import MISSING, Missing, Waiting
 
 __all__ = ["Sessions"]
+
+PATIENCE_S: Final = 0.02
+"""How long `Sessions.members` waits for the lock."""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
@@ -21,6 +29,9 @@ class Sessions(Store):
     """A store whose handles are the sessions of a log."""
 
     _log: LogFile
+    _state: State
+    _waiting: Waiting
+    _await: Any
 
     @property
     def has_liveness(self) -> bool:
@@ -39,50 +50,69 @@ class Sessions(Store):
             self._log.refresh(self._timeout)
             self._log.introduce(self._timeout, integer("rank", rank))
 
-    def members(self) -> list[Member]:
-        """See `Store.members`. Deaths that it finds are recorded, unless the handle is read-only."""
-        if not self._log.read_only:
-            self._log.introduce(self._timeout)
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
+        """See `Store.members`. Deaths that it finds are recorded, unless the handle is read-only or the lock is not to
+        be had at once.
+        """
+        wanted = None if ranks is None else [integer("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
-        self._bury(sorted(self._log.sessions))
+        if not self._log.read_only:
+            with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
+                self._log.introduce(min(self._timeout, PATIENCE_S))
+                self._bury(self._log.undead(wanted), min(self._timeout, PATIENCE_S))
         home = Home.find()
-        return self._log.inspect(
-            lambda: [
-                _member(number, session, self._log.lives(number, home), self._log.deaths.get(number, 0))
-                for number, session in sorted(self._log.sessions.items())
+
+        def answer() -> list[Member]:
+            log = self._log
+            named = set[int]().union(*(log.ranks.get(rank, ()) for rank in wanted or ()))
+            return [
+                _member(number, session, log.lives(number, home), log.deaths.get(number, 0))
+                for number, session in sorted(log.sessions.items())
+                if wanted is None or number in named
             ]
-        )
+
+        return self._log.inspect(answer)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `Store.dead_ranks`. Deaths that it finds are recorded, unless the handle is read-only."""
         wanted = [integer("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
-        self._bury(number for rank in wanted for number in sorted(self._log.ranks.get(rank, ())))
-        return self._recorded_dead(wanted)
+        self._bury(self._log.undead(wanted), self._timeout)
+        return self._log.dead_ranks(wanted)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
         """See `Store.dead_sessions`. Deaths that it finds are recorded, unless the handle is read-only."""
         wanted = [integer("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
-            self._bury(number for number in wanted if number in self._log.sessions)
+            self._bury([number for number in wanted if number in self._log.sessions], self._timeout)
         return [number for number in wanted if number in self._log.deaths]
 
-    def _recorded_dead(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` all of whose sessions are recorded as dead."""
-        deaths, known = self._log.deaths, self._log.ranks
-        return self._log.inspect(
-            lambda: [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
-        )
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
+        names = keys_bytes(keys)
+        vigil = Vigil(self._log, self._waiting, [integer("rank", rank) for rank in ranks])
 
-    def _bury(self, numbers: Iterable[int]) -> None:
+        def look(left: float, absent: list[bytes]) -> list[int] | Missing:
+            self._log.refresh(left)
+            absent[:] = self._log.inspect(lambda: self._state.missing(names))
+            return (vigil.dead(left) or MISSING) if absent else []
+
+        found: list[int] = self._await(
+            self._timeout if timeout is None else seconds(timeout), look, "key", vigilant=True
+        )
+        return found
+
+    def _bury(self, numbers: Iterable[int], limit: float) -> None:
         """Record the deaths among the sessions `numbers` that show."""
         home = Home.find()
-        living = [number for number in numbers if number not in self._log.deaths]
-        fallen = self._log.inspect(lambda: [number for number in living if self._log.lives(number, home) is False])
-        if not self._log.read_only:
-            for number in fallen:
-                self._log.bury(number, self._timeout)
+        for number in numbers:
+            if (
+                number not in self._log.deaths
+                and not self._log.read_only
+                and self._log.lives_now(number, home) is False
+            ):
+                self._log.bury(number, limit)
 
 
 def _member(number: int, session: Session, lives: bool | None, found_dead_ns: int) -> Member:

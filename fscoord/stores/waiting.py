@@ -62,22 +62,45 @@ class Waiting:
                 self._warn(error)
                 self._bell = None
 
-    def until(self, limit: float, look: Callable[[float], T | Missing], lacking: Callable[[], bytes]) -> T | Missing:
+    def until(
+        self,
+        limit: float,
+        look: Callable[[float], T | Missing],
+        lacking: Callable[[], bytes],
+        *,
+        vigilant: bool = False,
+    ) -> T | Missing:
         """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds.
 
-        After a look in vain `lacking` returns one key without which the next would be in vain too.
+        After a look in vain `lacking` returns one key without which the next would be in vain too. Who is `vigilant`
+        looks more often, and when a process dies that `watch_process` was told of.
         """
         deadline = system.time.monotonic() + limit
         found = look(limit)
         while isinstance(found, Missing) and system.time.monotonic() < deadline:
-            found = self._follow(self._listen(deadline), deadline, look, lacking)
+            watch = self._listen(deadline)
+            found = self._follow(watch, Ticket(watch, vigilant=vigilant), deadline, look, lacking)
         return found
 
+    def watch_process(self, pid: int) -> bool:
+        """Have the death of process `pid` end the sleeps of who is vigilant; False if that can't be had."""
+        watch = self._watch
+        return watch is not None and watch.watch_process(pid)
+
+    def watches(self, pid: int) -> bool:
+        """Return whether the death of process `pid` still ends sleeps."""
+        watch = self._watch
+        return watch is not None and watch.watches(pid)
+
     def _follow(
-        self, watch: Watch, deadline: float, look: Callable[[float], T | Missing], lacking: Callable[[], bytes]
+        self,
+        watch: Watch,
+        ticket: Ticket,
+        deadline: float,
+        look: Callable[[float], T | Missing],
+        lacking: Callable[[], bytes],
     ) -> T | Missing:
         """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
-        ticket = Ticket(watch)
         try:
             self._tickets.add(ticket)
             is_rung = False

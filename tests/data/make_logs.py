@@ -69,7 +69,7 @@ def make_every_kind(path: Path, world: World) -> None:
     store = FileStore(path, world_size=3, timeout=0.01)
     other = FileStore(path, world_size=3, timeout=0.01)
     for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
-        handle._log._introduce_as = partial(introduction, rank, label)
+        handle._log._introduce_as = partial(introduction, {"rank": rank, "label": label})
     try:
         store.get("never")
     except StoreTimeoutError:

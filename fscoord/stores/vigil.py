@@ -1,0 +1,76 @@
+"""`Vigil`: watch over ranks during a wait, so that a death ends it at once and a life costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fscoord import _system as system
+from fscoord._log.alive import Home
+from fscoord._log.file import LogFile
+from fscoord.stores.waiting import Waiting
+
+__all__ = ["Vigil"]
+
+BEGIN_S: Final = 0.004
+"""How long a wait lasts before it looks after the others: most end sooner, and cost nothing more."""
+
+PROBE_S: Final = 0.5
+"""How often even those are probed whose processes are watched: a handle may be closed, and its process live on."""
+
+
+class Vigil:
+    """One wait's watch over `ranks`.
+
+    The kernel tells of the death of a process of this host (pidfd_open(2)). The others, on other hosts or in other
+    containers, are asked for at each look, which a waiter takes 20 times a second.
+
+    Args:
+        log: the handle that waits.
+        waiting: how it sleeps.
+        ranks: who is needed.
+    """
+
+    def __init__(self, log: LogFile, waiting: Waiting, ranks: Sequence[int]) -> None:
+        self._log = log
+        self._waiting = waiting
+        self._ranks = ranks
+        self._started = self._probed = system.time.monotonic()
+        self._watched: set[int] = set()
+
+    def dead(self, limit: float) -> list[int]:
+        """Return those of the ranks that are recorded as dead, after recording the deaths that show.
+
+        Raises:
+            StoreTimeoutError: the log's lock, to record one, did not come within `limit` seconds.
+        """
+        dead = self._log.dead_ranks(self._ranks)
+        now = system.time.monotonic()
+        if dead or now - self._started < BEGIN_S or self._log.read_only:
+            return dead
+        suspects = self._log.undead(self._ranks)
+        if now - self._probed < PROBE_S:
+            suspects = [number for number in suspects if not self._is_watched(number)]
+        else:
+            self._probed = now
+        if not suspects:
+            return []
+        home = Home.find()
+        for number in suspects:
+            self._watch(number, home)
+            if self._log.lives_now(number, home) is False:
+                self._log.bury(number, limit)
+        return self._log.dead_ranks(self._ranks)
+
+    def _is_watched(self, number: int) -> bool:
+        """Return whether the death of this session's process would end the sleep."""
+        return number in self._watched and self._waiting.watches(self._log.sessions[number].pid)
+
+    def _watch(self, number: int, home: Home) -> None:
+        session = self._log.sessions[number]
+        if number in self._watched or not home.shares_processes_with(session):
+            return
+        if self._waiting.watch_process(session.pid) and home.is_the_same(
+            session
+        ):  # in this order: it may die meanwhile
+            self._watched.add(number)

@@ -1,0 +1,320 @@
+"""Waits and barriers that end when somebody who is needed dies, and time-outs that tell the dead from the late."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import start_thread
+from faults.test_fork import until
+
+from fscoord import BrokenBarrierError, FileStore, PrefixStore, StoreTimeoutError, barrier, gather, synchronize
+from fscoord._log import watch as log_watch
+from fscoord.stores import vigil
+from fscoord.stores.dump import dump
+
+HANG_S = 20
+CONTEXT = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+class Rank:
+    """A process that opens a store as `rank`, and calls `function(store, rank, *arguments)` when it is told to."""
+
+    def __init__(self, path: str, rank: int, **options: Any) -> None:
+        self.rank = rank
+        self._pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=serve, args=(theirs, path, rank, options))
+        self.process.start()
+        theirs.close()
+        assert self.result() is None
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._pipe.send((function, arguments))
+
+    def result(self) -> Any:
+        """Return what came of the last call: its result, or its exception."""
+        assert self._pipe.poll(2 * HANG_S), f"rank {self.rank} hangs"
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(HANG_S)
+
+
+def serve(pipe: Connection, path: str, rank: int, options: dict[str, Any]) -> None:
+    with FileStore(path, rank=rank, timeout=HANG_S, **options) as store:
+        pipe.send(None)
+        while True:
+            try:
+                function, arguments = pipe.recv()
+            except EOFError:
+                return
+            try:
+                pipe.send(function(store, rank, *arguments))
+            except Exception as error:
+                pipe.send(error)
+
+
+@contextmanager
+def ranks(path: str, count: int, **options: Any) -> Iterator[list[Rank]]:
+    started: list[Rank] = []
+    try:
+        for rank in range(count):
+            started.append(Rank(path, rank, **options))
+        yield started
+    finally:
+        for rank in started:
+            rank._pipe.close()
+            rank.process.kill()
+            rank.process.join(HANG_S)
+            rank.process.close()
+
+
+def meet(store: FileStore, rank: int, world_size: int, key: str = "b", timeout: float = HANG_S) -> float:
+    """Come to a barrier; return when it was passed."""
+    barrier(store, world_size, key, timeout, rank, fail_fast=True)
+    return time.monotonic()
+
+
+def all_wait(path: str, count: int) -> None:
+    """Return when `count` ranks have arrived and found that others are missing."""
+    with FileStore(path, read_only=True, timeout=HANG_S) as store:
+        until(lambda: store.check(["b/arrivals"]) and store.get("b/arrivals").count(b" ") == count)
+
+
+# A wait that watches
+
+
+def test_a_wait_ends_with_what_it_waits_for(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
+        with start_thread(store.wait_alive, ["k"], [1, 2]) as waiter:
+            other.set("k", "v")
+        assert waiter.result == []
+        assert store.wait_alive(["k"], [1], 0) == []
+
+
+def test_a_wait_ends_with_the_death_of_who_is_needed(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 4) as others:
+        others[3].kill()
+        with start_thread(store.wait_alive, ["k"], [1, 2, 7]) as waiter:
+            until(lambda: watched(store) == {others[1].process.pid, others[2].process.pid})
+            others[2].kill()
+        assert waiter.result == [2]
+        assert store.wait_alive(["k"], [3]) == [3]
+
+
+def watched(store: FileStore) -> set[int]:
+    """The processes whose death the kernel will tell of."""
+    watch = store._waiting._watch
+    return set(watch._events.processes) if watch is not None and watch._events is not None else set()
+
+
+def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vigil, "BEGIN_S", 0.0)
+    monkeypatch.setattr(log_watch, "VIGIL_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
+    with (
+        FileStore(path, rank=0, timeout=HANG_S) as store,
+        ranks(path, 2) as others,
+        start_thread(store.wait_alive, ["k"], [1], math.inf) as waiter,
+    ):
+        until(lambda: watched(store))
+        others[1].kill()
+        assert waiter.join() == [1]
+
+
+def test_a_wait_without_events_finds_deaths_by_itself(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S, watch="poll") as store, ranks(path, 2) as others:
+        with start_thread(store.wait_alive, ["k"], [1]) as waiter:
+            until(lambda: store._waiting._watch is not None)
+            others[1].kill()
+        assert waiter.result == [1]
+
+
+def test_a_wait_finds_a_handle_that_is_closed_while_its_process_lives(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vigil, "PROBE_S", 0.05)
+    with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
+        with start_thread(store.wait_alive, ["k"], [1]) as waiter:
+            until(lambda: watched(store) == {os.getpid()})
+            other.close()
+        assert waiter.result == [1]
+
+
+def test_a_wait_times_out_when_nobody_dies(path: str) -> None:
+    with (
+        FileStore(path, rank=0, timeout=HANG_S) as store,
+        ranks(path, 2),
+        pytest.raises(StoreTimeoutError, match="'k'"),
+    ):
+        store.wait_alive(["k"], [1, 2], 0.05)
+
+
+def test_a_stopped_process_is_waited_for(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as others:
+        pid = others[1].process.pid
+        assert pid
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(StoreTimeoutError, match="'k'"):
+            store.wait_alive(["k"], [1], 0.05)
+        assert store.dead_ranks([1]) == []
+
+
+def test_watched_processes_cost_no_descriptors_when_the_waits_are_over(path: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with (
+        FileStore(path, rank=0, timeout=HANG_S) as store,
+        ranks(path, 3) as others,
+        start_thread(store.wait_alive, ["k"], [1, 2]),
+    ):
+        until(lambda: len(watched(store)) == 2)
+        others[1].kill()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Barriers
+
+
+def test_a_barrier_is_passed_as_ever(path: str) -> None:
+    with ranks(path, 3) as crew:
+        for key in ("b", "c"):
+            for rank in crew:
+                rank.call(meet, 3, key)
+            assert all(isinstance(rank.result(), float) for rank in crew)
+
+
+def test_the_death_of_a_rank_that_is_needed_breaks_the_barrier_for_all_alike(path: str) -> None:
+    with ranks(path, 5) as crew:
+        for rank in crew[:3]:
+            rank.call(meet, 5)
+        all_wait(path, 3)
+        crew[4].kill()
+        errors = [rank.result() for rank in crew[:3]]
+        for rank, error in enumerate(errors):
+            assert isinstance(error, BrokenBarrierError), error
+            assert (error.missing, error.dead) == (("3", "4"), ("4",))
+            assert f"on rank {rank}, for key prefix: b (world_size=5, missing_ranks=[3, 4], dead_ranks=[4])" in str(
+                error
+            )
+            assert re.search(rf"dead: rank 4 \(\S+:{crew[4].process.pid}, found dead at [0-9:]+ UTC", str(error))
+            assert re.search(rf"late: rank 3 \(\S+:{crew[3].process.pid}, alive\)", str(error))
+        assert sum(entry.kind == "death" for entry in dump(path)) == 1
+        crew[3].call(meet, 5)
+        late = crew[3].result()
+        assert isinstance(late, BrokenBarrierError)
+        assert late.dead == ("4",)
+
+
+def test_a_rank_that_dies_after_it_came_breaks_nothing(path: str) -> None:
+    with ranks(path, 3) as crew:
+        for rank in crew[:2]:
+            rank.call(meet, 3)
+        all_wait(path, 2)
+        crew[1].kill()
+        crew[2].call(meet, 3)
+        assert isinstance(crew[0].result(), float)
+        assert isinstance(crew[2].result(), float)
+
+
+def test_a_broken_barrier_begins_anew_for_a_rank_that_was_started_again(path: str) -> None:
+    with ranks(path, 3) as crew:
+        for rank in crew[:2]:
+            rank.call(meet, 3)
+        all_wait(path, 2)
+        crew[2].kill()
+        assert [type(rank.result()) for rank in crew[:2]] == [BrokenBarrierError] * 2
+        with FileStore(path, rank=2, timeout=HANG_S) as again:
+            for rank in crew[:2]:
+                rank.call(meet, 3)
+            meet(again, 2, 3)
+            assert all(isinstance(rank.result(), float) for rank in crew[:2])
+
+
+def test_a_rank_of_two_processes_is_dead_when_both_are(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as crew, FileStore(path, rank=1) as twin:
+        crew[1].kill()
+        with pytest.raises(StoreTimeoutError):
+            meet(store, 0, 2, timeout=0.05)
+        twin.close()
+        with pytest.raises(BrokenBarrierError):
+            meet(store, 0, 2)
+
+
+def test_who_never_came_near_is_late_and_not_dead(path: str) -> None:
+    words = r"late: rank 1 \(not seen here\), rank 2 \(not seen here\)"
+    with FileStore(path, rank=0, timeout=HANG_S) as store, pytest.raises(StoreTimeoutError, match=words):
+        meet(store, 0, 3, timeout=0.05)
+
+
+def test_a_barrier_through_a_view_fails_fast_too(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as crew:
+        view = PrefixStore("job", store)
+        crew[1].kill()
+        with pytest.raises(BrokenBarrierError):
+            barrier(view, 2, "b", HANG_S, 0, fail_fast=True)
+
+
+def test_a_store_that_can_not_tell_waits_as_ever(path: str) -> None:
+    with FileStore(path, lock="soft", rank=0, timeout=HANG_S) as store:
+        with FileStore(path, lock="soft", rank=1):
+            pass
+        with pytest.raises(StoreTimeoutError) as caught:
+            meet(store, 0, 2, timeout=0.05)
+        assert caught.value.dead_ranks == ()
+
+
+def test_to_fail_fast_a_caller_says_which_rank_it_is(path: str) -> None:
+    with FileStore(path) as store, pytest.raises(ValueError, match="fail_fast needs rank"):
+        barrier(store, 2, "b", 1, fail_fast=True)
+
+
+# Time-outs
+
+
+@pytest.mark.parametrize("what", ["barrier", "synchronize", "gather"])
+def test_a_time_out_tells_the_dead_from_the_late(what: str, path: str) -> None:
+    with FileStore(path, timeout=HANG_S) as store, ranks(path, 3) as crew:
+        crew[1].kill()
+        call: dict[str, Callable[[], object]] = {
+            "barrier": lambda: barrier(store, 4, "b", 0.05, 0),
+            "synchronize": lambda: synchronize(store, "mine", 0, 4, "b", 0.05),
+            "gather": lambda: gather(store, "mine", 0, 4, "b", 0.05),
+        }
+        with pytest.raises(StoreTimeoutError) as caught:
+            call[what]()
+        text = str(caught.value)
+        assert caught.value.missing_ranks == ("1", "2", "3")
+        assert caught.value.dead_ranks == ("1",)
+        assert re.search(
+            rf"dead: rank 1 \(\S+:{crew[1].process.pid}, found dead at \S+ UTC, there since \S+ UTC\)", text
+        )
+        assert re.search(rf"late: rank 2 \(\S+:{crew[2].process.pid}, alive\), rank 3 \(not seen here\)", text)
+
+
+def test_a_time_out_does_not_wait_for_a_lock_to_tell_who_is_dead(path: str) -> None:
+    with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
+        other.close()
+        store.append("b/arrivals", "0/2 ")
+        with FileStore(path, timeout=HANG_S) as stuck:
+            stuck.set("k", "v")
+            stuck._log._lock.try_lock()
+            started = time.monotonic()
+            assert [member.alive for member in store.members([1])] == ["no"]
+            assert time.monotonic() - started < HANG_S / 2
+            stuck._log._lock.unlock()
+        assert store.dead_ranks([1]) == [1]
