@@ -24,6 +24,7 @@ __all__ = [
     "key_text",
     "keys_bytes",
     "missing_message",
+    "one_of",
     "pairs_bytes",
     "positive",
     "seconds",
@@ -129,6 +130,13 @@ def integer(name: str, value: object) -> int:
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
     if not INT64_MIN <= value <= INT64_MAX:
         raise OverflowError(f"{name} {value} does not fit in 64 bits")
+    return value
+
+
+def one_of(name: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if it is one of `known`, and raise otherwise."""
+    if value not in known:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
     return value
 
 

@@ -27,6 +27,7 @@ from fscoord.arguments import (
     key_text,
     keys_bytes,
     missing_message,
+    one_of,
     pairs_bytes,
     positive,
     seconds,
@@ -110,10 +111,10 @@ class FileStore(Sessions):
         self._timeout = seconds(timeout)
         path = file_name if path is None else path
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
-        _one_of("watch", watch, MODES)
-        _one_of("lock", lock, KINDS)
+        one_of("watch", watch, MODES)
+        one_of("lock", lock, KINDS)
         if coherence is not None:
-            _one_of("coherence", coherence, COHERENCES)
+            one_of("coherence", coherence, COHERENCES)
         self._options: dict[str, Any] = {"lock": lock, "watch": watch, "durable": durable, "read_only": read_only}
         self._options |= {"mode": mode, "rank": rank, "label": label, "coherence": coherence}
         if rank is not None:
@@ -346,9 +347,3 @@ class FileStore(Sessions):
                 waited=waited,
             )
         return found
-
-
-def _one_of(name: str, value: str, known: Iterable[str]) -> str:
-    if value not in known:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
-    return value
