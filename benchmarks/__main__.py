@@ -6,12 +6,13 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import barriers, contended, history, machine, rendezvous, report, start, uncontended, wakeup
+from benchmarks import barriers, contended, deadline, history, machine, rendezvous, report, start, uncontended, wakeup
 from benchmarks.measure import Row, Settings
 
 BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "uncontended": uncontended.measure,
     "wakeup": wakeup.measure,
+    "deadline": deadline.measure,
     "contended": contended.measure,
     "barrier": barriers.measure,
     "rendezvous": rendezvous.measure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ OUR_HASH = "fscoord HashStore"
 TORCH_FILE = "torch FileStore"
 TORCH_TCP = "torch TCPStore"
 TORCH_HASH = "torch HashStore"
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # TCPStore warns of each time-out, which is what is measured
 
 LIMIT_S = 60
 NO_TORCH = "torch is not installed: pip install 'fscoord[torch]'"

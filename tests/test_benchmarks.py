@@ -22,6 +22,8 @@ WORKS = [
     "compare_set, one process",
     "wake-up, one way, ping-pong",
     "wake-up, one way, after a pause",
+    "a wait's deadline, late by",
+    "a write's deadline while the lock is held, late by",
     "add, 2 processes at once",
     "add, 4 processes at once",
     "add, 8 processes at once",
@@ -85,5 +87,5 @@ def test_an_unknown_benchmark_is_refused_with_the_names_of_all() -> None:
         timeout=50,
     )
     assert done.returncode == 2
-    for name in ("uncontended", "wakeup", "contended", "barrier", "rendezvous", "history", "start"):
+    for name in ("uncontended", "wakeup", "deadline", "contended", "barrier", "rendezvous", "history", "start"):
         assert name in done.stderr

@@ -70,7 +70,7 @@ def test_the_code_of_a_page_does_what_the_page_says(page: Path, tmp_path: Path) 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=55,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, f"{page.name}:\n{done.stdout}"
@@ -116,7 +116,7 @@ def run_console(block: Block, page: Path, namespace: dict[str, object]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=50,
+            timeout=200,
             check=False,
         )
         same = doctest.OutputChecker().check_output(trimmed(expected), trimmed(done.stdout), doctest.ELLIPSIS)

@@ -96,7 +96,7 @@ def test_processes_and_a_thread_here_exchange_their_data(place: Place, store: St
 
 
 def test_every_process_names_the_missing(place: Place, store: Store) -> None:
-    for kind, message, missing in work(store, place.spec(), "time_out", [[0, 4], [2, 4], [3, 4]]):
+    for kind, message, missing in work(store, place.spec(), "time_out", [[rank, 4, 3] for rank in (0, 2, 3)]):
         assert kind == "StoreTimeoutError"
         assert "missing_ranks=[host1]" in message
         assert missing == ["host1"]

@@ -119,12 +119,19 @@ def exchange(store: Store, rank: int, size: int) -> list[str]:
     return [data.decode() for data in synchronize(store, f"from {rank}", rank, size, "s", HANG_S)]
 
 
-def time_out(store: Store, rank: int, size: int) -> Any:
-    try:
-        barrier(store, size, "late", 1, rank, lambda missing: f"host{missing}", 5)
-    except FscoordError as error:
-        return type(error).__name__, str(error), getattr(error, "missing_ranks", None)
-    return None
+def time_out(store: Store, rank: int, size: int, callers: int) -> Any:
+    """Time out at a barrier, and when all `callers` have, again: then each knows of every other."""
+
+    def come() -> Any:
+        try:
+            barrier(store, size, "late", 0.01, rank, lambda missing: f"host{missing}", HANG_S)
+        except FscoordError as error:
+            return type(error).__name__, str(error), getattr(error, "missing_ranks", None)
+        return None
+
+    come()
+    barrier(store, callers, "all have come", HANG_S)
+    return come()
 
 
 def linger(store: Store) -> None:
