@@ -15,6 +15,7 @@ from typing import Any
 import fscoord
 
 OURS = "fscoord FileStore"
+OURS_GROWING = "fscoord FileStore, never compacted"
 OUR_HASH = "fscoord HashStore"
 TORCH_FILE = "torch FileStore"
 TORCH_TCP = "torch TCPStore"
@@ -37,6 +38,8 @@ class Place:
         """Return a handle of its own on the store."""
         if self.store == OURS:
             return fscoord.FileStore(self.address, timeout=LIMIT_S)
+        if self.store == OURS_GROWING:
+            return fscoord.FileStore(self.address, timeout=LIMIT_S, compact_bytes=None)
         if self.store == OUR_HASH:
             return fscoord.HashStore()
         import torch.distributed as dist

@@ -17,11 +17,12 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths
+from fscoord._log.consumer import Consumer
 from fscoord._log.file import LogFile
 from fscoord._log.lock import BASE, KIND_NAMES, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
 from fscoord._log.opening import Wanted, read_header
-from fscoord._log.reader import APPLYING, CHUNK, STALE, Consumer, Suspect
+from fscoord._log.reader import APPLYING, CHUNK, STALE, Suspect
 from fscoord._log.record import Header, Session
 from fscoord._logger import logger
 from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
@@ -160,9 +161,11 @@ class SharedLogFile(LogFile):
         self._freshen()
         found = system.os.fstat(self._rfd)
         if found.st_nlink == 0:
-            raise self._gone("was deleted")
+            raise self._unnamed()
         if found.st_size < self._offset:
             raise Suspect
+        if self.header.generation:
+            self._drop(self._open_root())
         self._looked = now
         self._look_after_byte(now)
 
@@ -208,15 +211,18 @@ class SharedLogFile(LogFile):
         """Read on; return whether all that the file has was taken in. When it is `final`, say what is wrong."""
         found = system.os.fstat(self._rfd)
         if found.st_nlink == 0:
-            raise self._gone("was deleted")
+            raise self._unnamed()
         if found.st_size < self._offset:
             if final:
                 self._check_identity()
                 raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
             return False
         if found.st_size > self._offset or self._lock.kind == SOFT:
+            lock = self._lock
             try:
                 self._read_on(locked=True)
+                if lock is not self._lock:
+                    return True  # the log goes on in another file
             except CorruptLogError:
                 if final or self._trouble & APPLYING:
                     self._check_identity()

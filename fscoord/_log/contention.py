@@ -5,7 +5,7 @@ from __future__ import annotations
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.lock import LogLock
-from fscoord._log.reader import DIRTY, LogReader, Suspect
+from fscoord._log.reader import DIRTY, LogReader, Suspect, Vanished
 from fscoord.errors import FscoordError, StoreTimeoutError
 
 __all__ = ["Contender"]
@@ -34,7 +34,10 @@ class Contender(LogReader):
         self._lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not self._is_shared)
 
     def _reopen_for_lock(self) -> int:
-        return self._reopen(self._write_flags, set())  # this thread is never interrupted
+        try:
+            return self._reopen(self._write_flags, set())  # this thread is never interrupted
+        except Vanished:
+            raise OSError(system.errno.ESTALE, "the log goes on in another file") from None
 
     def _lock_timeout(self, waited: float) -> StoreTimeoutError:
         number = self._lock.holder()

@@ -9,6 +9,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
+from fscoord._log.successor import Successor
 from fscoord.errors import CorruptLogError, FscoordError
 
 __all__ = ["Entry", "dump_log"]
@@ -25,7 +26,9 @@ class Entry(NamedTuple):
         writer: the number of the session that wrote it.
         time: when, in seconds since the epoch by the writer's wall clock: for people only.
         key: the key, empty where there is none.
-        value: the value; of a ``void`` record the offset that it skips, of a ``session`` its description, as text.
+        value: the value; of a ``void`` record the offset that it skips, of a ``session`` its description, of a ``seal``
+            and a ``forward`` the name of the file in which the log goes on, as text.
+        generation: which file of the log it is in: 0 has the log's own name.
     """
 
     offset: int
@@ -34,10 +37,13 @@ class Entry(NamedTuple):
     time: float
     key: bytes
     value: bytes
+    generation: int = 0
 
 
 def dump_log(path: str) -> Iterator[Entry]:
-    """Yield the records of the log at `path`.
+    """Yield the records of the log at `path`, and those of its newest generation if it has later ones.
+
+    What was in generations between the two is gone; what it amounted to is at the beginning of the newest.
 
     Raises:
         StoreUnavailableError: it can't be opened or read.
@@ -52,7 +58,14 @@ def dump_log(path: str) -> Iterator[Entry]:
             header, offset, chain = Header.decode(read_header(fd))
         except ValueError as error:
             raise _corrupt(path, 0, str(error)) from None
-        yield from _records(path, fd, offset, chain, header.durable)
+        way = _Way()
+        yield from _records(path, fd, offset, chain, header, way)
+        while way.successor is not None:
+            successor, way.successor = way.successor, None
+            file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
+            system.close_quietly(fd)
+            fd, header, offset, chain = _open_generation(file, successor)
+            yield from _records(file, fd, offset, chain, header, way)
     except FscoordError:
         raise
     except OSError as error:
@@ -61,11 +74,42 @@ def dump_log(path: str) -> Iterator[Entry]:
         system.close_quietly(fd)
 
 
+class _Way:
+    """Where the log goes on, as far as was read."""
+
+    successor: Successor | None = None
+
+    def note(self, path: str, offset: int, kind: int, value: bytes) -> bytes:
+        """Take in a seal or a forward record; return the name that it says."""
+        try:
+            named = Successor.from_seal(value) if kind == record.SEAL else Successor.from_forward(value)
+        except ValueError as error:
+            raise _corrupt(path, offset, str(error)) from None
+        self.successor = named
+        return named.name
+
+
+def _open_generation(file: str, successor: Successor) -> tuple[int, Header, int, int]:
+    fd = paths.open_descriptor(file, system.os.O_RDONLY)
+    try:
+        paths.check(file, fd, 0, read_only=True)
+        try:
+            header, offset, chain = Header.decode(read_header(fd))
+        except ValueError as error:
+            raise _corrupt(file, 0, str(error)) from None
+        if header.log_id != successor.log_id:
+            raise _corrupt(file, 0, "it is not the generation that was to follow")
+    except BaseException:
+        system.close_quietly(fd)
+        raise
+    return fd, header, offset, chain
+
+
 def _corrupt(path: str, offset: int, reason: str) -> CorruptLogError:
     return CorruptLogError(f"{path} is damaged at offset {offset}: {reason}", path=path, offset=offset, reason=reason)
 
 
-def _records(path: str, fd: int, offset: int, chain: int, durable: bool) -> Iterator[Entry]:
+def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _Way) -> Iterator[Entry]:
     system.os.lseek(fd, offset, 0)
     data, position = b"", 0  # what was read and not yet yielded: data[position:] begins at offset
     while True:
@@ -78,32 +122,34 @@ def _records(path: str, fd: int, offset: int, chain: int, durable: bool) -> Iter
             continue
         found, others, used, following, _ = record.decode(data[position : position + size], chain)
         if used:
-            yield _entry(path, offset, (found or others)[0])
+            yield _entry(path, offset, (found or others)[0], header.generation, way)
             offset, position, chain = offset + used, position + used, following
             continue
-        verdict = tail.examine(fd, offset, chain, durable=durable)
+        verdict = tail.examine(fd, offset, chain, durable=header.durable)
         if isinstance(verdict, tail.Torn):
             return
         if isinstance(verdict, tail.Damage):
             raise _corrupt(path, verdict.offset, verdict.reason)
-        yield _void(fd, verdict.offset - record.VOID_SIZE, chain)
+        yield _void(fd, verdict.offset - record.VOID_SIZE, chain, header.generation)
         offset, chain, data, position = verdict.offset, verdict.chain, b"", 0
         system.os.lseek(fd, offset, 0)
 
 
-def _void(fd: int, start: int, chain: int) -> Entry:
+def _void(fd: int, start: int, chain: int, generation: int) -> Entry:
     system.os.lseek(fd, start, 0)
     void = record.decode_void(system.os.read(fd, record.VOID_SIZE), chain)
     assert void is not None, "it was there a moment before, and nothing is overwritten"
     skipped, _, writer, time_ns = void
-    return Entry(start, "void", writer, time_ns / 1e9, b"", str(skipped).encode())
+    return Entry(start, "void", writer, time_ns / 1e9, b"", str(skipped).encode(), generation)
 
 
-def _entry(path: str, offset: int, found: record.Record) -> Entry:
+def _entry(path: str, offset: int, found: record.Record, generation: int, way: _Way) -> Entry:
     kind, key, value, writer, time_ns = found
     if kind == record.SESSION:
         try:
             value = str(record.Session.decode(value)).encode("utf-8", "surrogateescape")
         except ValueError as error:
             raise _corrupt(path, offset, str(error)) from None
-    return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value)
+    elif kind in (record.SEAL, record.FORWARD):
+        value = way.note(path, offset, kind, value)
+    return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value, generation)

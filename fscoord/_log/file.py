@@ -10,19 +10,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord import _system as system
-from fscoord._log import path as paths, record, tail
-from fscoord._log.lock import LogLock
+from fscoord._log import path as paths, record, signpost
+from fscoord._log.compaction import MOVED, NEVER, Compactor
+from fscoord._log.consumer import Consumer
 from fscoord._log.mount import Mount, find_mount
-from fscoord._log.opening import Wanted, open_log
-from fscoord._log.presence import Presence
-from fscoord._log.reader import APPLYING, CHUNK, DIRTY, LOOK_S, REOPEN, Consumer, Suspect
+from fscoord._log.opening import Wanted
+from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
 from fscoord._log.record import Session
-from fscoord.errors import (
-    FscoordError,
-    StoreClosedError,
-    StoreError,
-    StoreUnavailableError,
-)
+from fscoord.errors import FscoordError, StoreClosedError, StoreError
 
 __all__ = ["Decide", "LogFile"]
 
@@ -32,10 +27,8 @@ Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
 LOCK_GRACE_S: Final = 0.03
 """How long the lock is waited for even by who does not want to wait: it is held for microseconds."""
 
-_NOT_APPLIED = frozenset(getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF"))
 
-
-class LogFile(Presence):
+class LogFile(Compactor):
     """One handle on the log at `path`, which appears, with its header, if it is not there.
 
     Args:
@@ -61,39 +54,13 @@ class LogFile(Presence):
         self._wanted = wanted
         self._directory_synced = False
         self.mount: Mount = mount or find_mount(path)
+        self._compact_at = wanted.compact_bytes or NEVER
         try:
             self._open()
         except FscoordError:
             raise
         except OSError as error:
             raise paths.unavailable(error, path, "opening the log") from error
-
-    # -- opening ---------------------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
-        self._adopt(opened.reader, opened.header, opened.size, opened.chain)
-        self._durable = opened.header.durable
-        shared = self.read_only
-        fd = self._reopen(system.os.O_RDONLY, self._descriptors) if shared else self._hold(opened.writer)
-        kind = opened.header.lock_kind
-        self._lock = LogLock(self.path, fd, kind, self.mutex, self._descriptors, shared=shared)
-
-    def _open_again(self) -> None:
-        """In a forked child, or when the server has forgotten ours: open new descriptors on the same log."""
-        self._drop(self._reopen(system.os.O_RDONLY, self._descriptors))  # a log that is gone is not to be born again
-        log_id, offset, chain = self.header.log_id, self._offset, self._chain
-        session = self._lock.session if not self._trouble & REOPEN else 0
-        self._lock.close()
-        self._trouble |= APPLYING  # should this be interrupted: the offset is to be kept
-        self._open()
-        if self.header.log_id != log_id:
-            raise self._gone("was replaced by another log")
-        self._offset, self._chain = offset, chain
-        self._lock.bind(self._lock.fd, session)
-
-    def _in_use(self) -> set[int]:
-        return {self._rfd, self._lock.fd}
 
     def after_fork(self) -> None:
         """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
@@ -166,6 +133,9 @@ class LogFile(Presence):
                             grant.release()
                         self._trouble = DIRTY
                         result = self._update_locked(kind, key, value, decide)
+                        if result is MOVED:
+                            self._trouble = DIRTY
+                            continue
                         self._trouble = 0
                         return result
                     finally:
@@ -174,6 +144,8 @@ class LogFile(Presence):
                     raise
                 except OSError as error:
                     self._explain(error)
+                except Vanished:  # the next attempt mends it
+                    pass
                 except BaseException:
                     self._lock.unlock()  # a soft lock's is Python's, which an interruption can keep from running
                     raise
@@ -193,9 +165,30 @@ class LogFile(Presence):
         self._participants = 0
         self.update(record.LEAVE, b"", b"", None, limit)
         is_last = self.left >= participants
-        if is_last and paths.leads_to(self.path, self._identity):
+        if is_last and paths.leads_to(self.path, self.root.identity):
+            signpost.remove_generations(self.path)
             paths.unlink_quietly(self.path)
         return is_last
+
+    def compact(self, limit: float) -> None:
+        """Go on in a new generation that holds nothing but what the log amounts to.
+
+        Raises:
+            StoreUnavailableError: the file system refused, and all is as it was.
+            StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
+        """
+        if self.read_only:
+            raise StoreError(f"{self.path} was opened with read_only=True; it can't be compacted", path=self.path)
+        done: list[bool] = []
+
+        def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
+            if done:
+                return None, 0, b""
+            self._compact()
+            done.append(True)
+            return MOVED, 0, b""
+
+        self.update(0, b"", b"", decide, limit)
 
     def refuse_reentry(self) -> None:
         """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
@@ -222,6 +215,7 @@ class LogFile(Presence):
     # -- with the lock ---------------------------------------------------------------------------------------------
 
     def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
+        lock = self._lock
         if self._is_shared:
             self._catch_up()
         else:
@@ -231,6 +225,8 @@ class LogFile(Presence):
             now = system.time.monotonic()
             if now - self._looked > LOOK_S:
                 self._look(now)
+        if lock is not self._lock:
+            return MOVED
         self._trouble = 0
         result = None
         if decide is not None:
@@ -245,63 +241,10 @@ class LogFile(Presence):
             session = self._introduce()
             if kind == record.SESSION:
                 return result
+        if self._offset + len(value) >= self._compact_at and self._tries_to_compact(len(value)):
+            return MOVED
         self._append(kind, key, value, session)
         return result
 
     def _catch_up(self) -> None:
         raise AssertionError("who shares the log with other hosts knows how")
-
-    def _append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
-        """Write a record, sync it if the log is durable, and take it in as if it had been read."""
-        time_ns = system.time.time_ns()
-        data, chain = record.encode(kind, key, value, session, time_ns, self._chain)
-        size = len(data)
-        self._write(data)
-        system.os.lseek(self._rfd, size, 1)
-        self._trouble = APPLYING
-        if kind in record.DATA_KINDS:
-            self._consumer.apply(((kind, key, value, session, time_ns),))
-        else:
-            self._note(((kind, key, value, session, time_ns),))
-        self._offset += size
-        self._chain = chain
-        self._trouble = DIRTY
-
-    def _write(self, data: bytes) -> None:
-        """Write `data` at the end of the log, and sync it if the log is durable."""
-        fd = self._lock.fd
-        try:
-            written = system.os.write(fd, data)
-            if written != len(data):
-                paths.write_all(fd, data[written:])
-        except OSError as error:
-            applied = error.errno not in _NOT_APPLIED
-            raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=applied) from error
-        if self._durable:
-            self._sync(fd)
-
-    def _sync(self, fd: int) -> None:
-        """Make what was written survive a power loss. What the kernel failed to write it may drop: no retry."""
-        try:
-            system.os.fdatasync(fd)
-            if not self._directory_synced:
-                paths.sync_directory(self.path)
-                self._directory_synced = True
-        except OSError as error:
-            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
-            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
-
-    def _void_tail(self) -> None:
-        """Void the torn record at the end of the log: its writer is gone, for we hold the lock."""
-        verdict = self._examine()
-        if isinstance(verdict, tail.Damage):
-            raise self._corrupt(verdict)
-        if isinstance(verdict, tail.Torn):
-            fd = self._lock.fd
-            if system.os.fstat(fd).st_size < verdict.place:
-                system.os.ftruncate(fd, verdict.place)
-            time_ns = system.time.time_ns()
-            data, chain = record.encode_void(self._offset, self._lock.session, time_ns, self._chain)
-            self._write(data)
-            verdict = tail.Skip(verdict.place + len(data), chain)
-        self._move(verdict.offset, verdict.chain)

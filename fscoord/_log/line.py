@@ -103,6 +103,12 @@ class _Request:
                     return
                 self.fd = waiter.reopen()
                 block = waiter.lock.block
+                if _place(self.fd, self.place[2]) != self.place:  # its log goes on in another file
+                    waiter.gone = True
+                    waiter.wake.set()
+                    system.close_quietly(self.fd)
+                    self.fd = -1
+                    continue
                 waiter = None  # whoever gives up may also be thrown away
                 block(self.fd)
                 self._hand_over()
@@ -162,9 +168,13 @@ _requests: dict[tuple[int, int, int], _Request] = {}
 _guard = [system.threading.RLock()]
 
 
+def _place(fd: int, kind: int) -> tuple[int, int, int]:
+    found = system.os.fstat(fd)
+    return found.st_dev, found.st_ino, kind
+
+
 def _line_up(waiter: _Waiter) -> _Request:
-    found = system.os.fstat(waiter.lock.fd)
-    place = (found.st_dev, found.st_ino, waiter.lock.kind)
+    place = _place(waiter.lock.fd, waiter.lock.kind)
     with _guard[0]:
         request = _requests.get(place)
         if request is None:

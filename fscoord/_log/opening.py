@@ -10,10 +10,13 @@ from fscoord._log.lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._log.record import Header
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["Opened", "Wanted", "open_log"]
+__all__ = ["COMPACT_BYTES", "Opened", "Wanted", "open_log"]
 
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
+
+COMPACT_BYTES: Final = 256 * 1024
+"""From which length on a log is compacted, unless asked for otherwise: once in 6,000 small writes to few keys, then."""
 
 
 class Wanted(NamedTuple):
@@ -26,6 +29,7 @@ class Wanted(NamedTuple):
         mode: the permissions of a new log, and the most that an old one may have.
         limit: the seconds to wait for the lock of a file that is found empty.
         coherence: how to read what other hosts wrote, one of `mount.COHERENCES`; None: as the mount wants it.
+        compact_bytes: a log that is shorter is not compacted unasked; 0: none is.
     """
 
     lock_kind: int
@@ -34,6 +38,7 @@ class Wanted(NamedTuple):
     mode: int = 0o600
     limit: float = 300.0
     coherence: str | None = None
+    compact_bytes: int = 0
 
     @property
     def is_soft(self) -> bool:

@@ -182,7 +182,7 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
     finally:
         unlink_quietly(birth)
     if durable:
-        sync_directory(path)
+        sync_directory(path, set())
 
 
 def _create_empty(path: str, mode: int) -> None:
@@ -218,13 +218,13 @@ def write_all(fd: int, data: bytes) -> None:
         data = data[system.os.write(fd, data) :]
 
 
-def sync_directory(path: str) -> None:
-    """Make the name of `path` survive a power loss, fsync(2)."""
-    fd = system.os.open(system.os.path.dirname(path), system.os.O_RDONLY | system.O_CLOEXEC)
+def sync_directory(path: str, keep: set[int]) -> None:
+    """Make the name of `path` survive a power loss, fsync(2). `keep`: as in `open_descriptor`."""
+    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, keep=keep)
     try:
         system.os.fsync(fd)
     finally:
-        system.close_quietly(fd)
+        close_kept(fd, keep)
 
 
 def _birth_name(path: str) -> str:

@@ -13,10 +13,9 @@ from typing import Any, Final
 from fscoord import _system as system
 from fscoord._log import path as paths, record
 from fscoord._log.alive import AliveFile, Home, open_alive
-from fscoord._log.contention import Contender
-from fscoord._log.opening import Wanted
-from fscoord._log.reader import Consumer
+from fscoord._log.consumer import Consumer
 from fscoord._log.session import Session, encode_death
+from fscoord._log.succession import Successive
 from fscoord._logger import logger
 from fscoord.errors import FscoordError, StoreGoneError
 
@@ -26,18 +25,16 @@ CHECK_S: Final = 1.0
 """How old the last look at one's own byte, and at the name of the liveness file, may be."""
 
 
-class Presence(Contender):
+class Presence(Successive):
     """What `~fscoord._log.file.LogFile` knows of sessions.
 
     Args:
         introduce: returns who this handle is, when it first writes.
     """
 
-    read_only: bool
     refresh: Callable[[float], None]
     update: Callable[..., Any]
     _append: Callable[..., None]
-    _wanted: Wanted
 
     def __init__(self, path: str, consumer: Consumer, participants: int, introduce: Callable[[], Session]) -> None:
         super().__init__(path, consumer, participants)

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
+from fscoord._log.consumer import Consumer
 from fscoord._log.record import Header, Record
-from fscoord._log.session import Session, decode_death
-from fscoord._log.shared import shared_by
+from fscoord._log.roster import Roster
+from fscoord._log.session import decode_death
+from fscoord._log.successor import Place, Successor
 from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
 
-__all__ = ["Consumer", "LogReader"]
+__all__ = ["LogReader"]
 
 T = TypeVar("T")
 
@@ -28,115 +30,122 @@ CHUNK: Final = 1 << 16
 LOOK_S: Final = 0.05
 """How old the last look at the file's name and size may be."""
 
-DIRTY, APPLYING, REOPEN, ENDED, STALE = 1, 2, 4, 8, 16
+DIRTY, APPLYING, REOPEN, ENDED, STALE, ASTRAY = 1, 2, 4, 8, 16, 32
 """Where the reader stands is unknown; what was applied is unknown; the descriptors are gone; the handle is over; the
-descriptors are there, but the server does not know them, or their locks, any more."""
-
-
-class Consumer(Protocol):
-    """Who makes sense of the data records."""
-
-    def apply(self, records: Sequence[Record]) -> None:
-        """Take in the next records."""
-
-    def reset(self) -> None:
-        """Forget every record: they come again from the first."""
+descriptors are there, but the server does not know them, or their locks, any more; which generation it is in is
+unknown."""
 
 
 class Suspect(Exception):
     """Without the lock, the next bytes look damaged: look again with it."""
 
 
-_readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
+class Vanished(Suspect):
+    """The file of the generation in use has no name any more: it was superseded, or somebody has deleted it."""
+
+
+readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for reader in list(_readers):
+    for reader in list(readers):
         reader.after_fork()
 
 
 system.after_fork_in_child(_after_fork_in_child)
 
 
-class LogReader:
+class LogReader(Roster):
     """The reading half of `~fscoord._log.file.LogFile`.
 
     Attributes:
         path: the absolute path of the log.
-        header: what the log begins with.
+        file: the path of the generation in use; generation 0 has the log's own.
+        header: what that begins with.
         mutex: excludes the threads of this process.
-        sessions: who has introduced themselves, by session number.
-        ranks: by rank, the sessions that have said that they are it.
-        deaths: when (wall time in ns) a session was found dead, by its number.
         bell: how often a bell was announced (see `bell`); 0 if nobody has waited yet.
         left: how many participants have left for good.
     """
 
     header: Header
     mutex: Any
+    file: str
+    _shared: Any
+    _identity: tuple[int, int]
+    _start: Place
     _read_flags: int = system.os.O_RDONLY
     _short_is_end = False
     """Whether a read that brings less than was asked for has seen the end of the file, as a direct one has."""
 
     def __init__(self, path: str, consumer: Consumer, participants: int) -> None:
+        super().__init__()
         self.path = path
         self._consumer = consumer
         self._participants = participants
-        self._rfd = -1
+        self._rfd = self._root_fd = -1
         self._end: tuple[type[StoreError], str] = (StoreError, "")
         self._trouble = 0
         self._looked = 0.0
-        self.sessions: dict[int, Session] = {}
-        self.ranks: dict[int, set[int]] = {}
-        self.deaths: dict[int, int] = {}
         self.bell = 0
         self.left = 0
-        self._last_session = 0
+        self._seal: Successor | None = None
         self._descriptors: set[int] = set()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def _adopt(self, rfd: int, header: Header, size: int, chain: int) -> None:
-        """Begin to follow the log that `rfd` is open on, just behind its header."""
-        self._rfd = self._hold(rfd)
-        found = system.os.fstat(rfd)
-        self._identity = (found.st_dev, found.st_ino)
-        self.header, self._header_size, self._header_chain = header, size, chain
-        self._shared = shared_by(header.log_id)
-        self.mutex = self._shared.mutex
-        self._rewind()
-        _readers.add(self)
-
     def _hold(self, fd: int) -> int:
         self._descriptors.add(fd)
         return fd
 
     def _drop(self, fd: int) -> None:
-        paths.close_kept(fd, self._descriptors)
+        if fd >= 0:
+            paths.close_kept(fd, self._descriptors)
 
     def _in_use(self) -> set[int]:
         return {self._rfd}
 
-    def _rewind(self) -> None:
-        system.os.lseek(self._rfd, self._header_size, 0)
-        self._offset, self._chain, self._pending, self._torn = self._header_size, self._header_chain, b"", False
+    def _stand(self, place: Place) -> None:
+        """Stand at `place`, on a descriptor that nothing was read from yet, or whose place does not matter."""
+        system.os.lseek(self._rfd, place.offset, 0)
+        self._offset, self._chain = place
+        self._pending, self._torn, self._seal = b"", False, None
+
+    def _forget(self) -> None:
+        """Forget all that was read, and begin again."""
+        self._consumer.reset()
+        self._forget_sessions()
+        self.left = self.bell = 0
+        self._stand(self._start)
 
     def _open_again(self) -> None:
-        raise AssertionError("the half that knows how to open a log")
+        raise AssertionError("the part that knows how to open a log")
+
+    def _follow(self) -> None:
+        raise AssertionError("the part that knows one generation from the next")
+
+    def _restart(self) -> None:
+        raise AssertionError("the part that knows one generation from the next")
+
+    def _look(self, now: float) -> None:
+        raise AssertionError("the part that knows one generation from the next", now)
 
     def _reopen(self, flags: int, keep: set[int]) -> int:
-        """Return another descriptor of the log, which must still be the same file; it is added to `keep`."""
+        """Return another descriptor of the generation in use, which must still be the same file, added to `keep`."""
         try:
-            fd = paths.open_descriptor(self.path, flags, keep=keep)
+            fd = paths.open_descriptor(self.file, flags, keep=keep)
         except FileNotFoundError:
-            raise self._gone("was deleted") from None
+            raise self._unnamed() from None
         found = system.os.fstat(fd)
         if (found.st_dev, found.st_ino) != self._identity:
             paths.close_kept(fd, keep)
             raise self._gone("was replaced by another file")
         return fd
+
+    def _unnamed(self) -> Exception:
+        """Return what to raise because the file in use has no name any more."""
+        return Vanished() if self.header.generation else self._gone("was deleted")
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -174,6 +183,15 @@ class LogReader:
                 if not self.header.durable:
                     self._trouble = DIRTY
             self._pending = data[used:]
+            if self._seal is not None:
+                if self._trouble == APPLYING:
+                    self._sync_read()
+                self._follow()
+                if locked:
+                    return  # the lock was that of the generation that has ended
+                asked = CHUNK
+                data = system.os.read(self._rfd, asked)
+                continue
             if missing < 0:
                 if not self._skip_void(locked=locked):
                     break
@@ -240,6 +258,8 @@ class LogReader:
                 self._meet(writer, value, time_ns)
             elif kind == record.DEATH:
                 self._mourn(decode_death(value), time_ns)
+            elif kind == record.SEAL:
+                self._seal = Successor.from_seal(value)
             elif kind == record.BELL:
                 self.bell += 1
             elif kind == record.LEAVE:
@@ -248,32 +268,6 @@ class LogReader:
                     raise self._gone(f"is finished: all {self._participants} participants have closed it")
             elif not ord("a") <= kind <= ord("z"):
                 raise ValueError(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
-
-    def _meet(self, number: int, value: bytes, time_ns: int) -> None:
-        """A session introduces itself, or says more of itself: what it said of its rank before stays true."""
-        known = self.sessions.get(number)
-        session = Session.decode(value, known.since_ns if known else time_ns)
-        self.sessions[number] = session
-        self._last_session = max(self._last_session, number)
-        if session.rank is not None:
-            self.ranks.setdefault(session.rank, set()).add(number)
-
-    def _mourn(self, number: int, time_ns: int) -> None:
-        """A session was found dead; all who read this agree on it."""
-        self.deaths.setdefault(number, time_ns)
-
-    def _look(self, now: float) -> None:
-        """Make sure that the file is still the one that its name leads to, and has not shrunk."""
-        found = system.os.fstat(self._rfd)
-        if found.st_size < self._offset:
-            raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
-        try:
-            named = system.os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
-            raise self._gone("was deleted") from None
-        if found.st_nlink == 0 or not paths.same_file(named, found):
-            raise self._gone("was replaced by another file")
-        self._looked = now
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""
@@ -305,14 +299,11 @@ class LogReader:
         try:
             if trouble & (REOPEN | STALE):
                 self._open_again()
-            if trouble & APPLYING:
-                self._consumer.reset()
-                self.sessions.clear()
-                self.ranks.clear()
-                self.deaths.clear()
-                self.left = self.bell = self._last_session = 0
-                self._rewind()
-            self._move(self._offset, self._chain)
+            if self._trouble & ASTRAY:
+                self._restart()
+            elif trouble & APPLYING:
+                self._forget()
+            self._find_place()
             for fd in self._descriptors - self._in_use():  # an interruption came between opening and use, or close
                 self._drop(fd)
         except FscoordError:
@@ -320,6 +311,16 @@ class LogReader:
         except OSError as error:
             raise paths.unavailable(error, self.path, "opening the log again") from error
         self._trouble = 0
+
+    def _find_place(self) -> None:
+        """Stand where the last good record ends, on a new descriptor; behind a seal that was read, go on."""
+        try:
+            if self._seal is None:
+                self._move(self._offset, self._chain)
+            else:
+                self._follow()
+        except Vanished:
+            self._restart()
 
     def _finish(self, kind: type[StoreError], message: str) -> None:
         """Let every later operation raise `kind`."""

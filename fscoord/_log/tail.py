@@ -12,7 +12,7 @@ from zlib import crc32
 from fscoord import _system as system
 from fscoord._log import record
 
-__all__ = ["Damage", "Skip", "Torn", "examine", "void_place"]
+__all__ = ["Damage", "Skip", "Torn", "examine", "is_sound_alone", "void_place"]
 
 _CHUNK = 1 << 20
 
@@ -112,24 +112,27 @@ def _search(fd: int, offset: int, place: int, size: int, chain: int) -> Verdict:
 
 
 def _holds_record(data: bytes) -> bool:
-    """Return whether there is a sound record anywhere in `data`, whatever it is chained over.
+    """Return whether there is a sound record anywhere in `data`, whatever it is chained over."""
+    import re
+
+    likely = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{11}\0.{9}[\0-\x04])", re.DOTALL)  # writers are below 2^24
+    return any(is_sound_alone(data, match.start()) for match in likely.finditer(data))
+
+
+def is_sound_alone(data: bytes, start: int) -> bool:
+    """Return whether a record begins at `start`, whatever it is chained over.
 
     CRC is linear: the frame's checksum tells what the chain adds to that of 8 bytes, and zeros appended to it tell
     what it adds to the checksum of the body.
     """
-    import re
-
-    likely = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{11}\0.{9}[\0-\x04])", re.DOTALL)  # writers are below 2^24
-    for match in likely.finditer(data):
-        start = match.start() + record.FRAME_SIZE
-        length, checksum, frame_checksum = record.unpack_frame(data, match.start())
-        body = data[start : start + length]
-        if len(body) == length >= record.BODY_MIN and chr(body[-1]).isalpha():
-            zeros = bytes(length - 8)
-            added = frame_checksum ^ crc32(data[start - record.FRAME_SIZE : start - 4])
-            if crc32(body) ^ crc32(zeros, added) ^ crc32(zeros) == checksum:
-                return True
-    return False
+    length, checksum, frame_checksum = record.unpack_frame(data, start)
+    behind_frame = start + record.FRAME_SIZE
+    body = data[behind_frame : behind_frame + length]
+    if not len(body) == length >= record.BODY_MIN or not chr(body[-1]).isalpha():
+        return False
+    zeros = bytes(length - 8)
+    added = frame_checksum ^ crc32(data[start : start + 8])
+    return bool(crc32(body) ^ crc32(zeros, added) ^ crc32(zeros) == checksum)
 
 
 def _next_sector(offset: int) -> int:

@@ -43,11 +43,13 @@ class Watch:
         is_announced: whether writers know of the bell.
         heard: counts the events, where there is no bell to ask whom they were for.
         deaths: counts the watched processes that have ended.
+        is_past: whether the log goes on in another file than the one watched.
     """
 
     def __init__(self, log_path: str, bell: Bell | None, mode: str, *, is_local: bool) -> None:
         self._log_path = log_path
         self.bell = bell
+        self.is_past = False
         self.is_announced = False
         self.heard = 0
         self.poll_last = POLL_LAST_S if is_local else SHARED_POLL_LAST_S
@@ -79,6 +81,8 @@ class Watch:
             if mode == "inotify" and not system.has_inotify():
                 raise OSError(system.errno.ENOSYS, "this platform has none")
             self._events = events.watch_file(target, mask, wake)
+        except FileNotFoundError:
+            self.is_past = True  # the next look at the log tells why, or what to watch instead
         except (OSError, ImportError, AttributeError) as error:
             if mode == "inotify":
                 raise UnsupportedFilesystemError(
@@ -95,7 +99,12 @@ class Watch:
     def is_stale(self) -> bool:
         """Whether a new watch would hear more than this one."""
         bell = self.bell
-        return self.is_closed or (bell is not None and bell.is_lost)
+        return self.is_closed or self.is_past or (bell is not None and bell.is_lost)
+
+    def note_file(self, file: str) -> None:
+        """The log is in `file` by now: without a bell, that is what must be watched."""
+        if self.bell is None and self._events is not None and file != self._log_path:
+            self.is_past = True
 
     def close(self) -> None:
         """Give the descriptors back; who still waits goes on by polling."""

@@ -11,6 +11,7 @@ import click
 import fscoord
 from fscoord.cli import exits, output
 from fscoord.cli.barrier import barrier
+from fscoord.cli.compact import compact
 from fscoord.cli.completion import completion
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
@@ -56,7 +57,10 @@ def cli(ctx: click.Context) -> int:
     return 0
 
 
-VERBS = (demo, doctor, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length, dump, completion)
+VERBS = (
+    *(demo, doctor, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
+    *(dump, compact, completion),
+)
 for verb in VERBS:
     cli.add_command(verb)
 

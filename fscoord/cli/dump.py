@@ -26,7 +26,8 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
 
     Each is a line with its offset, time (UTC), writer, kind, key and value. Changes nothing, and works on a
     damaged log too: what stands before the damage is printed, then the error names the offset (exit code 65). With
-    --json every record is one line, and value_size says how long its value is.
+    --json every record is one line, and value_size says how long its value is. Of a log that was compacted the
+    oldest file, up to its seal, and the newest are shown.
 
     \b
     Examples:
@@ -41,6 +42,7 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
         if as_json:
             write_json(
                 {
+                    "generation": entry.generation,
                     "offset": entry.offset,
                     "time": entry.time,
                     "writer": entry.writer,

@@ -10,9 +10,6 @@ from fscoord import _system as system
 from fscoord._log import path as paths, record
 from fscoord._log.coherence import open_log_file
 from fscoord._log.file import Decide, LogFile
-from fscoord._log.lock import KINDS
-from fscoord._log.mount import COHERENCES
-from fscoord._log.opening import Wanted
 from fscoord._log.watch import MODES
 from fscoord._logger import logger
 from fscoord.arguments import (
@@ -38,9 +35,9 @@ from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
     StoreTimeoutError,
-    UnsupportedFilesystemError,
 )
 from fscoord.stores import lifetime
+from fscoord.stores.options import COMPACT_BYTES, check_platform, chosen_path, wanted_log
 from fscoord.stores.sessions import Sessions
 from fscoord.stores.state import State
 from fscoord.stores.waiting import MISSING, Missing, Waiting
@@ -76,6 +73,7 @@ class FileStore(Sessions):
         coherence: how to read what other hosts wrote: ``"direct"`` (past this host's cache), ``"locked"`` (under a
             lock, which makes the cache valid) or ``"local"`` (through the cache: for one host, or a file system that
             keeps its caches coherent). Without it the kind of file system decides, and one where locks lie is refused.
+        compact_bytes: a log that is shorter is not compacted; ``None`` or 0: none is, unless `compact` is called.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
@@ -100,33 +98,24 @@ class FileStore(Sessions):
         read_only: bool = False,
         mode: int = 0o600,
         coherence: str | None = None,
+        compact_bytes: int | None = COMPACT_BYTES,
     ) -> None:
-        if system.fcntl is None:
-            raise UnsupportedFilesystemError(
-                f"FileStore needs the advisory locks of a POSIX system, which {system.platform()} does not have; use"
-                " HashStore in one process"
-            )
-        if path is not None and file_name is not None:
-            raise TypeError("path and file_name are two names for one argument; pass one")
+        check_platform()
         self._timeout = seconds(timeout)
-        path = file_name if path is None else path
+        path = chosen_path(path, file_name, read_only=read_only)
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
         one_of("watch", watch, MODES)
-        one_of("lock", lock, KINDS)
-        if coherence is not None:
-            one_of("coherence", coherence, COHERENCES)
-        self._options: dict[str, Any] = {"lock": lock, "watch": watch, "durable": durable, "read_only": read_only}
-        self._options |= {"mode": mode, "rank": rank, "label": label, "coherence": coherence}
+        log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
+        log |= {"coherence": coherence, "compact_bytes": compact_bytes}
+        self._wanted = wanted_log(**log, limit=self._timeout)
+        self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
             integer("rank", rank)
         self._state = State()
         self._remove_temporary: Callable[[], object] | None = None
         if path is None:
-            if read_only:
-                raise ValueError("a read-only store needs a path")
             path, self._remove_temporary = lifetime.temporary_file(self)
         self.path = paths.resolve(path)
-        self._wanted = Wanted(KINDS[lock], durable, read_only, mode, self._timeout, coherence)
         self._log: LogFile = open_log_file(
             self.path, self._state, self._wanted, partial(lifetime.introduction, self._options), self._participants
         )
@@ -297,6 +286,17 @@ class FileStore(Sessions):
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
         twin._options.update(self._options)  # it introduces itself when it writes
         return twin
+
+    def compact(self) -> None:
+        """Let the log go on in a new file that holds only what the store holds now; the old one is removed.
+
+        Logs are compacted unasked, too: see ``compact_bytes``. Every handle follows by itself.
+
+        Raises:
+            StoreUnavailableError: the file system refused, mostly for want of space; all is as it was.
+            StoreTimeoutError: the log's lock did not come.
+        """
+        self._log.compact(self._timeout)
 
     @system.alone_if_faked
     def close(self) -> None:

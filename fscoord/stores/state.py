@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from fscoord._log import record
 from fscoord._log.record import Record
 
 __all__ = ["State"]
+
+BATCH: Final = 1 << 16
+"""How many bytes of keys and values one record of a snapshot holds, unless a single value is longer."""
+PAIR_SIZE: Final = 6
+RECORD_SIZE: Final = record.FRAME_SIZE + record.BODY_MIN
 
 _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
 
@@ -45,6 +51,29 @@ class State:
                 self.queues.setdefault(key, deque()).append(value)
             elif kind == record.POP:
                 self._pop(key)
+
+    def snapshot(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield kind, key and value of records that amount to this state."""
+        pairs: list[tuple[bytes, bytes]] = []
+        size = 0
+        for key, value in self.values.items():
+            if size + len(value) > BATCH and pairs:
+                yield record.MULTI_SET, b"", record.encode_pairs(pairs)
+                pairs, size = [], 0
+            pairs.append((key, bytes(value)))
+            size += len(key) + len(value)
+        if pairs:
+            yield record.MULTI_SET, b"", record.encode_pairs(pairs)
+        for key, queue in self.queues.items():
+            for item in queue:
+                yield record.PUSH, key, item
+
+    def live_size(self) -> int:
+        """Return about how many bytes of a log this state takes."""
+        size = sum(map(len, self.values)) + sum(map(len, self.values.values())) + PAIR_SIZE * len(self.values)
+        for key, queue in self.queues.items():
+            size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
+        return size
 
     def _append(self, key: bytes, value: bytes) -> None:
         current = self.values.get(key)

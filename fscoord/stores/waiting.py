@@ -110,12 +110,13 @@ class Waiting:
                     ticket.arm(bucket(awaited))
                 left = deadline - system.time.monotonic()
                 found = look(max(left, 0.0))
+                watch.note_file(self._log.file)
                 if not isinstance(found, Missing) or left <= 0:
                     return found
                 if is_rung or lacking() != awaited:  # the ring that will come is not the one that was asked for
                     is_rung = False
                     continue
-                is_rung = ticket.sleep(left)
+                is_rung = not watch.is_past and ticket.sleep(left)
                 if not is_rung and (watch.is_stale or not watch.is_announced):
                     self._watch = None
                     return found
@@ -132,8 +133,8 @@ class Waiting:
 
     def _listen(self, deadline: float) -> Watch:
         watch = self._watch
-        if watch is None or watch.is_closed:
-            watch = self._watch = shared_watch(self._log.header.log_id, self._mode, self._make_watch)
+        if watch is None or watch.is_closed or watch.is_past:
+            watch = self._watch = shared_watch(self._log.root.header.log_id, self._mode, self._make_watch)
         if not watch.is_announced:
             self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
         return watch
@@ -143,7 +144,7 @@ class Waiting:
         bell = None
         if self._mode != "poll" and local and system.has_inotify() and not self._wanted.read_only:
             bell = self._open_bell()
-        return Watch(self._log.path, bell, self._mode, is_local=local)
+        return Watch(self._log.file, bell, self._mode, is_local=local)
 
     def _open_bell(self) -> Bell | None:
         try:

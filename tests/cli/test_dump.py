@@ -35,7 +35,7 @@ def test_json_has_the_same_records_one_on_a_line(fscoord, path):
     with FileStore(path) as store:
         store.set(b"k\xff", "v")
     last = records(fscoord("dump", "--json").out)[-1]
-    assert last.keys() == {"offset", "time", "writer", "kind", "key_base64", "value", "value_size"}
+    assert last.keys() == {"generation", "offset", "time", "writer", "kind", "key_base64", "value", "value_size"}
     assert (last["kind"], last["key_base64"], last["value"], last["value_size"]) == ("set", "a/8=", "v", 1)
 
 

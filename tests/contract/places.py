@@ -16,17 +16,19 @@ from fscoord.stores.prefix import PrefixStore
 HANG_S = 20
 """The timeout of handles that are not meant to time out."""
 
-FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "prefix-file", "nested-file"]
+FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "prefix-file", "nested-file"]
+"""A short file is compacted whenever there is the least to gain."""
 HASH_KINDS = ["hash", "prefix-hash", "nested-hash"]
 TCP_KINDS = ["tcp", "prefix-tcp"]
 KINDS = [*HASH_KINDS, *FILE_KINDS, *(pytest.param(kind, marks=pytest.mark.torch) for kind in TCP_KINDS)]
 PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}
 
 
-def open_file(path: str, lock: str, timeout: float = HANG_S) -> Store:
+def open_file(path: str, lock: str, timeout: float = HANG_S, *, is_short: bool = False) -> Store:
+    from fscoord._log.opening import COMPACT_BYTES
     from fscoord.stores.file import FileStore
 
-    return FileStore(path, lock=lock, timeout=timeout)
+    return FileStore(path, lock=lock, timeout=timeout, compact_bytes=1 if is_short else COMPACT_BYTES)
 
 
 def open_tcp() -> Store:
@@ -46,10 +48,11 @@ class Place:
         self.is_server = "tcp" in kind
         """Whether all ends with the first handle, and keys that are no UTF-8 can't be listed."""
         self.path = os.path.join(directory, "store")
-        self.lock = rest if family == "file" else "ofd"
+        self.is_short = family == "short file"
+        self.lock = rest if family.endswith("file") else "ofd"
         self._opened: list[Store] = []
         if self.is_file:
-            self.base = self._keep(open_file(self.path, self.lock))
+            self.base = self._keep(open_file(self.path, self.lock, is_short=self.is_short))
         elif self.is_server:
             self.base = self._keep(open_tcp())
         else:
@@ -65,7 +68,7 @@ class Place:
     def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
         """Open another handle: by the path, where there is one, or as a clone."""
         if self.is_file and how == "path":
-            store = self._keep(open_file(self.path, self.lock))
+            store = self._keep(open_file(self.path, self.lock, is_short=self.is_short))
         else:
             store = self._keep(self.base.clone())
         for prefix in self.prefixes:
@@ -80,7 +83,7 @@ class Place:
     def spec(self) -> dict[str, Any]:
         """Return what a process needs to open a handle of its own."""
         assert self.is_file
-        return {"path": self.path, "lock": self.lock, "prefixes": self.prefixes}
+        return {"path": self.path, "lock": self.lock, "prefixes": self.prefixes, "is_short": self.is_short}
 
     def close(self) -> None:
         for store in self._opened:
@@ -88,7 +91,7 @@ class Place:
 
 
 def open_spec(spec: dict[str, Any]) -> Store:
-    store = open_file(spec["path"], spec["lock"])
+    store = open_file(spec["path"], spec["lock"], is_short=spec["is_short"])
     for prefix in spec["prefixes"]:
         store = PrefixStore(prefix, store)
     return store

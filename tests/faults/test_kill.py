@@ -43,7 +43,10 @@ def written(records: list[tuple[int, str, bytes, bytes, int, int]]) -> Iterator[
 def round_of_kills(path: str, lock: str, first: int, rng: random.Random) -> int:
     """Kill some writers at random; return how many torn tails there are in the log."""
     victims = range(first, first + VICTIMS)
-    with Processes("kill_worker") as processes, FileStore(path, lock=lock, timeout=PATIENCE_S) as survivor:
+    with (
+        Processes("kill_worker") as processes,
+        FileStore(path, lock=lock, timeout=PATIENCE_S, compact_bytes=None) as survivor,
+    ):
         started = {victim: processes.start(json.dumps([path, lock, victim])) for victim in victims}
         for process in started.values():
             wait_until_ready(process)

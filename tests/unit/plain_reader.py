@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 SECTOR = 512
 LONGEST = 15 + 1024 + 2 * 67_108_864
-KNOWN = "SICAMDPOVXsbl"
+KNOWN = "SICAMDPOVXZsblf"
 
 
 def crc(data: bytes, seed: int = 0) -> int:
@@ -32,6 +33,10 @@ class Log:
     queues: dict[bytes, list[bytes]] = field(default_factory=dict)
     sessions: dict[int, dict[str, Any]] = field(default_factory=dict)
     deaths: list[int] = field(default_factory=list)
+    successor: tuple[int, bytes, str] | None = None
+    snapshot: tuple[int, int] | None = None
+    bells: int = 0
+    left: int = 0
 
 
 def read_log(data: bytes) -> Log:
@@ -62,6 +67,17 @@ def read_log(data: bytes) -> Log:
                 continue
         log.offset = offset
         return log
+
+
+def read_newest(path: Path) -> Log:
+    """Read the log at `path` in its newest generation, by the forward records and then along the seals."""
+    log = read_log(path.read_bytes())
+    while log.successor is not None:
+        generation, name, file = log.successor
+        log = read_log(path.with_name(file).read_bytes())
+        if (log.header["generation"], log.header["id"]) != (generation, name):
+            raise Refused("not the generation that was to follow")
+    return log
 
 
 def read_header(data: bytes) -> dict[str, Any]:
@@ -221,6 +237,19 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
         log.sessions[writer] = read_session(value)
     elif kind == "X":
         log.deaths.append(int.from_bytes(value[:4], "little"))
+    elif kind == "b":
+        log.bells += 1
+    elif kind == "l":
+        log.left += 1
+    elif kind == "Z":
+        if len(value) < 34:
+            return False
+        generation, name, *snapshot, length = struct.unpack_from("<I16sQIH", value)
+        log.successor = generation, name, value[34 : 34 + length].decode()
+        log.snapshot = snapshot[0], snapshot[1]
+    elif kind == "f":
+        generation, name, length = struct.unpack_from("<I16sH", value)
+        log.successor = generation, name, value[22 : 22 + length].decode()
     return kind in KNOWN or "a" <= kind <= "z"
 
 

@@ -1,0 +1,81 @@
+"""`Appender`: with the lock and up to date, put one record at the end of the log.
+
+Nothing is ever cut or overwritten: what a dying writer left torn is voided by the next.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record, tail
+from fscoord._log.presence import Presence
+from fscoord._log.reader import APPLYING, DIRTY
+from fscoord.errors import StoreUnavailableError
+
+__all__ = ["Appender"]
+
+_NOT_APPLIED: Final = frozenset(
+    getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
+)
+
+
+class Appender(Presence):
+    """The part of `~fscoord._log.file.LogFile` that writes."""
+
+    _directory_synced: bool
+
+    def _append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
+        """Write a record, sync it if the log is durable, and take it in as if it had been read."""
+        time_ns = system.time.time_ns()
+        data, chain = record.encode(kind, key, value, session, time_ns, self._chain)
+        size = len(data)
+        self._write(data)
+        system.os.lseek(self._rfd, size, 1)
+        self._trouble = APPLYING
+        if kind in record.DATA_KINDS:
+            self._consumer.apply(((kind, key, value, session, time_ns),))
+        else:
+            self._note(((kind, key, value, session, time_ns),))
+        self._offset += size
+        self._chain = chain
+        self._trouble = DIRTY
+
+    def _write(self, data: bytes) -> None:
+        """Write `data` at the end of the log, and sync it if the log is durable."""
+        fd = self._lock.fd
+        try:
+            written = system.os.write(fd, data)
+            if written != len(data):
+                paths.write_all(fd, data[written:])
+        except OSError as error:
+            applied = error.errno not in _NOT_APPLIED
+            raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=applied) from error
+        if self._durable:
+            self._sync(fd)
+
+    def _sync(self, fd: int) -> None:
+        """Make what was written survive a power loss. What the kernel failed to write it may drop: no retry."""
+        try:
+            system.os.fdatasync(fd)
+            if not self._directory_synced:
+                paths.sync_directory(self.path, self._descriptors)
+                self._directory_synced = True
+        except OSError as error:
+            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+
+    def _void_tail(self) -> None:
+        """Void the torn record at the end of the log: its writer is gone, for we hold the lock."""
+        verdict = self._examine()
+        if isinstance(verdict, tail.Damage):
+            raise self._corrupt(verdict)
+        if isinstance(verdict, tail.Torn):
+            fd = self._lock.fd
+            if system.os.fstat(fd).st_size < verdict.place:
+                system.os.ftruncate(fd, verdict.place)
+            time_ns = system.time.time_ns()
+            data, chain = record.encode_void(self._offset, self._lock.session, time_ns, self._chain)
+            self._write(data)
+            verdict = tail.Skip(verdict.place + len(data), chain)
+        self._move(verdict.offset, verdict.chain)

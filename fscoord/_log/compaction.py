@@ -1,0 +1,175 @@
+"""`Compactor`: let a log go on in a new generation that holds what it amounts to, and not how it came about.
+
+The new generation is a file of its own, written, synced and locked before anybody can know of it. Then one record, the
+seal, ends the old generation and names the new one; only that commits. Before the seal a crash leaves a file that
+nobody looks at, and that the next to compact removes; after it there is nothing to repair. Nothing is renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record, signpost
+from fscoord._log.appending import Appender
+from fscoord._log.lock import SOFT, LogLock
+from fscoord._log.reader import DIRTY
+from fscoord._log.record import Header
+from fscoord._log.session import Session, encode_death
+from fscoord._log.succession import NEVER
+from fscoord._log.successor import RANDOM_BYTES, Place, Successor, generation_name
+from fscoord._logger import logger
+from fscoord.errors import FscoordError, StoreUnavailableError
+
+__all__ = ["MOVED", "NEVER", "Compactor"]
+
+MOVED: Final[Any] = object()
+"""What an attempt returns that had to stop because the log goes on in another file."""
+
+_BUFFER: Final = 1 << 20
+_RECORD_SIZE: Final = record.FRAME_SIZE + record.BODY_MIN
+
+Entry = tuple[int, bytes, bytes, int, int]
+"""Kind, key, value, writer and time of a record of a snapshot."""
+
+
+class Compactor(Appender):
+    """The part of `~fscoord._log.file.LogFile` that keeps the log short."""
+
+    def _tries_to_compact(self, more: int) -> bool:
+        """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
+
+        That a disk is full, or anything else, keeps nobody from writing.
+        """
+        least = self._wanted.compact_bytes
+        live = self._live_size()
+        grown = self._offset + more
+        garbage = self._offset - live
+        self._compact_at = max(grown + least // 4, min(grown + max(least, grown // 4), 2 * live)) + 1
+        if self.header.generation and garbage <= max(live, least // 2):
+            return False  # generation 0 stays for good, so it is ended while it is small
+        try:
+            self._compact()
+        except (OSError, FscoordError) as error:
+            logger(__name__).warning("%s could not be compacted, and goes on growing: %s", self.path, str(error))
+        return True
+
+    def _live_size(self) -> int:
+        sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in self._remembered())
+        return self._start.offset + sessions + self._consumer.live_size()
+
+    def _compact(self) -> None:
+        """With the lock, and up to date: go on in a new generation, which the next operation follows into.
+
+        Raises:
+            OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
+        """
+        self._trouble = DIRTY
+        if self._pending or self._torn:
+            self._void_tail()
+        session = self._lock.session or self._introduce()
+        header = self.header._replace(
+            log_id=system.random_bytes(16),
+            generation=self.header.generation + 1,
+            created_ns=system.time.time_ns(),
+        )
+        self._succeed(header, self._snapshot(session), session)
+
+    def _snapshot(self, session: int) -> Iterator[Entry]:
+        now = system.time.time_ns()
+        for number, who in self._remembered():
+            for rank, numbers in self.ranks.items():
+                if number in numbers and rank != who.rank:
+                    yield record.SESSION, b"", who._replace(rank=rank).encode(), number, who.since_ns
+            yield record.SESSION, b"", who.encode(), number, who.since_ns
+            if number in self.deaths:
+                yield record.DEATH, b"", encode_death(number, who.alive_id), session, self.deaths[number]
+        for kind in [record.BELL] * self.bell + [record.LEAVE] * self.left:
+            yield kind, b"", b"", session, now
+        for kind, key, value in self._consumer.snapshot():
+            yield kind, key, value, session, now
+
+    def _remembered(self) -> Iterator[tuple[int, Session]]:
+        """Yield the sessions that matter, by number: not those that nobody calls by a rank and that live no more.
+
+        The last is always among them, so that no number is given twice.
+        """
+        ranked = set().union(*self.ranks.values())
+        for number, who in sorted(self.sessions.items()):
+            if number in ranked or number == self._last_session or not self._seems_gone(number, who):
+                yield number, who
+
+    def _seems_gone(self, number: int, who: Session) -> bool:
+        """Return whether session `number` was found dead, or nobody holds its byte. To forget it, that is enough."""
+        alive = self._alive
+        try:
+            return number in self.deaths or (
+                alive is not None and alive.id == who.alive_id and not alive.is_held(number)
+            )
+        except OSError:
+            return False
+
+    def _succeed(self, header: Header, entries: Iterable[Entry], session: int) -> None:
+        """Write a generation with this header and these records, and seal the one in use."""
+        directory, base = system.os.path.split(self.path)
+        name = generation_name(system.os.fsencode(base), header.generation, system.random_bytes(RANDOM_BYTES))
+        file = system.os.path.join(directory, system.os.fsdecode(name))
+        flags = system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT | system.os.O_EXCL
+        is_sealing, fd, lock = False, -1, None
+        try:
+            fd = paths.open_descriptor(file, flags, keep=self._descriptors)
+            self._copy_mode(file, fd)
+            lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
+            if header.lock_kind != SOFT:
+                lock.bind(fd, session)
+                lock.try_lock()
+            place = _write(fd, header, entries)
+            system.os.fsync(fd)
+            paths.sync_directory(self.path, self._descriptors)
+            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            is_sealing = True
+            self._append(record.SEAL, b"", successor.seal(), session)
+            self._show_the_way(successor, session)
+        except BaseException as error:
+            # as long as the seal may be there, so must be what it names
+            if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
+                paths.unlink_quietly(file)
+            raise
+        finally:
+            if lock is not None and header.lock_kind != SOFT:
+                lock.unlock()
+            self._drop(fd)
+
+    def _copy_mode(self, file: str, fd: int) -> None:
+        """Let the same people use the new file as the old one."""
+        mode = system.stat.S_IMODE(system.os.fstat(self._rfd).st_mode)
+        if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
+            system.os.chmod(file, mode)
+
+    def _show_the_way(self, successor: Successor, session: int) -> None:
+        """Behind the seal: all that is left can wait, and be done by somebody else."""
+        before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
+        try:
+            if before is None or signpost.post(self.path, self.root, successor, session, self._descriptors):
+                kind = self.root.header.lock_kind
+                signpost.remove_superseded(self.path, successor.name, before, kind, self._descriptors)
+        except (OSError, ValueError, FscoordError) as error:
+            logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)
+
+
+def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
+    """Write a generation to the empty file `fd`; return where its snapshot ends."""
+    first = header.encode()
+    _, size, chain = Header.decode(first)
+    parts, waiting = [first], size
+    for kind, key, value, writer, time_ns in entries:
+        data, chain = record.encode(kind, key, value, writer, time_ns, chain)
+        parts.append(data)
+        size += len(data)
+        waiting += len(data)
+        if waiting >= _BUFFER:
+            paths.write_all(fd, b"".join(parts))
+            parts, waiting = [], 0
+    paths.write_all(fd, b"".join(parts))
+    return Place(size, chain)

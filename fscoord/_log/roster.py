@@ -1,0 +1,42 @@
+"""`Roster`: who has introduced themselves in a log, as what, and who of them was found dead."""
+
+from __future__ import annotations
+
+from fscoord._log.session import Session
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    """The part of `~fscoord._log.reader.LogReader` that remembers sessions.
+
+    Attributes:
+        sessions: who has introduced themselves, by session number.
+        ranks: by rank, the sessions that have said that they are it.
+        deaths: when (wall time in ns) a session was found dead, by its number.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.ranks: dict[int, set[int]] = {}
+        self.deaths: dict[int, int] = {}
+        self._last_session = 0
+
+    def _forget_sessions(self) -> None:
+        self.sessions.clear()
+        self.ranks.clear()
+        self.deaths.clear()
+        self._last_session = 0
+
+    def _meet(self, number: int, value: bytes, time_ns: int) -> None:
+        """A session introduces itself, or says more of itself: what it said of its rank before stays true."""
+        known = self.sessions.get(number)
+        session = Session.decode(value, known.since_ns if known else time_ns)
+        self.sessions[number] = session
+        self._last_session = max(self._last_session, number)
+        if session.rank is not None:
+            self.ranks.setdefault(session.rank, set()).add(number)
+
+    def _mourn(self, number: int, time_ns: int) -> None:
+        """A session was found dead; all who read this agree on it."""
+        self.deaths.setdefault(number, time_ns)

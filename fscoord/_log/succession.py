@@ -1,0 +1,204 @@
+"""`Successive`: open a log wherever it has got to, and follow its seals from generation to generation.
+
+A handle that has read all of a sealed generation goes on behind the snapshot of the next, and reads nothing twice. One
+that finds the next generation gone has been left behind by more than one: it asks generation 0 for the newest, and
+reads that from the start.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, signpost
+from fscoord._log.contention import Contender
+from fscoord._log.lock import LogLock
+from fscoord._log.opening import Wanted, open_log, read_header
+from fscoord._log.reader import ASTRAY, DIRTY, Vanished, readers
+from fscoord._log.record import Header
+from fscoord._log.shared import shared_by
+from fscoord._log.signpost import Root
+from fscoord._log.successor import Place, Successor
+from fscoord.errors import CorruptLogError, FscoordError, StoreError
+
+__all__ = ["NEVER", "Successive"]
+
+NEVER: Final = float("inf")
+_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
+
+
+class Successive(Contender):
+    """The part of `~fscoord._log.file.LogFile` that knows which file of the log is the one to use.
+
+    Attributes:
+        root: generation 0, which has the log's own name.
+        file: the path of the generation in use.
+    """
+
+    root: Root
+    read_only: bool
+    _wanted: Wanted
+    _durable: bool
+    _compact_at: float
+
+    def _open(self) -> None:
+        opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
+        self._hold(opened.reader)
+        writer = opened.writer if self.read_only else self._hold(opened.writer)
+        found = system.os.fstat(opened.reader)
+        self.file, self._identity = self.path, (found.st_dev, found.st_ino)
+        self.root = Root(opened.header, Place(opened.size, opened.chain), self._identity)
+        self.header, self._start, self._durable = opened.header, self.root.start, opened.header.durable
+        self._shared = shared_by(opened.header.log_id)
+        self.mutex = self._shared.mutex
+        self._rfd, self._root_fd = opened.reader, -1
+        self._lock = self._make_lock(self._reopen(self._writing, self._descriptors) if self.read_only else writer)
+        readers.add(self)
+        successor = signpost.hint(opened.reader)
+        if successor is None or not self._enter(successor):
+            self._stand(self._start)
+
+    def _make_lock(self, fd: int) -> LogLock:
+        kind = self.root.header.lock_kind
+        return LogLock(self.path, fd, kind, self.mutex, self._descriptors, shared=self.read_only)
+
+    def _open_again(self) -> None:
+        """In a forked child, or when the server has forgotten ours: open new descriptors on the same log.
+
+        It must still be there, for one that is gone is not to be born again.
+        """
+        session = self._lock.session
+        self._lock.close()
+        self._rfd = self._root_fd = self._lock.fd = -1  # these numbers are not ours any more, or no good
+        self._trouble |= ASTRAY  # should this be interrupted, or fail half-way
+        root_fd = self._open_root()
+        try:
+            reader = self._reopen(self._read_flags, self._descriptors)
+            writer = self._reopen(self._writing, self._descriptors)
+        except Vanished:
+            return  # who is astray starts from generation 0
+        self._rfd, self._lock = reader, self._make_lock(writer)
+        self._lock.bind(writer, session)
+        if self.header.generation:
+            self._root_fd = root_fd
+        else:
+            self._drop(root_fd)
+        self._trouble &= ~ASTRAY
+
+    @property
+    def _writing(self) -> int:
+        """The flags to open a generation for writing, if this handle writes."""
+        return system.os.O_RDONLY if self.read_only else self._write_flags
+
+    def _in_use(self) -> set[int]:
+        return {self._rfd, self._lock.fd, self._root_fd}
+
+    def _open_root(self) -> int:
+        """Return another descriptor of generation 0, which must still have the log's name."""
+        try:
+            fd = paths.open_descriptor(self.path, self._read_flags, keep=self._descriptors)
+        except FileNotFoundError:
+            raise self._gone("was deleted") from None
+        found = system.os.fstat(fd)
+        if (found.st_dev, found.st_ino) != self.root.identity:
+            self._drop(fd)
+            raise self._gone("was replaced by another file")
+        return fd
+
+    # -- from one generation to the next ---------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Behind a seal that was read: go on behind the snapshot of the generation that it names."""
+        seal = self._seal
+        assert seal is not None, "who follows has read a seal"
+        if not self._enter(seal, Place(seal.size, seal.chain)):
+            self._restart()
+
+    def _restart(self) -> None:
+        """Forget everything, and begin at the newest generation that generation 0 knows of."""
+        self._trouble |= ASTRAY
+        last: Successor | None = None
+        while True:
+            fd = self._open_root()
+            successor, _, _ = signpost.newest(fd, self.root.start, durable=self._durable)
+            if successor is None:
+                if self.header.generation:
+                    raise self._gone("was replaced by another file, which names no later generation")
+                writer = paths.open_descriptor(self.path, self._writing, keep=self._descriptors)
+                self._use(self.path, fd, writer, self.root.header, self.root.start)
+                break
+            self._drop(fd)
+            if self._enter(successor):
+                break
+            if successor == last:
+                raise self._gone(f"has lost generation {successor.generation}: somebody deleted its file")
+            last = successor
+        self._forget()
+        self._trouble = DIRTY
+
+    def _enter(self, successor: Successor, place: Place | None = None) -> bool:
+        """Go on in the file of `successor`, at `place` or behind its header; False if it is not there any more."""
+        file = system.os.path.join(system.os.path.dirname(self.path), system.os.fsdecode(successor.name))
+        reader = writer = -1
+        try:
+            reader = paths.open_descriptor(file, self._read_flags, keep=self._descriptors)
+            writer = paths.open_descriptor(file, self._writing, keep=self._descriptors)
+            paths.check(file, writer, self._wanted.mode, read_only=self.read_only)
+            header, start = self._checked_header(file, reader, successor)
+            root_fd = self._open_root() if self._root_fd < 0 else self._root_fd
+        except OSError as error:
+            self._drop(reader)
+            self._drop(writer)
+            if error.errno in _GONE and not isinstance(error, FscoordError):
+                return False
+            raise
+        trouble, self._trouble = self._trouble, self._trouble | ASTRAY
+        self._root_fd = root_fd  # kept open, so that its inode number is nobody else's
+        self._use(file, reader, writer, header, start)
+        self._stand(place or start)
+        self._compact_at = max(self._wanted.compact_bytes, 2 * self._offset) if self._wanted.compact_bytes else NEVER
+        self._trouble = trouble
+        return True
+
+    def _use(self, file: str, reader: int, writer: int, header: Header, start: Place) -> None:
+        """Let these be the generation in use; until the caller says so, it is not known where in it we stand."""
+        found = system.os.fstat(reader)
+        lock = self._make_lock(writer)
+        lock.bind(writer, self._lock.session)
+        self.file, self._identity = file, (found.st_dev, found.st_ino)
+        self.header, self._start = header, start
+        old, self._rfd = self._rfd, reader
+        before, self._lock = self._lock, lock
+        before.unlock()
+        before.close()
+        self._drop(before.fd)
+        self._drop(old)
+
+    def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place]:
+        try:
+            header, size, chain = Header.decode(read_header(fd))
+            if (header.log_id, header.generation) != (successor.log_id, successor.generation):
+                raise ValueError("it is not the generation that was to follow")
+        except ValueError as error:
+            reason = str(error)
+            raise CorruptLogError(f"{file} can't be used: {reason}", path=file, offset=0, reason=reason) from None
+        ours = self.root.header
+        if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
+            raise StoreError(f"{file}: its kind of lock, or durability, is not that of {self.path}", path=file)
+        return header, Place(size, chain)
+
+    def _look(self, now: float) -> None:
+        """Make sure that the log's name still leads to its file, and that what was read has not shrunk or gone."""
+        found = system.os.fstat(self._rfd)
+        if found.st_size < self._offset:
+            raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
+        try:
+            named = system.os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            raise self._gone("was deleted") from None
+        is_root = self._root_fd < 0
+        if (named.st_dev, named.st_ino) != self.root.identity or (is_root and found.st_nlink == 0):
+            raise self._gone("was replaced by another file")
+        if found.st_nlink == 0:  # there is a seal behind what was read, or somebody has deleted it
+            raise Vanished
+        self._looked = now

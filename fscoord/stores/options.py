@@ -1,0 +1,64 @@
+"""The arguments of `~fscoord.FileStore` that say what its log must be like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fscoord import _system as system
+from fscoord._log.lock import KINDS
+from fscoord._log.mount import COHERENCES
+from fscoord._log.opening import COMPACT_BYTES, Wanted
+from fscoord.arguments import one_of, positive
+from fscoord.errors import UnsupportedFilesystemError
+
+__all__ = ["COMPACT_BYTES", "check_platform", "chosen_path", "wanted_log"]
+
+
+def check_platform() -> None:
+    """Make sure that there are locks at all.
+
+    Raises:
+        UnsupportedFilesystemError: there are none.
+    """
+    if system.fcntl is None:
+        raise UnsupportedFilesystemError(
+            f"FileStore needs the advisory locks of a POSIX system, which {system.platform()} does not have; use"
+            " HashStore in one process"
+        )
+
+
+def chosen_path(path: Any, file_name: Any, *, read_only: bool) -> Any:
+    """Return the one of `path` and `file_name` that was given, or None for a temporary file.
+
+    Raises:
+        TypeError: both were given.
+        ValueError: there is to be something to read.
+    """
+    if path is not None and file_name is not None:
+        raise TypeError("path and file_name are two names for one argument; pass one")
+    if read_only and path is None and file_name is None:
+        raise ValueError("a read-only store needs a path")
+    return file_name if path is None else path
+
+
+def wanted_log(
+    *,
+    lock: str,
+    durable: bool,
+    read_only: bool,
+    mode: int,
+    limit: float,
+    coherence: str | None,
+    compact_bytes: int | None,
+) -> Wanted:
+    """Return what these arguments ask of a log.
+
+    Raises:
+        ValueError: one of them is none of those there are.
+        TypeError: a number is none.
+    """
+    one_of("lock", lock, KINDS)
+    if coherence is not None:
+        one_of("coherence", coherence, COHERENCES)
+    compact = 0 if compact_bytes in (None, 0) else positive("compact_bytes", compact_bytes)
+    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact)

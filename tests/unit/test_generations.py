@@ -1,0 +1,438 @@
+"""Compaction by generations: what a new one holds, who follows how, which files there are, and when it happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contract.places import start_thread
+from faults.faulty import faulty_os
+from faults.logs import tear
+from unit.plain_reader import read_log, read_newest
+
+from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreTimeoutError, StoreUnavailableError
+from fscoord._log import signpost
+from fscoord._log.successor import Successor, generation_name, parse_name
+from fscoord.stores.dump import dump
+
+LIMIT_S = 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def names(path: Path) -> list[str]:
+    """The files of the log beside generation 0."""
+    return sorted(
+        name for name in os.listdir(path.parent) if re.fullmatch(rf"{path.name}\.[0-9]+\.[0-9a-f]{{12}}", name)
+    )
+
+
+def generation(store: FileStore) -> int:
+    return store._log.header.generation
+
+
+def content(store: FileStore) -> object:
+    keys = store.list_keys()
+    return dict(zip(keys, store.multi_get(keys), strict=True)), {q: store.queue_len(q) for q in ("q", "r")}
+
+
+def fill(store: FileStore) -> None:
+    store.multi_set(["a", "b"], ["1", bytes(range(256))])
+    store.set("gone", "x")
+    store.delete_key("gone")
+    store.append("list", "one ")
+    store.append("list", "two")
+    store.add("n", -41)
+    store.set("", "empty key")
+    store.set("empty", "")
+    store.queue_push("q", "first")
+    store.queue_push("q", "")
+    store.queue_push("q", "third")
+    assert store.queue_pop("q") == b"first"
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return when `condition` holds: the other thread or process has come so far."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came so far"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_new_generation_holds_what_the_old_one_amounted_to(lock: str, durable: bool, path: Path) -> None:
+    with FileStore(path, lock=lock, durable=durable) as store:
+        fill(store)
+        before = content(store)
+        store.compact()
+        assert content(store) == before
+        assert generation(store) == 1
+        with FileStore(path, lock=lock) as late, FileStore(path, read_only=True) as reader:
+            assert content(late) == content(reader) == before
+            assert [late.queue_pop("q"), late.queue_pop("q")] == [b"", b"third"]
+            late.append("list", "!")
+            assert store.get("list") == reader.get("list") == b"one two!"
+
+
+def test_the_format_is_what_the_page_on_it_says(path: Path) -> None:
+    with FileStore(path, rank=3) as store:
+        fill(store)
+        store.compact()
+        store.set("behind", "the snapshot")
+        store.compact()
+        store.set("last", "1")
+    old, new = read_log(path.read_bytes()), read_newest(path)
+    (name,) = names(path)
+    assert re.fullmatch(r"store\.2\.[0-9a-f]{12}", name)
+    assert [kind for _, kind, *_ in old.records][-2:] == ["Z", "f"]
+    assert old.successor == (2, new.header["id"], name)
+    assert (new.header["generation"], new.ends) == (2, "whole")
+    assert new.header["id"] != old.header["id"]
+    assert new.values[b"list"] == b"one two"
+    assert new.values[b"last"] == b"1"
+    assert new.queues == {b"q": [b"", b"third"]}
+    assert new.sessions[1]["rank"] == 3
+
+
+def test_the_seal_says_where_the_snapshot_ends_and_the_chain_there(path: Path) -> None:
+    with FileStore(path) as store:
+        fill(store)
+        store.compact()
+        store.set("behind", "1")
+    old, new = read_log(path.read_bytes()), read_newest(path)
+    size, chain = old.snapshot or (0, 0)
+    data = path.with_name(names(path)[0]).read_bytes()
+    (last,) = [record for record in new.records if record[2] == b"behind"]
+    assert last[0] == size
+    before = [record for record in new.records if record[0] < size][-1]
+    assert int.from_bytes(data[before[0] + 4 : before[0] + 8], "little") == chain
+
+
+def test_who_was_up_to_date_reads_nothing_twice(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
+        store.set("big", bytes(1 << 20))
+        assert other.get("big") == reader.get("big") == bytes(1 << 20)
+        for handle in (other, reader):
+            kept = handle.get("big")
+            store.compact()
+            with faulty_os() as faulty:
+                assert handle.get("big") is kept
+                read = [fd for name, fd in faulty.calls if name == "read"]
+            assert generation(handle) == generation(store)
+            assert len(read) < 8
+
+
+def test_a_handle_that_slept_through_generations_begins_anew_at_the_newest(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
+        fill(store)
+        assert content(other) == content(reader)
+        for number in range(5):
+            store.set("n", str(number))
+            store.delete_key("a")
+            store.compact()
+        assert content(other) == content(reader) == content(store)
+        assert generation(other) == generation(reader) == 5
+        other.set("n", "5")
+        assert store.get("n") == b"5"
+
+
+def test_old_generations_are_removed_and_generation_0_stays(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v")
+        identity = path.stat().st_ino
+        for number in range(1, 6):
+            store.compact()
+            assert [name.split(".")[1] for name in names(path)] == [str(number)]
+        assert path.stat().st_ino == identity
+        grown = path.stat().st_size
+        store.compact()
+        assert path.stat().st_size - grown < 80
+
+
+def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path.with_name("other")) as unrelated:
+        store.set("k", "v")
+        unrelated.set("k", "v")
+        unrelated.compact()
+        (kept,) = names(path.with_name("other"))
+        orphan, locked = path.with_name("store.1.00000000000a"), path.with_name("store.1.00000000000b")
+        odd = [path.with_name(name) for name in ("store.1.x", "store.01.00000000000a", "store.x.00000000000a")]
+        for file in (orphan, locked, *odd):
+            file.write_bytes(b"")
+        with FileStore(path.with_name("holder")) as holder:
+            lock = holder._log._make_lock(os.open(locked, os.O_RDWR))
+            lock.try_lock()
+            store.compact()
+            assert locked.exists()
+            os.close(lock.fd)
+        assert not orphan.exists()
+        assert all(file.exists() for file in odd)
+        assert path.with_name(kept).exists()
+        store.compact()
+        assert not locked.exists()
+
+
+def test_sessions_keep_their_numbers_and_their_names(path: Path) -> None:
+    with FileStore(path, label="first") as first, FileStore(path, label="second") as second:
+        first.set("k", "1")
+        second.set("k", "2")
+        first.compact()
+        second.set("k", "3")
+        first.set("k", "4")
+        with FileStore(path, label="third") as third:
+            third.set("k", "5")
+            assert {number: who.label for number, who in third._log.sessions.items()} == {
+                1: "first", 2: "second", 3: "third",
+            }  # fmt: skip
+    writers = [writer for _, kind, _, _, writer, _ in read_newest(path).records if kind == "S"]
+    assert writers == [2, 1, 3]
+
+
+def test_participants_that_left_and_bells_that_were_announced_are_remembered(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        FileStore(path, 3).close()
+        with FileStore(path, timeout=0.01) as waiter, pytest.raises(StoreTimeoutError):
+            waiter.get("nothing")
+        store.compact()
+        assert (store._log.left, store._log.bell) == (1, 1)
+        with FileStore(path) as late:
+            assert (late._log.left, late._log.bell) == (1, 1)
+    FileStore(path, 3).close()
+    assert path.exists()
+    FileStore(path, 3).close()
+    assert not path.exists()
+    assert names(path) == []
+
+
+def test_a_torn_tail_is_voided_before_the_seal(path: Path) -> None:
+    tear(str(path), 30, b"k", b"v" * 50)
+    with FileStore(path) as store:
+        store.compact()
+        assert store.get("before") == b"the tear"
+    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-3:] == ["V", "s", "Z"]
+
+
+def test_a_torn_forward_record_is_stepped_over_by_the_next(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v")
+        store.compact()
+        store.compact()
+        with path.open("rb+") as file:
+            file.truncate(path.stat().st_size - 5)
+        store.compact()
+        store.compact()
+        with FileStore(path) as late:
+            assert late.get("k") == b"v"
+            assert generation(late) == 4
+    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-4:] == ["Z", "V", "f", "f"]
+
+
+def test_a_way_that_was_not_posted_is_found_along_the_seals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signpost, "post", lambda *_: False)
+    with FileStore(path) as store:
+        store.set("k", "v")
+        for _ in range(3):
+            store.compact()
+        assert len(names(path)) == 3
+        with FileStore(path) as late:
+            assert late.get("k") == b"v"
+            assert generation(late) == 3
+        monkeypatch.undo()
+        store.compact()
+        with FileStore(path) as late:
+            assert content(late) == content(store)
+
+
+def test_a_log_is_compacted_when_garbage_outweighs_what_lives(path: Path) -> None:
+    least = 4096
+    with FileStore(path, compact_bytes=least) as store:
+        for number in range(2000):
+            store.set(f"key.{number % 10}", str(number))
+            total = sum(os.path.getsize(path.with_name(name)) for name in ["store", *names(path)])
+            assert total < 4 * least
+        assert generation(store) > 10
+        assert store.get("key.9") == b"1999"
+        held = sum(len(f"{number}") for number in range(1000))
+        for number in range(1000):
+            store.set(f"live.{number}", "x" * 100)
+        assert generation(store) < 60, "what lives is copied again and again"
+        live = 1000 * 108 + held
+        assert sum(os.path.getsize(path.with_name(name)) for name in names(path)) < 2 * live + 4 * least
+
+
+@pytest.mark.parametrize("never", [None, 0])
+def test_a_log_is_never_compacted_unasked_if_it_is_not_to_be(never: int | None, path: Path) -> None:
+    with FileStore(path, compact_bytes=never) as store:
+        for number in range(100):
+            store.set("k", bytes(10_000) + b"%d" % number)
+        assert generation(store) == 0
+        store.compact()
+        for number in range(100):
+            store.set("k", bytes(10_000) + b"%d" % number)
+        assert generation(store) == 1
+
+
+def test_long_values_end_generation_0_before_they_are_written_to_it(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("big", bytes(1 << 20))
+        assert path.stat().st_size < 4096
+        for _ in range(3):
+            store.set("big", bytes(1 << 20))
+            assert store.get("big") == bytes(1 << 20)
+        assert generation(store) < 4
+
+
+@pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
+def test_a_threshold_that_makes_no_sense_is_refused(wrong: object, path: Path) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        FileStore(path, compact_bytes=wrong)  # type: ignore[arg-type]
+
+
+def test_a_reader_can_not_compact(path: Path) -> None:
+    FileStore(path).close()
+    with FileStore(path, read_only=True) as reader, pytest.raises(StoreError, match="read_only"):
+        reader.compact()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_generation_that_was_deleted_is_gone_and_said_so(read_only: bool, path: Path) -> None:
+    with FileStore(path) as store, FileStore(path, read_only=read_only) as other:
+        store.set("k", "v")
+        store.compact()
+        assert other.get("k") == b"v"
+        path.with_name(names(path)[0]).unlink()
+        other._log._looked = 0.0
+        with pytest.raises(StoreGoneError, match="generation 1"):
+            other.get("k")
+    with pytest.raises(StoreGoneError, match="generation 1"):
+        FileStore(path, read_only=read_only)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_log_that_was_removed_is_gone_whatever_its_generation(replaced: bool, path: Path) -> None:
+    """Its inode number may be given to the next file at once."""
+    with FileStore(path) as store:
+        store.set("k", "v")
+        store.compact()
+        path.unlink()
+        if replaced:
+            FileStore(path).close()
+        store._log._looked = 0.0
+        with pytest.raises(StoreGoneError):
+            store.get("k")
+
+
+def test_a_generation_that_is_another_s_is_refused(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path.with_name("other")) as other:
+        for handle in (store, other):
+            handle.set("k", "v")
+            handle.compact()
+    (mine,), (theirs,) = names(path), names(path.with_name("other"))
+    path.with_name(mine).write_bytes(path.with_name(theirs).read_bytes())
+    for read_only in (True, False):
+        with pytest.raises(CorruptLogError, match="not the generation"):
+            FileStore(path, read_only=read_only)
+
+
+def test_a_link_in_the_place_of_a_generation_is_not_followed(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v")
+        store.compact()
+    (name,) = names(path)
+    path.with_name(name).rename(path.with_name("moved"))
+    path.with_name(name).symlink_to(path.with_name("moved"))
+    with pytest.raises(StoreError, match="symbolic link"):
+        FileStore(path)
+
+
+def test_a_compaction_that_finds_no_room_is_an_error_only_if_asked_for(path: Path) -> None:
+    with FileStore(path, compact_bytes=1000) as store, faulty_os() as faulty:
+        store.set("k", "v")
+        with faulty.fail(0, 28, names=("fsync",)), pytest.raises(StoreUnavailableError):
+            store.compact()
+        assert names(path) == []
+        with faulty.fail(0, 28, names=("fsync",), for_good=True):
+            for number in range(100):
+                store.set("k", f"{number} {'x' * 50}")
+                assert names(path) == []
+        assert generation(store) == 0
+        for number in range(100):
+            store.set("k", f"{number} {'x' * 50}")
+        assert generation(store) > 0
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("watch", ["auto", "inotify", "poll"])
+def test_who_waits_hears_of_what_is_written_to_a_later_generation(watch: str, read_only: bool, path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v")
+        with FileStore(path, read_only=read_only, watch=watch, timeout=LIMIT_S) as other:
+            with start_thread(other.get, "awaited") as waiter:
+                until(lambda: other._waiting._tickets)
+                for _ in range(3):
+                    store.compact()
+                    store.set("k", "w")
+                until(lambda: generation(other) == 3)
+                if watch != "poll" and read_only:  # it rings no bell, and watches the log itself
+                    until(lambda: getattr(other._waiting._watch, "_log_path", "").endswith(names(path)[0]))
+                store.set("awaited", "1")
+            assert waiter.result == b"1"
+
+
+def test_dump_shows_the_first_and_the_newest_generation(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v")
+        store.compact()
+        store.set("lost", "1")
+        store.compact()
+        store.set("last", "1")
+    entries = list(dump(path))
+    assert [(entry.generation, entry.kind) for entry in entries] == [
+        (0, "session"), (0, "set"), (0, "seal"), (0, "forward"), (2, "session"), (2, "multi_set"), (2, "set"),
+    ]  # fmt: skip
+    assert entries[3].value.decode() == names(path)[0]
+
+
+def test_names_of_generations_are_told_from_all_others() -> None:
+    name = generation_name(b"log.1", 12, b"\1\2\3\4\5\6")
+    assert name == b"log.1.12.010203040506"
+    assert parse_name(name) == parse_name(name, b"log.1") == 12
+    for wrong in (b"log", b"log.1.x", b"log.0.010203040506", b"log.1.01020304050", b"log.1.01020304050G", b"a/" + name):
+        assert parse_name(wrong) is None
+    assert parse_name(name, b"log") is None
+    successor = Successor(12, b"i" * 16, 1 << 40, 7, name)
+    assert Successor.from_seal(successor.seal() + b"later") == successor
+    assert Successor.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
+    for cut in range(len(successor.forward())):
+        with pytest.raises(ValueError, match=r"cut short|no name"):
+            Successor.from_forward(successor.forward()[:cut])
+
+
+def test_a_watch_on_a_generation_that_has_just_gone_is_replaced(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path, read_only=True, watch="inotify", timeout=LIMIT_S) as reader:
+        store.set("k", "v")
+        store.compact()
+        assert reader.get("k") == b"v"
+        make = reader._waiting._make_watch
+        stale = [2]
+
+        def make_late() -> object:
+            if stale[0]:
+                stale[0] -= 1
+                store.compact()
+            return make()
+
+        reader._waiting._make_watch = make_late
+        with start_thread(reader.get, "awaited") as waiter:
+            until(lambda: stale[0] == 0 and generation(reader) == 3)
+            store.set("awaited", "1")
+        assert waiter.result == b"1"
