@@ -143,12 +143,13 @@ class SharedLogFile(LogFile):
             self._advance(data, locked=locked)
 
     def _read_under_far_lock(self) -> None:
-        fcntl, fd = system.fcntl, self._lock.fd
+        fcntl, lock, fd = system.fcntl, self._lock, self._lock.fd
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, FAR, 1, 0))
             self._read_on(locked=False)
         finally:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
+            if lock is self._lock:  # else the log goes on in another file, and this one is closed
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
 
     def _freshen(self) -> None:
         """Read on from a new descriptor, and not from this host's cache."""
