@@ -16,6 +16,7 @@ from fscoord.cli.completion import completion
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
 from fscoord.cli.dump import dump
+from fscoord.cli.members import members
 from fscoord.cli.options import common
 from fscoord.cli.queues import length, pop, push
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
@@ -44,7 +45,7 @@ def cli(ctx: click.Context) -> int:
            that the doctor could not prove
        64  usage: wrong arguments, wrong values, a barrier used twice
        65  the log is damaged
-       69  the store is gone, the file system can't do it, or click or rich is missing
+       69  the store is gone, the file system can't do it, a barrier is broken, or click or rich is missing
        70  a bug in fscoord
        74  input or output failed
        75  time ran out
@@ -59,7 +60,7 @@ def cli(ctx: click.Context) -> int:
 
 VERBS = (
     *(demo, doctor, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
-    *(dump, compact, completion),
+    *(members, dump, compact, completion),
 )
 for verb in VERBS:
     cli.add_command(verb)
