@@ -2,5 +2,7 @@
 
 from fscoord.recipes._hold import Waiter
 from fscoord.recipes.lock import Lock, RLock
+from fscoord.recipes.rwlock import ReadWriteLock
+from fscoord.recipes.semaphore import Semaphore
 
-__all__ = ["Lock", "RLock", "Waiter"]
+__all__ = ["Lock", "RLock", "ReadWriteLock", "Semaphore", "Waiter"]

@@ -13,9 +13,9 @@ from fscoord.errors import HoldLostError
 from fscoord.recipes._line import Entry, Line
 from fscoord.store import Store
 
-__all__ = ["Holder", "Waiter"]
+__all__ = ["Exclusive", "Holder", "Waiter"]
 
-H = TypeVar("H", bound="Holder")
+H = TypeVar("H", bound="Exclusive")
 
 
 class Waiter(NamedTuple):
@@ -94,10 +94,11 @@ class Holder:
             RuntimeError: this object holds nothing.
             HoldLostError: it was taken away meanwhile.
         """
-        entry = self._current()
-        if entry is None:
-            raise RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this process")
-        self._held.pop()
+        self._current()
+        try:
+            entry = self._held.pop()[1]  # in one step: threads may share the object
+        except IndexError:
+            raise RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this process") from None
         if not self._line.leave(entry):
             raise self._line.lost(entry)
 
@@ -118,6 +119,8 @@ class Holder:
 class Exclusive(Holder):
     """A `Holder` that is acquired in one way only, and a context manager."""
 
+    _mode = "x"
+
     def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
         """Acquire it, as `threading.Lock.acquire` does, and return whether that was done.
 
@@ -128,7 +131,7 @@ class Exclusive(Holder):
         Raises:
             HoldLostError: somebody took this one out of the line.
         """
-        return self._acquire("x", blocking, timeout)
+        return self._acquire(self._mode, blocking, timeout)
 
     def release(self) -> None:
         """Give it back; who is first in line gets it, and nobody else is woken.
@@ -163,7 +166,7 @@ class Exclusive(Holder):
         return entry.token
 
     def __enter__(self: H) -> H:
-        self._enter("x")
+        self._enter(self._mode)
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,11 @@ class Thread:
 
 def start_thread(call: Callable[..., Any], *arguments: Any) -> Thread:
     return Thread(call, *arguments)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until `condition` holds; the time limit only bounds a hang."""
+    end = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)

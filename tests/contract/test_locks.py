@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread
+from contract.places import HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyStore
 from contract.worker import Workers, start
 
@@ -34,14 +33,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = ThirdPartyPlace() if request.param == "third-party" else Place(request.param, str(tmp_path))
     yield place
     place.close()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until `condition` holds; the time limit only bounds a hang."""
-    end = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def line_up(place: Place, count: int, then: Callable[[Lock, int], None]) -> list[Any]:

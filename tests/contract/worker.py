@@ -16,7 +16,7 @@ import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.recipes import Lock
+from fscoord.recipes import Lock, Semaphore
 from fscoord.store import Store
 
 HANG_S = 40
@@ -112,6 +112,11 @@ def execute_barriers(store: Store, rank: int, size: int, count: int) -> int:
 def hold(store: Store, name: str) -> None:
     """Acquire a lock and keep it, to be killed."""
     with Lock(store, name):
+        store.wait(["never"])
+
+
+def hold_semaphore(store: Store, name: str, value: int) -> None:
+    with Semaphore(store, name, value):
         store.wait(["never"])
 
 

@@ -43,7 +43,7 @@ from fscoord.barriers import (
     register_barrier,
 )
 from fscoord.environment import detect, rank_and_world_size
-from fscoord.recipes import Lock, RLock, Waiter
+from fscoord.recipes import Lock, ReadWriteLock, RLock, Semaphore, Waiter
 
 
 def contract(store: Store) -> None:
@@ -135,6 +135,9 @@ def recipes(store: Store) -> None:
         assert_type(lock.token, int)
     assert_type(lock.acquire(timeout=timedelta(seconds=1)), bool)
     assert_type(lock.owners(), list[Waiter])
+    with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
+        assert_type(semaphore, Semaphore)
+        assert_type(side.token, int)
     with RLock(store, b"name") as again:
         assert_type(again, RLock)
 

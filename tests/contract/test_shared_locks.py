@@ -1,0 +1,179 @@
+"""Semaphores and locks for readers and writers: what they share with locks is tested there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import HANG_S, Place, start_thread, until
+from contract.worker import Workers, start
+
+from fscoord.errors import StoreTimeoutError
+from fscoord.recipes import ReadWriteLock, Semaphore
+from fscoord.store import Store
+
+
+@pytest.fixture(params=["hash", "nested-hash", "file-ofd", "nested-file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = Place(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
+class Crowd:
+    """How many readers and writers are inside, and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = {"r": 0, "w": 0}
+        self.most = 0
+
+    def enter(self, kind: str) -> None:
+        with self.lock:
+            self.inside[kind] += 1
+            self.most = max(self.most, sum(self.inside.values()))
+            assert self.inside["w"] <= 1
+            assert not (self.inside["w"] and self.inside["r"])
+
+    def leave(self, kind: str) -> None:
+        with self.lock:
+            self.inside[kind] -= 1
+
+
+# Semaphores
+
+
+def test_so_many_have_a_semaphore_at_a_time(place: Place) -> None:
+    crowd = Crowd()
+
+    def run() -> None:
+        semaphore = Semaphore(place.open(how="clone"), "s", 2)
+        for _ in range(8):
+            with semaphore:
+                crowd.enter("r")
+                crowd.leave("r")
+
+    for thread in [start_thread(run) for _ in range(4)]:
+        thread.join()
+    assert 1 <= crowd.most <= 2
+
+
+def test_one_object_may_hold_a_semaphore_several_times_but_not_more_often_than_its_value(store: Store) -> None:
+    semaphore = Semaphore(store, "s", 3)
+    assert [semaphore.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
+    assert [owner.token for owner in semaphore.owners()] == [1, 2, 3]
+    assert semaphore.token == 3
+    semaphore.release()
+    assert semaphore.token == 2
+    assert Semaphore(store, "s", 3).acquire(timeout=0)
+    for _ in range(2):
+        semaphore.release()
+    with pytest.raises(RuntimeError, match="not held"):
+        semaphore.release()
+    assert [owner.token for owner in semaphore.owners()] == [4]
+
+
+def test_whoever_of_several_holders_leaves_serves_the_next_in_line(place: Place, store: Store) -> None:
+    first, second = Semaphore(store, "s", 2), Semaphore(store, "s", 2)
+    assert first.acquire()
+    assert second.acquire()
+    waiter = start_thread(Semaphore(place.open(how="clone"), "s", 2).acquire)
+    until(first.waiters)
+    first.release()
+    assert waiter.join()
+    assert [owner.token for owner in second.owners()] == [2, 3]
+
+
+def test_callers_who_disagree_about_the_value_are_told(store: Store) -> None:
+    assert Semaphore(store, "s", 2).acquire()
+    with pytest.raises(ValueError, match=r"value=3 here and 2 for .*: all must"):
+        Semaphore(store, "s", 3).acquire()
+    assert len(Semaphore(store, "s", 2).owners()) == 1
+    with pytest.raises(ValueError, match="value"):
+        Semaphore(store, "s", 0)
+
+
+def test_the_place_of_a_dead_holder_is_free_whichever_of_them_it_was(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Workers(place.spec(), "hold_semaphore", [["s", 2]]) as workers:
+        start(store, 1)
+        semaphore = Semaphore(store, "s", 2)
+        until(semaphore.owners)
+        assert semaphore.acquire()
+        waiter = start_thread(Semaphore(place.open(how="clone"), "s", 2).acquire, True, HANG_S)
+        until(semaphore.waiters)
+        workers.processes[0].kill()
+        workers.processes[0].wait(HANG_S)
+        assert waiter.join()  # though the one right before it lives
+    place.close()
+
+
+# Readers and writers
+
+
+def test_readers_share_and_a_writer_is_alone(place: Place) -> None:
+    crowd = Crowd()
+
+    def run(kind: str) -> None:
+        lock = ReadWriteLock(place.open(how="clone"), "l")
+        for _ in range(8):
+            with lock.reader if kind == "r" else lock.writer:
+                crowd.enter(kind)
+                crowd.leave(kind)
+
+    for thread in [start_thread(run, kind) for kind in "rrww"]:
+        thread.join()
+
+
+def queue_up(place: Place, kinds: str, then: Callable[[str], Any]) -> list[Any]:
+    """Let one thread after the other wait, for reading or writing; each calls `then` when it has it, and releases."""
+
+    def run(kind: str) -> None:
+        lock = ReadWriteLock(place.open(how="clone"), "l")
+        with lock.reader if kind == "r" else lock.writer:
+            then(kind)
+
+    look = ReadWriteLock(place.open(how="clone"), "l")
+    threads = []
+    for number, kind in enumerate(kinds):
+        threads.append(start_thread(run, kind))
+        until(lambda: len(look.waiters()) == number + 1)  # noqa: B023
+    return threads
+
+
+def test_readers_behind_one_another_get_it_together(place: Place, store: Store) -> None:
+    lock = ReadWriteLock(store, "l")
+    together = threading.Barrier(3)
+    with lock.writer:
+        threads = queue_up(place, "rrr", lambda _: together.wait(HANG_S))
+    for thread in threads:
+        thread.join()
+    assert not lock.owners()
+
+
+def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Store) -> None:
+    lock = ReadWriteLock(store, "l")
+    order: list[str] = []
+    with lock.reader:
+        assert ReadWriteLock(store, "l").reader.acquire(blocking=False)
+        threads = queue_up(place, "wr", order.append)
+        assert not ReadWriteLock(store, "l").reader.acquire(blocking=False)
+        assert [waiter.token for waiter in lock.waiters()] == [0, 0]
+        assert [owner.token for owner in lock.owners()] == [1, 2]
+        lock.reader._line.leave(lock.reader._line.entries()[1])
+        assert not order
+    for thread in threads:
+        thread.join()
+    assert order == ["w", "r"]
+
+
+def test_a_reader_does_not_become_a_writer(store: Store) -> None:
+    lock = ReadWriteLock(store, "l", timeout=0.01)
+    with lock.reader, pytest.raises(StoreTimeoutError, match="the lock for writing 'l' was not"), lock.writer:
+        pytest.fail("two have it")
+    with lock.writer, pytest.raises(StoreTimeoutError, match="the lock for reading 'l' was not"), lock.reader:
+        pytest.fail("two have it")
