@@ -12,7 +12,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Names of the standard library and of type aliases: this build looks nothing up on the network.
-    ("py:class", r"fscoord\.(store\.S|barriers\.[BC]|recipes\._hold\.H)"),  # type variables
+    ("py:class", r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\._hold\.H)"),  # type variables
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),
 ]
 default_role = "py:obj"

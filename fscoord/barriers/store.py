@@ -107,10 +107,9 @@ class StoreBarrier(Barrier):
             missing.append(rank)
             return self._decoder(rank) if self._decoder else str(rank)
 
-        # fail_fast asks the store who is alive, so it is not asked for on stores that can't tell.
-        wishes: dict[str, Any] = {"fail_fast": True} if self._fail_fast else {}
+        prefix = self._sequence.barrier(number)
         try:
-            barrier(self._store, self._world_size, self._sequence.barrier(number), limit, self._rank, named, **wishes)
+            barrier(self._store, self._world_size, prefix, limit, self._rank, named, fail_fast=self._fail_fast)
         except UsedBeforeError:
             pass  # all came, this rank too: whoever was it then never told its caller
         except (StoreTimeoutError, BrokenBarrierError) as error:

@@ -23,7 +23,7 @@ from fscoord.barriers import (
     create_barrier_from_config,
     register_barrier,
 )
-from fscoord.errors import BarrierError, StoreClosedError, StoreTimeoutError, StoreUnavailableError
+from fscoord.errors import BarrierError, BrokenBarrierError, StoreClosedError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
@@ -321,14 +321,20 @@ def test_the_time_out_of_one_call_counts_for_more_than_that_of_the_barrier(store
         make(store, 0, 2).execute_barrier(-1)
 
 
-def test_to_fail_fast_is_asked_of_the_collective_only_when_it_is_wanted(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(barriers.store, "barrier", lambda *_, **named: asked.append(named))
-    make(store, 0, 1).execute_barrier()
-    make(store, 0, 1, fail_fast=True).execute_barrier()
-    assert asked == [{}, {"fail_fast": True}]
+def test_with_fail_fast_a_dead_rank_ends_the_barrier_and_the_error_says_how_far_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with FileStoreBarrier(path, rank=0, world_size=2, timeout=HANG_S, fail_fast=True) as first:
+        with (
+            FileStoreBarrier(path, rank=1, world_size=2, timeout=HANG_S) as second,
+            start_thread(first.execute_barrier),
+        ):
+            second.execute_barrier()
+        with pytest.raises(BrokenBarrierError, match="this is sequence 1, rank 1 is at sequence 1") as caught:
+            first.execute_barrier()  # the second one is closed
+        assert [name.partition(" ")[0] for name in caught.value.dead] == ["1"]
+        with FileStoreBarrier(path, rank=1, world_size=2, timeout=HANG_S) as again, start_thread(first.execute_barrier):
+            again.execute_barrier()
+        assert first.sequence == 2
 
 
 # Stores
