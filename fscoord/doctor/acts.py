@@ -59,6 +59,8 @@ class Opened:
             how: ``"plain"``, ``"locked"`` (under the shared lock) or ``"direct"`` (O_DIRECT, without a lock).
             kind: of which kind the shared lock is.
         """
+        if kind == "soft" and how != "direct":
+            self._forget()
         if how == "locked":
             while not self.take(kind, shared=True):
                 system.time.sleep(NAP_S)
@@ -71,6 +73,16 @@ class Opened:
                 self._direct = paths.open_descriptor(self.path, system.os.O_RDONLY | O_DIRECT)
             return self._forward(self._direct)
         return self._forward(self.reader)
+
+    def _forget(self) -> None:
+        """Open the file again and drop what the kernel keeps of it, as a store does whose lock validates no cache."""
+        fd = paths.open_descriptor(self.path, system.os.O_RDONLY)
+        if hasattr(system.os, "posix_fadvise"):
+            system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
+        system.os.lseek(fd, system.os.lseek(self.reader, 0, system.os.SEEK_CUR), system.os.SEEK_SET)
+        self._pending[fd] = self._pending.pop(self.reader, b"")
+        system.close_quietly(self.reader)
+        self.reader = fd
 
     def _forward(self, fd: int) -> list[lines.Line | None]:
         """Read on. From a line that is not sound one steps back: it may be a cache's first, wrong idea of it."""

@@ -44,7 +44,7 @@ class Contests(Acts):
             while not file.take(kind):
                 system.time.sleep(random.uniform(0.1, 1) * NAP_S)
             try:
-                for line in _new_lines(file):
+                for line in _new_lines(file, kind):
                     if line is None:
                         garbled += 1
                         continue
@@ -141,10 +141,10 @@ class Contests(Acts):
             }
 
 
-def _new_lines(file: Opened) -> list[lines.Line | None]:
-    found = more = file.read("plain", "")
+def _new_lines(file: Opened, kind: str) -> list[lines.Line | None]:
+    found = more = file.read("plain", kind)
     while more and None not in more:
-        more = file.read("plain", "")
+        more = file.read("plain", kind)
         found = found + more
     return found
 

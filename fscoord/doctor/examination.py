@@ -165,7 +165,9 @@ class _Instance:
         return _report(findings, meeting)
 
     def _try(self, meeting: Meeting, pair: Pair) -> None:
-        options = FORCED.get(self._kind(meeting), {})
+        facts = meeting.members[meeting.name]
+        refused = facts["objections"][self.lock] is not None
+        options = FORCED.get(facts["kind"], None if refused else {})
 
         def before(name: str) -> None:
             self.tell(f"between {pair.between}: {name}")
@@ -179,9 +181,6 @@ class _Instance:
         except LostError as error:
             self.tell(str(error))
             self.checks.append(pair.check("presence", UNKNOWN, str(error)))
-
-    def _kind(self, meeting: Meeting) -> str:
-        return str(meeting.members[meeting.name]["kind"])
 
     def _unanswering(self) -> dict[str, Any]:
         says = f"it did not answer within {FACTS_S:g} s"

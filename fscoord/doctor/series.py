@@ -22,13 +22,13 @@ NO_LOCKS: Final = frozenset(
 Probe = Callable[[], Check]
 
 
-def run(pair: Pair, lock: str, options: dict[str, Any], before: Callable[[str], None]) -> Iterator[Check]:
+def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[[str], None]) -> Iterator[Check]:
     """Try everything between the hands of `pair`, and yield what each probe found.
 
     Args:
         pair: the hands.
         lock: the kind of lock that the store is to have.
-        options: further options for the store.
+        options: further options for the store; None: no store would open here.
         before: called with the name of each probe before it begins.
 
     Raises:
@@ -53,7 +53,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any], before: Callable[[str], 
         yield check
 
 
-def _probes(pair: Pair, lock: str, options: dict[str, Any]) -> Iterator[tuple[str, str, Probe]]:
+def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[tuple[str, str, Probe]]:
     """Each probe's name, the kind of lock without which it makes no sense, and the probe."""
     for kind in KINDS:
         yield "exclusion", kind, partial(locks.exclusion, pair, kind)
@@ -70,6 +70,8 @@ def _probes(pair: Pair, lock: str, options: dict[str, Any]) -> Iterator[tuple[st
     yield "events", lock, partial(views.events, pair, lock)
     if pair.between == HOSTS:
         yield "unlocked-appends", "", partial(views.scatter, pair)
+    if options is None:
+        return
     yield "store", lock, partial(views.store, pair, lock, options)
     if pair.between != HOSTS:
         yield "speed", lock, partial(views.speed, pair, lock, options)

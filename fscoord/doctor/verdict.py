@@ -141,7 +141,8 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
     if objection:
         yield objection[1]
     yield from _about_stuck(findings)
-    sound = [kind for kind in ("ofd", "flock", "soft") if _is_sound(findings, kind)]
+    others = ("ofd", "flock", "soft") if _has_no_locks(findings) else ("ofd", "flock")
+    sound = [kind for kind in others if _is_sound(findings, kind)]
     if lock not in sound and sound:
         yield (
             f'"{sound[0]}" locks held: pass lock="{sound[0]}" in every process, and judge them by'
@@ -158,6 +159,11 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
         )
     elif lock == "ofd":
         yield "the defaults fit: FileStore needs no options here"
+
+
+def _has_no_locks(findings: Findings) -> bool:
+    """Whether the kernel's locks are missing, rather than lying: then a marker file is what is left."""
+    return any(check.measured.get("missing") for check in findings.checks)
 
 
 def _is_sound(findings: Findings, kind: str) -> bool:

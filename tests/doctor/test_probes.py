@@ -129,6 +129,18 @@ def test_an_error_that_is_no_lock_s_proves_nothing(pair):
     assert "Input/output error" in check.says
 
 
+def test_where_no_store_would_open_none_is_tried(pair):
+    found = {check.name for check in series.run(pair(), "ofd", None, lambda _: None)}
+    assert not {"store", "speed"} & found
+    assert "race" in found
+
+
+def test_marker_files_pass_on_a_sound_file_system(pair):
+    found = outcomes(pair(), "soft")
+    assert found["race (soft)"].outcome == found["store (soft)"].outcome == OK
+    assert {check.outcome for check in found.values()} <= {OK, INFO}
+
+
 def test_a_name_that_both_made_is_told(pair, monkeypatch):
     monkeypatch.setattr(acts.Acts, "claim", lambda *_, count, **__: list(range(count)))
     check = views.claims(pair())

@@ -97,6 +97,16 @@ def test_another_kind_of_lock_that_lies_is_no_harm_and_one_that_holds_is_advised
     assert any('lock="flock"' in each and "--lock flock" in each for each in judged["recommendations"])
 
 
+def test_marker_files_are_advised_only_where_there_are_no_locks():
+    lying = verdict(facts(), checks(*BOTH, exclusion_ofd=BAD, exclusion_flock=BAD))
+    assert 'lock="soft"' not in " ".join(lying["recommendations"])
+    found = [
+        each._replace(outcome=BAD, measured={"missing": True}) if each.lock in {"ofd", "flock"} else each
+        for each in checks(PROCESSES)
+    ]
+    assert 'lock="soft"' in " ".join(verdict(facts("ext4"), found, None)["recommendations"])
+
+
 @pytest.mark.parametrize(
     ("mount", "remedy"),
     [

@@ -1,0 +1,64 @@
+"""The doctor on two hosts: it finds the other one, and says of these mounts what the rest of this suite shows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from mounts.agents import Agent, Pending
+from mounts.conftest import Sides
+
+TESTABLE = {"nfs": "safe", "nfs4": "safe", "fuse.glusterfs": "not proven"}
+
+
+def begin(agent: Agent, directory: str, *options: str) -> Pending:
+    """Start the command on the agent's host."""
+    command = [sys.executable, "-m", "fscoord", "doctor", "--json", *options, directory]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    return agent.begin("subprocess.run", command, check=False, **pipes)
+
+
+@pytest.fixture
+def examined(sides: Sides) -> list[tuple[int, dict[str, Any] | None]]:
+    """The exit code of either host's command, and the report of the one that printed it."""
+    pending = [begin(host.fork(), sides.full(host, ""), "-n", "2", "--wait", "300") for host in (sides.a, sides.b)]
+    ends = [each.result() for each in pending]
+    return [(end.returncode, json.loads(end.stdout) if end.stdout else None) for end in ends]
+
+
+@pytest.mark.hosts
+def test_the_two_hosts_find_each_other_and_the_mount_passes(
+    examined: list[tuple[int, dict[str, Any] | None]], sides: Sides
+) -> None:
+    (report,) = (report for _, report in examined if report is not None)
+    bad = {check["name"]: check["says"] for check in report["checks"] if check["outcome"] in {"bad", "unknown"}}
+    assert bad == {}
+    assert report["verdict"] == TESTABLE.get(report["file_system"]["kind"], "safe"), report["reasons"]
+    assert {code for code, _ in examined} == {0 if report["verdict"] == "safe" else 1}
+    assert report["other_host"] in {sides.a.hostname, sides.b.hostname}
+    assert len(report["hosts"]) == 2
+    agent = sides.a.fork()
+    assert agent.do("os.listdir", sides.full(sides.a, "")) == []
+
+
+@pytest.mark.hosts
+def test_one_host_alone_proves_nothing_of_a_shared_mount(sides: Sides) -> None:
+    end = begin(sides.a.fork(), sides.full(sides.a, ""), "--wait", "0").result()
+    report = json.loads(end.stdout)
+    assert (end.returncode, report["verdict"], report["other_host"]) == (1, "not proven", None)
+    assert any("one instance on each of two hosts" in reason for reason in report["reasons"])
+
+
+@pytest.mark.lab
+def test_a_server_that_can_t_be_reached_is_told_in_time(sides: Sides) -> None:
+    subprocess.run(["link_host", "a", "down"], check=True)
+    try:
+        end = begin(sides.a.fork(), sides.full(sides.a, "")).result()
+    finally:
+        subprocess.run(["link_host", "a", "up"], check=True)
+    report = json.loads(end.stdout)
+    assert (end.returncode, report["verdict"]) == (69, "not safe")
+    assert "did not answer" in report["reasons"][0]
