@@ -65,7 +65,8 @@ def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_j
     launched = detect()
     if instances is None and launched.launcher != "pytest-xdist":  # its workers are processes of one host
         instances = launched.world_size
-    group = "" if launched.run_id is None else str(launched.run_id)
+    run = launched.run_id
+    group = "" if run is None else run if isinstance(run, str) else "-".join(map(str, run))
     report = examine(path, lock=lock, expected=instances, wait=wait, tell=_tell, group=group)
     if not report.pop("presided"):
         click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)

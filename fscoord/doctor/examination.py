@@ -116,7 +116,7 @@ class _Instance:
             wait = COMPANY_S if expected and expected > 1 else 0.0 if facts["is_local"] else STRANGERS_S
         meeting = self._meet(facts, expected, wait, group)
         if not meeting.presides:
-            self.tell("lending a hand to the instance that presides; it prints the report")
+            self.tell("lending a hand to the instance that presides, which prints the report")
             report = meeting.serve(self._hand(meeting, "this process"))
             return {**report, "presided": False}
         report = self._preside(meeting, facts, expected)
@@ -134,9 +134,9 @@ class _Instance:
         return self.hands[-1]
 
     def _meet(self, facts: dict[str, Any], expected: int | None, wait: float, group: str) -> Meeting:
-        name = f".fscoord-doctor-{system.os.getuid()}" + "".join(
-            sign if sign.isalnum() else "-" for sign in f"-{group}" * bool(group)
-        )
+        name = f".fscoord-doctor-{system.os.getuid()}"
+        if group:
+            name += "-" + "".join(sign if sign.isalnum() and sign.isascii() else "-" for sign in group[:100])
         directory = system.os.path.join(facts["path"], name)
         deadline = system.time.monotonic() + OTHERS_S
         while True:
@@ -156,11 +156,11 @@ class _Instance:
     def _preside(self, meeting: Meeting, facts: dict[str, Any], expected: int | None) -> dict[str, Any]:
         hands = [self._hand(meeting, "one process"), self._hand(meeting, "another process")]
         self._try(meeting, Pair(hands[0], hands[1], PROCESSES, self.effort))
-        partner = _partner(meeting, facts)
         other = None
-        if partner is not None:
-            other = str(meeting.members[partner]["host"])
-            self._try(meeting, Pair(hands[0], RemoteHand(meeting, partner, f"host {other}"), HOSTS, self.effort))
+        if meeting.partner is not None:
+            other = str(meeting.members[meeting.partner]["host"])
+            remote = RemoteHand(meeting, meeting.partner, f"host {other}")
+            self._try(meeting, Pair(hands[0], remote, HOSTS, self.effort))
         findings = Findings(facts, self.checks, self.lock, other, expected, len(meeting.members))
         return _report(findings, meeting)
 
@@ -196,27 +196,6 @@ class _Instance:
             "checks": [Check("answer", PROCESSES, BAD, says)._asdict()],
             "presided": True,
         }
-
-
-def _partner(meeting: Meeting, facts: dict[str, Any]) -> str | None:
-    """Return the first instance on another host: one whose cache is not this one's."""
-    for name, other in sorted(meeting.members.items()):
-        if name != meeting.name and _is_elsewhere(facts, other):
-            return name
-    return None
-
-
-def _is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two instances stand on two hosts.
-
-    Containers of one host may have names of their own and share its mounts and caches; then it is one host. In a
-    laboratory two hosts may be one kernel, each with a network and a mount of its own.
-    """
-    if one["client"] is not None:
-        return bool(one["client"] != other["client"])
-    if one["boot_id"] != other["boot_id"]:
-        return True
-    return bool(one["network"] != other["network"] and one["device"] != other["device"])
 
 
 def _report(findings: Findings, meeting: Meeting) -> dict[str, Any]:

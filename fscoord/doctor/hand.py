@@ -38,9 +38,9 @@ class Hand(Contests):
         """See `Place.fetch`."""
         return self.place.fetch(name)
 
-    def wait(self, prefixes: list[str], known: list[str], seconds: float) -> list[str]:
+    def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool) -> list[str]:
         """See `Place.wait`."""
-        return self.place.wait(prefixes, known, seconds)
+        return self.place.wait(prefixes, known, seconds, idle)
 
     def put_aside(self) -> None:
         """See `Place.put_aside`."""

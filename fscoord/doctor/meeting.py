@@ -9,7 +9,7 @@ from fscoord import _system as system
 from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
 from fscoord.errors import FscoordError
 
-__all__ = ["BrokenOffError", "LateError", "Meeting", "RemoteHand"]
+__all__ = ["BrokenOffError", "LateError", "Meeting", "RemoteHand", "is_elsewhere"]
 
 ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
@@ -37,8 +37,9 @@ class Meeting:
     """One instance's part in a meeting at `directory`.
 
     Attributes:
-        presides: whether this instance examines; the others lend it a hand.
-        members: what each instance told of itself, by its name in this meeting.
+        presides: whether this instance examines.
+        members: what each instance told of itself, by its name in this meeting; who presides knows it.
+        partner: the name of the instance on another host that lends its hand, None if there is none.
     """
 
     def __init__(self, scribe: ChildHand, directory: str, facts: dict[str, Any]) -> None:
@@ -46,6 +47,7 @@ class Meeting:
         self.name = f"{system.random_bytes(4).hex()}"
         self.presides = False
         self.members: dict[str, dict[str, Any]] = {}
+        self.partner: str | None = None
         self._scribe = scribe
         self._facts = facts
 
@@ -87,25 +89,29 @@ class Meeting:
     def _call_the_roll(self, names: list[str]) -> None:
         for name in names:
             self.members[name] = self._scribe.ask("fetch", ACT_S, name=f"here.{name}")
-        self._scribe.ask("publish", ACT_S, name="roll", message=self.members)
+        elsewhere = (name for name, facts in sorted(self.members.items()) if is_elsewhere(self._facts, facts))
+        self.partner = next(elsewhere, None)
+        self._scribe.ask("publish", ACT_S, name="roll", message={"names": names, "partner": self.partner})
 
     def _await_the_roll(self) -> None:
         known: list[str] = []
         while "roll" not in known:
-            names = self._wait(["roll", "beat."], known, STALE_S)
+            names = self._wait(["roll", "beat."], known, STALE_S, idle=True)
             if not set(names).difference(known):
                 self._scribe.ask("put_aside", ACT_S)  # who presided died without a word
                 raise BrokenOffError("the meeting place was left by an instance that died")
             known = names
-        self.members = self._scribe.ask("fetch", ACT_S, name="roll")
-        if self.name not in self.members:
+        roll = self._scribe.ask("fetch", ACT_S, name="roll")
+        self.partner = roll["partner"]
+        if self.name not in roll["names"]:
             raise LateError("an examination without this instance is under way")
 
     def serve(self, hand: ChildHand) -> dict[str, Any]:
         """Lend `hand` to the instance that presides, until it has finished; return its report."""
         known: list[str] = []
+        idle = self.partner != self.name
         while True:
-            names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S)
+            names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
             fresh = sorted(set(names).difference(known))
             if not fresh:
                 raise BrokenOffError("the instance that presided shows no sign of life; run all of them again")
@@ -130,9 +136,10 @@ class Meeting:
         """Show that this instance lives."""
         self._wait([], [], 0.0)
 
-    def _wait(self, prefixes: list[str], known: list[str], seconds: float) -> list[str]:
+    def _wait(self, prefixes: list[str], known: list[str], seconds: float, *, idle: bool = False) -> list[str]:
         limit = max(0.0, seconds)
-        names: list[str] = self._scribe.ask("wait", limit + ACT_S, prefixes=prefixes, known=known, seconds=limit)
+        question = {"prefixes": prefixes, "known": known, "seconds": limit, "idle": idle}
+        names: list[str] = self._scribe.ask("wait", limit + ACT_S, **question)
         if not names:
             raise BrokenOffError("the examination was broken off by the instance that presided; run all of them again")
         return names
@@ -196,6 +203,19 @@ class RemoteHand:
     def kill(self) -> None:
         """See `HandLike.kill`."""
         self.ask("kill", ACT_S)
+
+
+def is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two instances stand on two hosts, by their facts.
+
+    Containers of one host may have names of their own and share its mounts and caches; then it is one host. In a
+    laboratory two hosts may be one kernel, each with a network and a mount of its own.
+    """
+    if one["client"] is not None:
+        return bool(one["client"] != other["client"])
+    if one["boot_id"] != other["boot_id"]:
+        return True
+    return bool(one["network"] != other["network"] and one["device"] != other["device"])
 
 
 def _do(hand: ChildHand, question: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ __all__ = ["Place", "new_file"]
 
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
+BUSY_NAP_S: Final = 0.03
+IDLE_NAP_S: Final = 0.5
 BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
@@ -120,8 +122,11 @@ class Place:
         system.close_quietly(new_file(self._path(f".touch.{self.name}")))
         paths.unlink_quietly(self._path(f".touch.{self.name}"))
 
-    def wait(self, prefixes: list[str], known: list[str], seconds: float) -> list[str]:
-        """Return all names as soon as one with such a prefix is there that is not `known`, or after so many seconds."""
+    def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
+        """Return all names as soon as one with such a prefix is there that is not `known`, or after so many seconds.
+
+        Who is `idle` looks twice a second: hundreds of instances may have come, and only two of them are at work.
+        """
         deadline = system.time.monotonic() + seconds
         nap = NAP_S
         while True:
@@ -133,7 +138,7 @@ class Place:
             if left <= 0:
                 return names
             system.time.sleep(min(nap, left))
-            nap = min(nap * 1.5, 0.03)
+            nap = min(nap * 1.5, IDLE_NAP_S if idle else BUSY_NAP_S)
 
     def put_aside(self) -> None:
         """Move the place out of the way at one stroke, then remove it; of several who try one does."""

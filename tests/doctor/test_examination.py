@@ -136,7 +136,7 @@ def test_two_instances_of_one_host_prove_nothing_between_hosts(directory, monkey
 )
 def test_another_host_is_one_with_a_cache_of_its_own(one, other, elsewhere):
     usual = {"client": None, "boot_id": "1", "network": "n1", "device": 1}
-    assert examination._is_elsewhere(usual | one, usual | other) is elsewhere
+    assert meeting.is_elsewhere(usual | one, usual | other) is elsewhere
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
