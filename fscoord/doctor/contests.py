@@ -14,6 +14,9 @@ from fscoord.stores.file import FileStore
 __all__ = ["LINES_MAX", "Contests"]
 
 LINES_MAX: Final = 500
+SUMS_MAX: Final = 2000
+TURNS: Final = 4
+"""How often at least a hand must have seen that the other wrote in between: else the two were not at work at once."""
 MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
 
@@ -24,7 +27,8 @@ class Contests(Acts):
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
         """Append lines under the lock for so many seconds, each numbered by the last one that is there.
 
-        That is how a store appends. It begins when another writer's line is there, or after 5 s.
+        That is how a store appends. It begins when another writer's line is there, or after 5 s, and goes on until the
+        two took turns a few times, for up to 5 s more.
 
         Returns:
             ``written``, how many lines; ``met``, whether there was another; ``garbled``, how many lines, looked at
@@ -33,23 +37,27 @@ class Contests(Acts):
         file = self.file(name)
         last, garbled, written = 0, 0, 0
         others: set[str] = set()
-        start = system.time.monotonic()
-        met = start + MEET_S
-        while written < LINES_MAX:
+        turns = 0
+        met = system.time.monotonic() + MEET_S
+        while True:
             now = system.time.monotonic()
             if others:
                 met = min(met, now)
-            if now > met + seconds:
+            enough = now > met + seconds or written >= LINES_MAX
+            if enough and (turns >= TURNS or now > met + seconds + MEET_S):
                 break
             while not file.take(kind):
                 system.time.sleep(random.uniform(0.1, 1) * NAP_S)
             try:
+                foreign = False
                 for line in _new_lines(file, kind):
                     if line is None:
                         garbled += 1
                         continue
                     last = line.number
                     others |= {line.writer} - {writer}
+                    foreign = foreign or line.writer != writer
+                turns += foreign
                 if not written % 3:
                     system.time.sleep(2 * NAP_S)  # whoever has the lock too, or sees nothing of this, shows by it
                 if not written or others or now > met:  # one line says that this hand is there
@@ -116,7 +124,7 @@ class Contests(Acts):
             ``sums``, every answer; ``operations``, how many adds a second; ``error``, in words, why it ended early.
         """
         sums: list[int] = []
-        began = 0.0
+        took = 0.0
         try:
             with FileStore(self.path(name), timeout=MEET_S + seconds, **options) as store:
                 store.add("ready", 1)
@@ -124,11 +132,15 @@ class Contests(Acts):
                 while store.add("ready", 0) < 2 and system.time.monotonic() < deadline:
                     system.time.sleep(10 * NAP_S)
                 began = system.time.monotonic()
-                while len(sums) < 4 * LINES_MAX and system.time.monotonic() - began < seconds:
+                turns = 0
+                while (took < seconds and len(sums) < SUMS_MAX) or (turns < TURNS and took < seconds + MEET_S):
                     sums.append(store.add("sum", 1))
+                    turns += len(sums) > 1 and sums[-1] > sums[-2] + 1
+                    if len(sums) >= SUMS_MAX:
+                        system.time.sleep(NAP_S)  # let the other in
+                    took = system.time.monotonic() - began
         except (OSError, RuntimeError) as error:
             return {"sums": sums, "operations": 0.0, "error": f"{type(error).__name__}: {error}"}
-        took = system.time.monotonic() - began
         return {"sums": sums, "operations": len(sums) / took, "error": ""}
 
     def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
