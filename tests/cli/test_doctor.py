@@ -122,6 +122,19 @@ def test_an_examination_that_could_not_be_finished_is_no_verdict(fscoord, examin
     assert fscoord("doctor", "/mnt/x").code == 74
 
 
+def test_the_command_itself_never_looks_at_the_directory_for_that_may_hang(fscoord, examined, monkeypatch):
+    looked = []
+
+    def note(name: str, real: Any) -> Any:
+        return lambda path, *more, **named: looked.append(path) or real(path, *more, **named)
+
+    for name in ("stat", "lstat", "open", "listdir", "scandir", "readlink", "access"):
+        monkeypatch.setattr(os, name, note(name, getattr(os, name)))
+    fscoord("doctor", "/mnt/x")
+    assert [path for path in looked if "/mnt" in str(path)] == []
+    assert examined["path"] == "/mnt/x"
+
+
 def test_a_directory_that_is_not_there_is_an_error(fscoord, tmp_path):
     done = fscoord("doctor", str(tmp_path / "nothing"))
     assert (done.code, done.out) == (74, b"")
