@@ -31,6 +31,7 @@ from fscoord._log.bell import Bell, bucket
 from fscoord._log.file import LogFile
 from fscoord._log.watch import Ticket
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
+from fscoord.stores import waiting
 
 HANG_S = 20
 
@@ -42,9 +43,10 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No slow poll helps: a ring that is lost is a test that hangs."""
+    """No slow poll helps: a ring that is lost is a test that hangs. Nor is one needed to announce the bell later."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
         monkeypatch.setattr(log_watch, name, 3 * HANG_S)
+    monkeypatch.setattr(waiting, "ANNOUNCE_S", 3 * HANG_S)
 
 
 @pytest.fixture
@@ -474,8 +476,9 @@ import sys, threading
 from fscoord import FileStore
 from fscoord._log import watch
 from fscoord._log.file import LogFile
+from fscoord.stores import waiting
 
-watch.SLOW_FIRST_S = watch.SLOW_LAST_S = 60
+watch.SLOW_FIRST_S = watch.SLOW_LAST_S = waiting.ANNOUNCE_S = 60
 path, *keys = sys.argv[1:]
 looks, refresh = [], LogFile.refresh
 
