@@ -23,6 +23,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    WorkFailedError,
 )
 from fscoord.members import Member
 from fscoord.store import Store
@@ -72,6 +73,7 @@ __all__ = [
     "StoreTimeoutError",
     "StoreUnavailableError",
     "UnsupportedFilesystemError",
+    "WorkFailedError",
     # this package
     "__version__",
 ]

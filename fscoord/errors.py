@@ -33,6 +33,7 @@ __all__ = [
     "StoreTimeoutError",
     "StoreUnavailableError",
     "UnsupportedFilesystemError",
+    "WorkFailedError",
 ]
 
 
@@ -189,6 +190,10 @@ class BrokenBarrierError(BarrierError):
 
 class HoldLostError(FscoordError):
     """A lock, or another hold on something, was taken away: its holder was taken for dead, or somebody broke it."""
+
+
+class WorkFailedError(FscoordError):
+    """What one process did for all of them (`fscoord.recipes.once`) raised an exception there."""
 
 
 class RendezvousError(FscoordError):

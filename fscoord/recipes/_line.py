@@ -69,6 +69,10 @@ class Line:
         """Return who is in line, first come first."""
         return self._parse(self._read())[1]
 
+    def last_token(self) -> int:
+        """Return the last token that was given; the next one is one more."""
+        return self._parse(self._read())[0]
+
     def newcomer(self, mode: str) -> Entry:
         """Return an entry of this handle that is not in line yet."""
         owner = f"{system.hostname()}:{system.os.getpid()}"

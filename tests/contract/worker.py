@@ -16,7 +16,7 @@ import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
 from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.recipes import Lock, Semaphore
+from fscoord.recipes import Lock, Semaphore, once
 from fscoord.store import Store
 
 HANG_S = 40
@@ -118,6 +118,15 @@ def hold(store: Store, name: str) -> None:
 def hold_semaphore(store: Store, name: str, value: int) -> None:
     with Semaphore(store, name, value):
         store.wait(["never"])
+
+
+def work_for_ever(store: Store, name: str) -> None:
+    def work() -> bytes:
+        store.set("working", "1")
+        store.wait(["never"])
+        return b""
+
+    once(store, name, work)
 
 
 def exchange(store: Store, rank: int, size: int) -> list[str]:

@@ -43,7 +43,7 @@ from fscoord.barriers import (
     register_barrier,
 )
 from fscoord.environment import detect, rank_and_world_size
-from fscoord.recipes import Lock, ReadWriteLock, RLock, Semaphore, Waiter
+from fscoord.recipes import Election, Latch, Leader, Lock, ReadWriteLock, RLock, Semaphore, Waiter, once
 
 
 def contract(store: Store) -> None:
@@ -138,6 +138,17 @@ def recipes(store: Store) -> None:
     with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
         assert_type(semaphore, Semaphore)
         assert_type(side.token, int)
+    with Election(store, "name", b"data") as election:
+        assert_type(election.leader(), Leader | None)
+        assert_type(election.observe(after=1, timeout=5).data, bytes)
+    assert_type(Latch(store, "name", 3).count_down(), int)
+    assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
+
+    @once(store, "name")
+    def work() -> str:
+        return "value"
+
+    assert_type(work(), bytes)
     with RLock(store, b"name") as again:
         assert_type(again, RLock)
 

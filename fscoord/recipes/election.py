@@ -1,0 +1,132 @@
+"""`Election`: one leads, the others stand by, and everybody can see who it is."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from fscoord import _system as system
+from fscoord.arguments import Key, Timeout, Value, key_bytes, seconds, value_bytes
+from fscoord.errors import StoreTimeoutError
+from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._line import Entry
+from fscoord.store import Store
+
+__all__ = ["Election", "Leader"]
+
+LOOK_S: Final = 1.0
+"""How often an observer looks who leads: a leader may have died before it said that it leads."""
+
+
+class Leader(NamedTuple):
+    """Who leads.
+
+    Attributes:
+        term: which term it is: a fencing token, which rises with each leader.
+        owner: its process, ``host:pid``.
+        data: what it has to say, such as its address.
+    """
+
+    term: int
+    owner: str
+    data: bytes
+
+
+class Election(Exclusive):
+    """The candidates for one office: the first in line leads until it resigns or dies, then the next one does.
+
+    It is a `fscoord.recipes.Lock` with other words and something to say: `campaign` is to acquire it, `resign` to
+    release it, `term` its token, and what is promised of a lock is promised of it. As a context manager it campaigns
+    and resigns.
+
+    Args:
+        store: where all candidates and observers meet.
+        name: the office's name there; keys that begin with it and a slash belong to it.
+        data: what others should know of this candidate when it leads.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+    """
+
+    _what = "the office"
+
+    def __init__(self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None) -> None:
+        self._data = value_bytes(data)
+        self._terms = key_bytes(name) + b"/term/"
+        super().__init__(store, name, _one, timeout)
+
+    def campaign(self, timeout: Timeout = -1) -> bool:
+        """Stand in line until this candidate leads, and return whether it does.
+
+        Args:
+            timeout: seconds or a `timedelta`; -1 is no limit.
+        """
+        return self.acquire(timeout=timeout)
+
+    def resign(self) -> None:
+        """Let the next one lead.
+
+        Raises:
+            RuntimeError: this candidate does not lead.
+            HoldLostError: it was taken for dead meanwhile, and another one leads.
+        """
+        self.release()
+
+    @property
+    def term(self) -> int:
+        """The term in which this candidate leads; see `token`."""
+        return self.token
+
+    def leader(self) -> Leader | None:
+        """Return who leads and has said so, or None."""
+        first = next((entry for entry in self._line.entries() if entry.token), None)
+        if first is None or not self._store.check([self._term_key(first.token)]):
+            return None
+        return Leader(first.token, first.owner, self._store.get(self._term_key(first.token)))
+
+    def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:
+        """Wait for a leader of a later term than `after`, and return it.
+
+        Args:
+            after: the last term that is known; 0 is none.
+            timeout: seconds or a `timedelta`; None means the store's.
+
+        Raises:
+            StoreTimeoutError: there was none.
+        """
+        limit = seconds(self._store.timeout if timeout is None else timeout)
+        start = system.time.monotonic()
+        while True:
+            # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
+            # before the look at who leads: then nobody says so unnoticed.
+            last = self._line.last_token()
+            coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
+            found = self.leader()
+            if found and found.term > after:
+                return found
+            left = limit - (system.time.monotonic() - start)
+            if left <= 0:
+                raise StoreTimeoutError(
+                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s",
+                    keys=[self.name],
+                    waited=limit,
+                )
+            with suppress(StoreTimeoutError):
+                self._store.wait([self._term_key(coming)], min(LOOK_S, left))
+
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout) -> bool:
+        if not super()._acquire(mode, blocking, timeout):
+            return False
+        try:
+            term = self.token
+            self._store.set(self._term_key(term), self._data)
+            self._store.delete_key(self._term_key(term - 1))
+        except BaseException:
+            self._release()
+            raise
+        return True
+
+    def _term_key(self, term: int) -> bytes:
+        return self._terms + b"%d" % term
+
+
+def _one(entries: list[Entry]) -> int:
+    return min(1, len(entries))

@@ -1,0 +1,74 @@
+"""`Latch`: wait until something has happened so many times."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from fscoord import _system as system
+from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
+from fscoord.errors import StoreTimeoutError
+from fscoord.store import Store
+
+__all__ = ["Latch"]
+
+LOOK_S: Final = 1.0
+"""How often one who waits looks at the count: who counted the last may have died before it opened the latch."""
+
+
+class Latch:
+    """A door that opens when `count` times `count_down` was called, by whomever, and stays open.
+
+    Unlike a barrier it is not the same people who count and who wait, and nobody needs a rank. Each call counts; a
+    caller that does not know whether its call took effect, and calls again, may count twice.
+
+    Args:
+        store: where they meet.
+        name: the latch's name there; keys that begin with it and a slash belong to it. It opens once.
+        count: how many calls open it; the same for all.
+    """
+
+    def __init__(self, store: Store, name: Key, count: int) -> None:
+        self._store = store
+        self._name = key_bytes(name)
+        self._count = positive("count", count)
+        self._counted, self._open = self._name + b"/counted", self._name + b"/open"
+        key_bytes(self._counted)
+
+    def count_down(self) -> int:
+        """Count one, and return how many are still missing."""
+        missing = self._count - self._store.add(self._counted, 1)
+        if missing <= 0:
+            self._store.set(self._open, b"1")
+        return max(0, missing)
+
+    def missing(self) -> int:
+        """Return how many calls are still missing; 0: it is open."""
+        counted = int(self._store.get(self._counted)) if self._store.check([self._counted]) else 0
+        return max(0, self._count - counted)
+
+    def wait(self, timeout: Timeout | None = None) -> None:
+        """Wait until the latch is open.
+
+        Args:
+            timeout: seconds or a `timedelta`; None means the store's.
+
+        Raises:
+            StoreTimeoutError: it did not open; the message says how many are missing.
+        """
+        limit = seconds(self._store.timeout if timeout is None else timeout)
+        start = system.time.monotonic()
+        while True:
+            left = limit - (system.time.monotonic() - start)
+            with suppress(StoreTimeoutError):
+                return self._store.wait([self._open], max(0.0, min(LOOK_S, left)))
+            missing = self.missing()
+            if not missing:
+                return self._store.set(self._open, b"1")
+            if left <= LOOK_S:
+                raise StoreTimeoutError(
+                    f"the latch {key_text(self._name)!r} did not open within {limit:g} s: {missing} of {self._count}"
+                    " calls are missing",
+                    keys=[key_text(self._open)],
+                    waited=limit,
+                )

@@ -1,0 +1,99 @@
+"""`once`: one does the work, and everybody gets what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import overload
+
+from fscoord import _system as system
+from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
+from fscoord.errors import HoldLostError, WorkFailedError
+from fscoord.recipes.lock import Lock
+from fscoord.store import Store
+
+__all__ = ["once"]
+
+Work = Callable[[], Value]
+
+
+class _Turn(Lock):
+    """The lock of those who would do the work."""
+
+    _what = "the result of"
+
+
+@overload
+def once(store: Store, name: Key, work: Work, *, timeout: Timeout | None = None) -> bytes: ...
+
+
+@overload
+def once(store: Store, name: Key, *, timeout: Timeout | None = None) -> Callable[[Work], Callable[[], bytes]]: ...
+
+
+def once(
+    store: Store, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
+) -> bytes | Callable[[Work], Callable[[], bytes]]:
+    """Call `work` in one of the processes that call this, and return its value in all of them, now and later.
+
+    The others wait. If the one dies, or is interrupted, the next of them does the work: as long as somebody is there,
+    it is done. So it may have been begun more than once; but only one value counts, for all. Without `work` this is a
+    decorator for it::
+
+        @once(store, "dataset")
+        def path() -> bytes: ...
+
+    Args:
+        store: where they meet.
+        name: names the work; keys that begin with it and a slash belong to it. The value stays under ``{name}/result``.
+        work: is called without arguments and returns a value for the store.
+        timeout: how long to wait for another's value, in seconds or as a `timedelta`; None means the store's.
+
+    Raises:
+        WorkFailedError: the work raised in another process. In that process its own exception comes out.
+        StoreTimeoutError: another one has not finished in time. It names it.
+    """
+    if work is None:
+
+        def decorate(function: Work) -> Callable[[], bytes]:
+            @wraps(function)
+            def call() -> bytes:
+                return _once(store, name, function, timeout)
+
+            return call
+
+        return decorate
+    return _once(store, name, work, timeout)
+
+
+def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes:
+    key = key_bytes(name) + b"/result"
+    if not store.check([key]):
+        turn = _Turn(store, name, timeout)
+        turn.__enter__()
+        try:
+            if not store.check([key]):
+                _do(store, key, work)
+        finally:
+            with suppress(HoldLostError):  # then another one has done it, too, and the first value counts
+                turn.release()
+    text = store.get(key)
+    if text[:1] == b"=":
+        return text[1:]
+    raise WorkFailedError(
+        f"the work {key_text(key_bytes(name))!r} failed: {text[1:].decode(errors='replace')}; delete the key"
+        f" {key_text(key)!r} to have it done again"
+    )
+
+
+def _do(store: Store, key: bytes, work: Work) -> None:
+    """Do the work and set what came of it, unless it is there already."""
+    try:
+        text = b"=" + value_bytes(work())
+    except Exception as error:
+        who = f"{system.hostname()}:{system.os.getpid()}"
+        words = f"{who} raised {type(error).__name__}: {error}"
+        store.compare_set(key, b"", b"!" + words.encode(errors="replace"))
+        raise
+    store.compare_set(key, b"", text)

@@ -1,0 +1,267 @@
+"""Work that is done once, latches and elections, on every kind of store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import HANG_S, Place, start_thread, until
+from contract.third_party import ThirdPartyStore
+from contract.worker import Workers, start
+
+from fscoord.errors import HoldLostError, StoreTimeoutError, WorkFailedError
+from fscoord.recipes import Election, Latch, Lock, election, latch, once
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+
+class ThirdPartyPlace(Place):
+    """As `Place`, on a store of somebody else's."""
+
+    def __init__(self) -> None:
+        self.prefixes, self.is_file, self._opened = [], False, []
+        self.base = self._keep(ThirdPartyStore())
+
+
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = ThirdPartyPlace() if request.param == "third-party" else Place(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
+class Failed(Exception):
+    """What the work raises."""
+
+
+# once
+
+
+def test_one_does_the_work_and_all_get_its_value(place: Place, store: Store) -> None:
+    done: list[int] = []
+
+    def run(rank: int) -> bytes:
+        return once(place.open(how="clone"), "w", lambda: done.append(rank) or f"by {rank}")
+
+    results = [thread.join() for thread in [start_thread(run, rank) for rank in range(5)]]
+    assert len(done) == 1
+    assert results == [f"by {done[0]}".encode()] * 5
+    assert once(store, "w", lambda: pytest.fail("it is done")) == results[0]
+
+
+def test_an_empty_value_is_a_value(store: Store) -> None:
+    assert once(store, "w", lambda: b"") == b""
+    assert once(store, "w", lambda: b"other") == b""
+
+
+def test_what_the_work_raises_comes_out_here_and_is_told_to_the_others(store: Store) -> None:
+    def fail() -> bytes:
+        raise Failed("no space")
+
+    with pytest.raises(Failed):
+        once(store, "w", fail)
+    with pytest.raises(
+        WorkFailedError, match=rf"'w' failed: .*:{os.getpid()} raised Failed: no space; delete the key 'w/r"
+    ):
+        once(store, "w", fail)
+    store.delete_key("w/result")
+    assert once(store, "w", lambda: "now") == b"now"
+
+
+def test_work_that_is_interrupted_is_done_by_the_next(place: Place, store: Store) -> None:
+    def interrupted() -> bytes:
+        thread.append(start_thread(once, place.open(how="clone"), "w", lambda: "by the next"))
+        until(Lock(place.open(how="clone"), "w").waiters)
+        raise KeyboardInterrupt
+
+    thread: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        once(store, "w", interrupted)
+    assert thread[0].join() == b"by the next"
+
+
+def test_who_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store: Store) -> None:
+    def slow() -> bytes:
+        lock = Lock(place.open(how="clone"), "w")
+        lock._line.leave(lock._line.entries()[0])
+        assert once(place.open(how="clone"), "w", lambda: "first") == b"first"
+        return b"second"
+
+    assert once(store, "w", slow) == b"first"
+
+
+def test_who_waits_too_long_is_told_for_whom(place: Place, store: Store) -> None:
+    def slow() -> bytes:
+        with pytest.raises(StoreTimeoutError, match=rf"the result of 'w' was not .*:{os.getpid()} has it"):
+            once(place.open(how="clone"), "w", lambda: b"", timeout=0.01)
+        return b"slow"
+
+    assert once(store, "w", slow) == b"slow"
+
+
+def test_once_decorates_a_function(store: Store) -> None:
+    calls: list[int] = []
+
+    @once(store, "w", timeout=1)
+    def work() -> str:
+        """Say something."""
+        calls.append(1)
+        return "value"
+
+    assert work() == work() == b"value"
+    assert calls == [1]
+    assert work.__doc__ == "Say something."
+
+
+def test_the_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Workers(place.spec(), "work_for_ever", [["w"]]) as workers:
+        start(store, 1)
+        store.wait(["working"])
+        thread = start_thread(once, place.open(how="clone"), "w", lambda: "done")
+        until(Lock(store, "w").waiters)
+        workers.processes[0].kill()
+        workers.processes[0].wait(HANG_S)
+        assert thread.join() == b"done"
+    place.close()
+
+
+# Latches
+
+
+def test_a_latch_opens_with_the_last_call_and_stays_open(place: Place, store: Store) -> None:
+    door = Latch(store, "l", 3)
+    assert door.missing() == 3
+    threads = [start_thread(Latch(place.open(how="clone"), "l", 3).wait) for _ in range(3)]
+    assert [Latch(place.open(how="clone"), "l", 3).count_down() for _ in range(2)] == [2, 1]
+    with pytest.raises(StoreTimeoutError, match=r"'l' did not open within 0\.01 s: 1 of 3"):
+        door.wait(0.01)
+    assert door.count_down() == 0
+    for thread in threads:
+        thread.join()
+    door.wait(0)
+    assert door.count_down() == door.missing() == 0
+
+
+def test_a_latch_opens_though_the_last_caller_died_before_it_did(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latch, "LOOK_S", 0.01)
+
+    class DyingError(Exception):
+        pass
+
+    class Dying(PrefixStore):
+        def set(self, key: Any, value: Any) -> None:
+            raise DyingError
+
+    waiter = start_thread(Latch(PrefixStore("x", place.open(how="clone")), "l", 1).wait)
+    with pytest.raises(DyingError):
+        Latch(Dying("x", store), "l", 1).count_down()
+    waiter.join()
+    Latch(PrefixStore("x", store), "l", 1).wait(0)
+
+
+def test_a_latch_waits_as_long_as_the_store_unless_it_is_told(store: Store) -> None:
+    store.set_timeout(0.01)
+    with pytest.raises(StoreTimeoutError, match=r"0\.01 s"):
+        Latch(store, "l", 1).wait()
+    for count in (0, "1"):
+        with pytest.raises((ValueError, TypeError)):
+            Latch(store, "l", count)
+
+
+# Elections
+
+
+def test_the_first_candidate_leads_until_it_resigns_and_then_the_next(place: Place, store: Store) -> None:
+    first, second = Election(store, "e", "address 1"), Election(place.open(how="clone"), "e", b"address 2")
+    assert first.leader() is None
+    assert first.campaign(0)
+    assert not second.campaign(0)
+    with start_thread(second.campaign):
+        until(first.waiters)
+        leader = second.leader()
+        assert leader == (1, first.owners()[0].owner, b"address 1")
+        assert first.term == leader.term
+        first.resign()
+    assert first.leader() == (2, leader.owner, b"address 2")
+    with pytest.raises(RuntimeError, match="the office 'e' is not held"):
+        first.resign()
+    second.resign()
+    assert first.leader() is None
+    assert store.list_keys("e/") == ["e/line", "e/term/2"]
+
+
+def test_observers_see_each_new_leader(place: Place, store: Store) -> None:
+    look = Election(place.open(how="clone"), "e")
+    for term in range(1, 5):
+        with start_thread(look.observe, term - 1) as observer, Election(store, "e", str(term)):
+            leader = observer.join()
+            assert (leader.term, leader.data) == (term, str(term).encode())
+            assert look.observe(0, 0) == leader
+            with pytest.raises(StoreTimeoutError, match=f"later term than {term} of 'e'"):
+                look.observe(term, 0.01)
+    with pytest.raises(StoreTimeoutError, match="nobody led"):
+        look.observe(timeout=0)
+
+
+def test_an_observer_waits_for_the_next_term_whatever_it_knows(place: Place, store: Store) -> None:
+    for _ in range(3):
+        with Election(store, "e"):
+            pass
+    waits: list[Any] = []
+
+    class Seen(PrefixStore):
+        def wait(self, keys: Any, timeout: Any = None) -> None:
+            waits.append(keys)
+            holder.append(Election(store, "x/e"))
+            assert holder[0].campaign(0)
+            super().wait(keys, timeout)
+
+    holder: list[Election] = []
+    for _ in range(2):
+        with Election(store, "x/e"):
+            pass
+    assert Election(Seen("x", store), "e").observe().term == 3
+    assert waits == [[b"e/term/3"]]
+
+
+def test_a_leader_that_died_before_it_said_so_is_passed_over(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election, "LOOK_S", 0.01)
+    silent = Lock(store, "e")
+    assert silent.acquire()
+    look = Election(place.open(how="clone"), "e")
+    with start_thread(look.observe) as observer, start_thread(Election(place.open(how="clone"), "e").campaign):
+        until(silent.waiters)
+        assert look.leader() is None
+        silent.release()
+        assert observer.join().term == 2
+
+
+def test_a_leader_that_can_not_say_so_does_not_lead(store: Store) -> None:
+    class Mute(PrefixStore):
+        def set(self, key: Any, value: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Election(Mute("x", store), "e").campaign()
+    assert Election(PrefixStore("x", store), "e").campaign(0)
+
+
+def test_a_leader_finds_out_that_another_one_leads(store: Store) -> None:
+    first = Election(store, "e")
+    assert first.campaign()
+    first._line.leave(first._line.entries()[0])
+    with Election(store, "e") as second:
+        assert second.leader().term == 2
+        with pytest.raises(HoldLostError):
+            first.check()
+        with pytest.raises(HoldLostError):
+            first.resign()
