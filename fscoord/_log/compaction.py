@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, signpost
+from fscoord._log.alive import Home
 from fscoord._log.appending import Appender
 from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.reader import DIRTY
@@ -69,6 +70,7 @@ class Compactor(Appender):
         if self._pending or self._torn:
             self._void_tail()
         session = self._lock.session or self._introduce()
+        self._bury_all(session)
         header = self.header._replace(
             log_id=system.random_bytes(16),
             generation=self.header.generation + 1,
@@ -80,7 +82,7 @@ class Compactor(Appender):
         now = system.time.time_ns()
         for number, who in self._remembered():
             for rank, numbers in self.ranks.items():
-                if number in numbers and rank != who.rank:
+                if number in numbers and rank != who.rank and (number not in self.deaths or number == max(numbers)):
                     yield record.SESSION, b"", who._replace(rank=rank).encode(), number, who.since_ns
             yield record.SESSION, b"", who.encode(), number, who.since_ns
             if number in self.deaths:
@@ -91,24 +93,21 @@ class Compactor(Appender):
             yield kind, key, value, session, now
 
     def _remembered(self) -> Iterator[tuple[int, Session]]:
-        """Yield the sessions that matter, by number: not those that nobody calls by a rank and that live no more.
+        """Yield the sessions that matter, by number: whoever is not recorded as dead, and of a rank's dead the last.
 
-        The last is always among them, so that no number is given twice.
+        The last is always among them, so that no number is given twice. Who is missing was dead: see `dead_sessions`.
         """
-        ranked = set().union(*self.ranks.values())
+        ranked = {max(numbers) for numbers in self.ranks.values()}
         for number, who in sorted(self.sessions.items()):
-            if number in ranked or number == self._last_session or not self._seems_gone(number, who):
+            if number in ranked or number == self._last_session or number not in self.deaths:
                 yield number, who
 
-    def _seems_gone(self, number: int, who: Session) -> bool:
-        """Return whether session `number` was found dead, or nobody holds its byte. To forget it, that is enough."""
-        alive = self._alive
-        try:
-            return number in self.deaths or (
-                alive is not None and alive.id == who.alive_id and not alive.is_held(number)
-            )
-        except OSError:
-            return False
+    def _bury_all(self, session: int) -> None:
+        """With the lock: record the deaths that show. Whoever is to be forgotten must be able to read of its end."""
+        home = Home.find()
+        for number, who in list(self.sessions.items()):
+            if number not in self.deaths and self.lives(number, home) is False:
+                self._append(record.DEATH, b"", encode_death(number, who.alive_id), session)
 
     def _succeed(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with this header and these records, and seal the one in use."""

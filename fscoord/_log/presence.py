@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
@@ -112,8 +112,14 @@ class Presence(Successive):
         for fd in list(self._alive_descriptors):
             paths.close_kept(fd, self._alive_descriptors)
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._looked = 0.0  # the next look, when all has been read again, is not to be put off
+
     def _look(self, now: float) -> None:
         super()._look(now)
+        if self._lock.session and self._lock.session not in self.sessions:  # it was dead, and then forgotten
+            self._die(self._lock.session)
         self._look_after_byte(now)
 
     def _look_after_byte(self, now: float) -> None:
@@ -168,6 +174,15 @@ class Presence(Successive):
             lambda: [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
         )
 
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of the sessions `numbers` that are recorded as dead, or were, and are forgotten since."""
+
+        def answer() -> list[int]:
+            known, last = self.sessions, self._last_session
+            return [n for n in numbers if n in self.deaths or (n not in known and 0 < n <= last)]
+
+        return self.inspect(answer)
+
     def undead(self, ranks: Iterable[int] | None) -> list[int]:
         """Return the sessions that said to be one of `ranks`, or all, without those that are recorded as dead."""
 
@@ -198,8 +213,9 @@ class Presence(Successive):
     def _mourn(self, number: int, time_ns: int) -> None:
         super()._mourn(number, time_ns)
         if number == self._lock.session:
-            message = (
-                f"says that this handle's session {number} is dead, so others go on without it; open the store again"
-            )
-            self._finish(StoreGoneError, message)
-            raise StoreGoneError(f"{self.path} {message}", path=self.path)
+            self._die(number)
+
+    def _die(self, number: int) -> NoReturn:
+        message = f"says that this handle's session {number} is dead, so others go on without it; open the store again"
+        self._finish(StoreGoneError, message)
+        raise StoreGoneError(f"{self.path} {message}", path=self.path)

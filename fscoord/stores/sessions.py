@@ -86,7 +86,7 @@ class Sessions(Store):
         if wanted:
             self._log.refresh(self._timeout)
             self._bury([number for number in wanted if number in self._log.sessions], self._timeout)
-        return [number for number in wanted if number in self._log.deaths]
+        return self._log.dead_sessions(wanted)
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""

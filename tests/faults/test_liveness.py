@@ -427,3 +427,52 @@ def test_the_last_participant_takes_the_liveness_file_away(path: str) -> None:
         two.set("k", "v")
         assert os.path.exists(path + ".alive")
     assert os.listdir(os.path.dirname(path)) == []
+
+
+# Compaction
+
+
+def test_compaction_remembers_who_lives_and_which_ranks_are_dead(path: str) -> None:
+    with (
+        FileStore(path, label="first", timeout=HANG_S) as store,
+        FileStore(path, rank=7) as late,
+        Victim(path, rank=1) as victim,
+        Victim(path, rank=None) as other,
+        Victim(path, rank=3),
+    ):
+        victim.kill()
+        other.kill()
+        for _ in range(3):
+            store.compact()
+        with FileStore(path, timeout=HANG_S) as fresh:
+            assert lives(fresh) == {1: "yes", 2: "yes", victim.session: "no", 5: "yes", 6: "yes"}
+            assert fresh.members()[0].label == "first"
+            late.close()
+            assert fresh.dead_ranks([1, 3, 7]) == [1, 7]
+            assert fresh.dead_sessions(range(9)) == store.dead_sessions(range(9)) == [2, 3, other.session]
+
+
+def test_of_the_dead_of_a_rank_compaction_remembers_the_last(path: str, watcher: FileStore) -> None:
+    for _ in range(5):
+        FileStore(path, rank=1).close()
+    for _ in range(2):
+        watcher.compact()
+    with FileStore(path, rank=2, timeout=HANG_S) as fresh:
+        assert lives(fresh) == {1: "yes", 6: "no", 7: "yes"}
+        assert fresh.dead_ranks([1]) == [1]
+
+
+@pytest.mark.parametrize("compactions", [0, 1, 2, 3])
+def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
+        store.set("k", "v")
+        other.set("k", "w")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._log), "lives", lambda *_: False)
+            assert store._log.bury(2, HANG_S)
+        FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
+        for _ in range(compactions):
+            store.compact()
+        with pytest.raises(StoreGoneError, match="session 2 is dead"):
+            other.set("k", "x")
+        assert store.get("k") == b"w"
