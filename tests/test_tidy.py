@@ -107,6 +107,7 @@ LAYERS = [
         "_log.compaction",
         [
             "_logger",
+            "_log.alive",
             "_log.appending",
             "_log.lock",
             "_log.path",
