@@ -218,7 +218,7 @@ def test_a_torn_tail_is_voided_before_the_seal(path: Path) -> None:
     with FileStore(path) as store:
         store.compact()
         assert store.get("before") == b"the tear"
-    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-3:] == ["V", "s", "Z"]
+    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-4:] == ["V", "s", "X", "Z"]
 
 
 def test_a_torn_forward_record_is_stepped_over_by_the_next(path: Path) -> None:
