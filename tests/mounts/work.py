@@ -16,10 +16,14 @@ from linear.models import EMPTY
 from fscoord import _system as system
 from fscoord.collectives import barrier, broadcast, gather, synchronize
 from fscoord.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from fscoord.recipes.lock import Lock
+from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.store import Store
 
 if TYPE_CHECKING:
     from mounts.agents import Worker
+
+    from fscoord.stores.file import FileStore
 
 
 def value(size: int, seed: int) -> bytes:
@@ -45,17 +49,24 @@ def fingerprint(store: Store) -> dict[str, Any]:
 
 
 class StoppingOs(types.ModuleType):
-    """`os`, but the first write of a record reports "holding" after `share` of it, and stops the process."""
+    """`os`, but the first write reports "holding" after `share` of it, and stops the process.
 
-    def __init__(self, worker: Worker, share: float) -> None:
+    With `seal` it is the first write after an fsync: that of the seal, when a new generation has been written.
+    """
+
+    def __init__(self, worker: Worker, share: float, seal: bool = False) -> None:
         super().__init__("os")
-        self._worker, self._share, self._stopped = worker, share, False
+        self._worker, self._share, self._stopped, self._waits = worker, share, False, seal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+        self._waits = False
+
     def write(self, fd: int, data: bytes) -> int:
-        if self._stopped:
+        if self._stopped or self._waits:
             return os.write(fd, data)
         self._stopped = True
         part = int(len(data) * self._share)
@@ -73,6 +84,22 @@ def hold(worker: Worker, share: float) -> None:
     worker.stores["store"].set("introduced", "1")
     system.os = StoppingOs(worker, share)
     worker.stores["store"].set("held", "1")
+
+
+def hold_seal(worker: Worker, share: float) -> None:
+    """Compact, and stop with the lock when `share` of the seal is written."""
+    worker.stores["store"].set("introduced", "1")
+    system.os = StoppingOs(worker, share, seal=True)
+    worker.stores["store"].compact()
+
+
+def keep_compacting(worker: Worker, key: str) -> int:
+    """Compact again and again until `key` is there; return how often."""
+    store, done = worker.stores["store"], 0
+    while not store.check([key]):
+        store.compact()
+        done += 1
+    return done
 
 
 def keep_writing(worker: Worker, name: str) -> None:
@@ -211,3 +238,45 @@ def repeat(store: Store, count: int, method: str, *given: Any) -> None:
     """Call `method` again and again."""
     for _ in range(count):
         getattr(store, method)(*given)
+
+
+# Who lives
+
+
+def session(store: FileStore) -> int:
+    return store.session
+
+
+def wait_dead(store: Store, number: int) -> None:
+    """Return when session `number` is found dead: the test's own limit is what ends this if it never is."""
+    while not store.dead_sessions([number]):
+        time.sleep(0.2)
+
+
+def linger_alive(worker: Worker, ranks: list[int]) -> list[int]:
+    """Report, then wait for a key that nobody sets, as long as `ranks` live."""
+    worker.report("waiting")
+    return worker.stores["store"].wait_alive(["never"], ranks)
+
+
+def hold_named_lock(worker: Worker) -> None:
+    """Take the lock "named", report, and keep it until killed."""
+    with Lock(worker.stores["store"], "named"):
+        worker.report("holding")
+        signal.pause()
+
+
+def pass_named_lock(store: Store) -> None:
+    with Lock(store, "named"):
+        store.set("passed", str(int(store.get("passed")) + 1) if store.check(["passed"]) else "1")
+
+
+def meet(worker: Worker, path: str, least: int, most: int) -> None:
+    """Take part in the rendezvous at `path`, and report each round, until killed."""
+    wishes = {"keep_alive_interval": "1", "keep_alive_max_attempt": "30", "last_call_timeout": "1"}
+    with create_handler(RendezvousParameters("c10d", path, "job", least, most, **wishes)) as handler:
+        while True:
+            info = handler.next_rendezvous()
+            worker.report({"round": handler._returned, "rank": info.rank, "world": info.world_size})
+            while handler.is_current() and handler.num_nodes_waiting() == 0:
+                time.sleep(0.05)

@@ -1,0 +1,76 @@
+"""What operations cost in requests to the server, counted by the client itself in /proc/self/mountstats.
+
+The bounds are the design's. On NFS 3 the client counts no requests of the lock manager.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from mounts.agents import Agent
+from mounts.conftest import Sides
+
+pytestmark = pytest.mark.hosts
+
+COUNT = 200
+FEW = 10
+"""Requests that the passing of time costs: a look at the file's name each second."""
+
+
+@pytest.fixture
+def counted(sides: Sides) -> Sides:
+    """The two hosts, if their mounts are NFS: others don't count."""
+    if sides.a.fork().do("mounts.work.requests", sides.full(sides.a, "")) is None:
+        pytest.fail("this mount is not NFS, and its requests can't be counted: deselect with -k 'not round_trips'")
+    return sides
+
+
+def cost(agent: Agent, method: str, *given: Any) -> float:
+    """Return what `COUNT` such calls cost in requests, each."""
+    before = agent.do("mounts.work.requests", agent.host.directory)
+    agent.do("mounts.work.repeat", "@store", COUNT, method, *given)
+    return (agent.do("mounts.work.requests", agent.host.directory) - before - FEW) / COUNT
+
+
+@pytest.mark.parametrize("call", ["get", "check", "num_keys"])
+def test_a_read_with_nothing_new_costs_one_request(counted: Sides, call: str) -> None:
+    a, b = counted.opened(2)
+    a.set("k", "1")
+    b.set("k", "2")  # both have written: no host may trust its cache
+    for agent in (a, b):
+        given = {"get": ("k",), "check": (["k"],), "num_keys": ()}[call]
+        assert cost(agent, call, *given) <= 1
+
+
+@pytest.mark.parametrize("call", ["set", "add"])
+def test_a_write_costs_at_most_six_requests(counted: Sides, call: str) -> None:
+    a, b = counted.opened(2)
+    for agent in (a, b):
+        agent.set("k", "1")
+        assert cost(agent, call, "k", "1" if call == "set" else 1) <= 6
+
+
+def rate(counted: Sides, host: Any, seconds: float) -> float:
+    """Return how many requests a second `host` makes."""
+    watcher = host.fork()
+    begun, before = time.monotonic(), watcher.do("mounts.work.requests", host.directory)
+    while time.monotonic() < begun + seconds:
+        host.look(begun + seconds - time.monotonic())
+    after = watcher.do("mounts.work.requests", host.directory)
+    return (after - before) / (time.monotonic() - begun)
+
+
+@pytest.mark.parametrize("waiters", [1])
+def test_a_host_that_waits_makes_at_most_ten_requests_a_second_however_many_wait_there(
+    counted: Sides, waiters: int
+) -> None:
+    crew = [counted.b.fork().open(counted.path()) for _ in range(waiters)]
+    asked = [agent.begin("with_worker", "mounts.work.linger", "k") for agent in crew]
+    for agent in crew:
+        assert agent.next_event() == "waiting"
+    rate(counted, counted.b, 2)  # until the pauses between looks have grown
+    assert rate(counted, counted.b, 6) <= 10
+    counted.a.fork().open(counted.path()).set("k", "there")
+    assert [pending.result() for pending in asked] == [b"there"] * waiters
