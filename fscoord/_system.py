@@ -282,3 +282,10 @@ def remove_directory(directory: str, files: Any, owner: int) -> None:
         files.rmdir(directory)
     except OSError:
         pass
+
+
+def remove_tree(directory: str) -> None:
+    """Remove `directory` and all below it, as far as that goes."""
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)

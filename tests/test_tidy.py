@@ -210,6 +210,12 @@ LAYERS = [
             "errors",
         ],
     ),
+    ("launch", ["launch.*"]),
+    ("launch.warden", []),  # a program by itself
+    (
+        "launch.*",
+        ["launch.*", "rendezvous.*", "stores.prefix", "store", "_logger", "_system", "errors"],
+    ),
     ("demo.*", ["demo.*", "_interruptions", "collectives", "store", "stores.*", "_system", "errors"]),
     ("integrations.*", ["*"]),
     # What the doctor tries must be the very locks, mounts and paths that a log uses, so it may import those of `_log`.
@@ -243,6 +249,9 @@ SYSTEM = {
 SYSTEM_ALLOWED = {
     "_network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
+    "launch.warden": ({"ctypes", "open", "os", "select", "signal"}, "is a program by itself, outside of the package"),
+    "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
+    "cli.run": ({"signal"}, "ends its workers when it is told to end itself"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_interruptions": ({"signal"}, "is about nothing else"),
     "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),

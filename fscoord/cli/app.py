@@ -19,6 +19,7 @@ from fscoord.cli.dump import dump
 from fscoord.cli.members import members
 from fscoord.cli.options import common
 from fscoord.cli.queues import length, pop, push
+from fscoord.cli.run import run as launch
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
 
 __all__ = ["cli", "run"]
@@ -41,8 +42,8 @@ def cli(ctx: click.Context) -> int:
     \b
     Exit codes:
         0  done
-        1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost, a mount
-           that the doctor could not prove
+        1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost, a job that
+           failed, a mount that the doctor could not prove
        64  usage: wrong arguments, wrong values, a barrier used twice
        65  the log is damaged
        69  the store is gone, the file system can't do it, a barrier is broken, or click or rich is missing
@@ -59,7 +60,7 @@ def cli(ctx: click.Context) -> int:
 
 
 VERBS = (
-    *(demo, doctor, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
+    *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
     *(members, dump, compact, completion),
 )
 for verb in VERBS:

@@ -114,6 +114,21 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """The name of this node among the others: its address, process, number in the process and a nonce."""
         return self._node
 
+    @property
+    def address(self) -> str:
+        """The address by which others reach this node."""
+        return self._address
+
+    @property
+    def life(self) -> int:
+        """Which job under this name and in this store this is, counted from 0; -1 before the first round."""
+        return -1 if self._life is None else self._life
+
+    @property
+    def round(self) -> int:
+        """The number of the round that `next_rendezvous` returned last, over all lives; -1 before the first."""
+        return -1 if self._returned is None else self._returned
+
     def get_backend(self) -> str:
         """Return the name of the backend."""
         return self._backend.name
@@ -177,16 +192,23 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Take this node out, so that the others go on without it in a further round; the rendezvous stays open."""
         self._shared.change(lambda state: without(state, [self._node]))
 
+    def depart(self) -> bool:
+        """Leave for good: as `shutdown`, but the rendezvous stays open for the others."""
+        return self._end(self.leave)
+
     def shutdown(self) -> bool:
         """Close the rendezvous, take this node out, and give back what the handler holds.
 
         Returns:
             Whether all went well; what did not is in the log. Again is harmless.
         """
+        return self._end(self._close_state)
+
+    def _end(self, way: Callable[[], None]) -> bool:
         if self._is_shut_down:
             return True
         self._is_shut_down = True
-        ended = [self._try(self._close_state), self._try(self._keeper.stop)]
+        ended = [self._try(lambda: self._within_limit(way)), self._try(self._keeper.stop)]
         if self._owns_store:
             ended.append(self._try(self._store.close))
         self._record("has shut down", NodeState.SUCCEEDED if all(ended) else NodeState.FAILED)
@@ -204,10 +226,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _is_current(self, state: State) -> bool:
         return state.complete and state.round == self._returned
 
-    def _close_state(self) -> None:
+    def _within_limit(self, way: Callable[[], None]) -> None:
         limit = min(seconds(self._settings.timeout.close), seconds(self._store.timeout))
         with connection(), store_timeout(self._store, limit):
-            self._shared.change(lambda state: close(state, self._node) if self._is_mine(state) else state)
+            way()
+
+    def _close_state(self) -> None:
+        self._shared.change(lambda state: close(state, self._node) if self._is_mine(state) else state)
 
     def _try(self, step: Callable[[], None]) -> bool:
         try:

@@ -1,0 +1,221 @@
+"""The verb run: arguments to a job, signals to an end in good order, the first failure to words."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from fscoord import _system as system, environment
+from fscoord.cli.exits import FALSE
+from fscoord.cli.options import verbose
+from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
+from fscoord.rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousParameters,
+    RendezvousSettings,
+    create_backend,
+    parse_rendezvous_config,
+)
+
+__all__ = ["run"]
+
+
+def _nodes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", text)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise click.BadParameter(f"{text!r} is neither a number of nodes nor MIN:MAX.")
+    return least, most
+
+
+def _streams(ctx: click.Context, param: click.Parameter, text: str) -> dict[int | None, int]:
+    try:
+        return dict(parse_streams(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, str]:
+    try:
+        return parse_rendezvous_config(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--nnodes",
+    metavar="MIN[:MAX]",
+    callback=_nodes,
+    help="How many nodes. [default: those of the Slurm step, else 1]",
+)
+@click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on each.")
+@click.option("--rdzv-endpoint", metavar="PATH", default="", help="Where the nodes meet: a path that all can reach.")
+@click.option("--rdzv-id", metavar="ID", help="Names the job. [default: that of Slurm or another launcher, else none]")
+@click.option("--rdzv-conf", metavar="K=V,...", callback=_config, default="", help="Options of the rendezvous.")
+@click.option("--standalone", is_flag=True, help="One node, whatever the environment says.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Failures to survive.")
+@click.option(
+    "--monitor-interval",
+    type=click.FloatRange(min=0.001),
+    default=0.1,
+    show_default=True,
+    help="Seconds between looks at the other nodes.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    help="Seconds that workers have from SIGTERM to SIGKILL.",
+)
+@click.option("-r", "--redirects", metavar="STREAMS", callback=_streams, default="0", help="Streams to files only.")
+@click.option("-t", "--tee", metavar="STREAMS", callback=_streams, default="0", help="Streams to files as well.")
+@click.option("--log-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where files go. [default: temporary]")
+@click.option("-m", "--module", is_flag=True, help="The program is a Python module.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@verbose
+def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
+    """Run a job's workers on one node or on several.
+
+    They start again when one fails, or a node comes or goes. Each node runs this command. They find each other in the
+    file --rdzv-endpoint, and nothing else; there is no port and no head node. PROGRAM is a Python script if its name
+    ends in .py, a module with -m, and any executable otherwise. Each worker gets RANK, WORLD_SIZE, LOCAL_RANK,
+    MASTER_ADDR and the others of torchrun, and in FSCOORD_STORE a fresh store that all workers share. Their output
+    comes with the rank before each line. When a worker fails, all are stopped, and begin again together up to
+    --max-restarts times. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or such as 0:3,1:1 for
+    local ranks.
+
+    Exits with 1 if the job failed, after naming the worker that failed first. Ctrl-C and SIGTERM stop the workers of
+    this node, with everything that they have started; other nodes go on if they are enough.
+
+    \b
+    Examples:
+      fscoord run --nproc-per-node 4 train.py --epochs 3
+      fscoord run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint /scratch/job --rdzv-id 7 train.py
+      fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
+    """
+    with _signals_end_it():
+        outcome = _run(_command(program, arguments, is_module=options["module"]), options)
+    if not outcome.is_success:
+        _show(outcome)
+    return 0 if outcome.is_success else FALSE
+
+
+def _command(program: str, arguments: tuple[str, ...], *, is_module: bool) -> list[str]:
+    if is_module:
+        return [sys.executable, "-u", "-m", program, *arguments]
+    if program.endswith(".py"):
+        return [sys.executable, "-u", program, *arguments]
+    return [program, *arguments]
+
+
+def _run(command: list[str], options: dict[str, Any]) -> Outcome:
+    found = environment.detect()
+    least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
+    if options["standalone"]:
+        least = most = 1
+    elif not options["rdzv_endpoint"] and least > 1:
+        raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
+    endpoint = "" if options["standalone"] else options["rdzv_endpoint"]
+    run_id = options["rdzv_id"] or _text(found.run_id) or "none"
+    params = RendezvousParameters("c10d", endpoint, run_id, least, most, **options["rdzv_conf"])
+    settings = RendezvousSettings.from_parameters(params)
+    backend, store = create_backend(params)
+    temporary = "" if options["log_dir"] else system.make_private_directory()
+    job = Job(
+        command,
+        options["nproc_per_node"],
+        system.os.path.abspath(options["log_dir"] or temporary),
+        options["max_restarts"],
+        options["monitor_interval"],
+        options["grace"],
+        Streams(options["redirects"], options["tee"]),
+    )
+    handler = DynamicRendezvousHandler(settings, backend, store, owns_store=True)
+    kept = ""
+    try:
+        outcome = Agent(job, handler, store, Console()).run()
+        if any(failure.error_file.startswith(job.log_dir) for failure in outcome.failures[-1:]):
+            kept = temporary
+        return outcome
+    finally:
+        handler.depart()
+        if any({**options["redirects"], **options["tee"]}.values()):
+            kept = temporary
+        if kept:
+            click.echo(f"fscoord: the files of the workers are in {kept}", err=True)
+        elif temporary:
+            system.remove_tree(temporary)
+
+
+def _slurm_nodes() -> tuple[int, int] | None:
+    text = system.os.environ.get("SLURM_STEP_NUM_NODES", "")
+    return (int(text), int(text)) if text.isdigit() and int(text) > 0 else None
+
+
+def _text(run_id: environment.RunId | None) -> str:
+    return "" if run_id is None else run_id if isinstance(run_id, str) else f"{run_id[0]}-{run_id[1]}"
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP, which would end this process on the spot, stop the workers first."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if system.threading.current_thread() is not system.threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(outcome: Outcome) -> None:
+    failure = outcome.failures[-1]
+    click.echo(f"fscoord: the job failed, after {len(outcome.failures) - 1} restarts. First to fail:", err=True)
+    click.echo(
+        f"  rank {failure.rank} (local rank {failure.local_rank}), process {failure.pid} on {failure.host},"
+        f" in round {failure.round}: {_ending(failure.status)}",
+        err=True,
+    )
+    text = _traceback(failure) or failure.message
+    for line in text.rstrip().splitlines():
+        click.echo(f"  | {line}", err=True)
+    if failure.error_file:
+        click.echo(f"  traceback file: {failure.error_file} on {failure.host}", err=True)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _traceback(failure: Failure) -> str:
+    """Return the traceback in the error file, if it is on this host and in torch's form."""
+    try:
+        descriptor = system.os.open(failure.error_file, system.os.O_RDONLY | system.O_CLOEXEC)
+        with system.os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            return str(json.load(file)["message"]["extraInfo"]["py_callstack"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,206 @@
+"""`Agent`: one node of an elastic job: takes part in rounds, runs its workers in each, and ends as the job ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fscoord import _system as system
+from fscoord._logger import logger
+from fscoord.errors import RendezvousClosedError, StoreTimeoutError
+from fscoord.launch.output import Console, Streams
+from fscoord.launch.rooms import Room
+from fscoord.launch.worker import End, Group
+from fscoord.rendezvous.handler import DynamicRendezvousHandler
+from fscoord.rendezvous.info import RendezvousInfo
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+__all__ = ["Agent", "Failure", "Job", "Outcome"]
+
+LOOK_S = 1.0
+"""How often an agent that waits for the others looks whether its round still stands."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every node of a job is told alike, except for `workers`.
+
+    Attributes:
+        command: the program and its arguments.
+        workers: how many of it run on this node.
+        max_restarts: after how many failures of a worker the job goes on.
+        monitor_interval: how often to look after other nodes, in seconds.
+        grace: how long workers have from SIGTERM to SIGKILL, in seconds.
+        streams: what becomes of their output, besides the console.
+        log_dir: where their files go, below a directory for each round.
+    """
+
+    command: Sequence[str]
+    workers: int
+    log_dir: str
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    grace: float = 30.0
+    streams: Streams = field(default_factory=Streams)
+
+
+class Failure(NamedTuple):
+    """The first worker of a round that failed.
+
+    Attributes:
+        rank: its rank.
+        local_rank: its rank on its node.
+        host: the address of the node.
+        pid: its process.
+        status: its exit code, or a signal's number as a negative one.
+        message: the last lines of its standard error.
+        error_file: where it left a traceback, on its host, or the empty text.
+        round: the round.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    status: int
+    message: str
+    error_file: str
+    round: int
+
+
+class Outcome(NamedTuple):
+    """How a job ended: the failures of its rounds, the last of which it did not survive unless `is_success`."""
+
+    is_success: bool
+    failures: list[Failure]
+
+
+class Agent:
+    """Runs one node's share of a job.
+
+    All nodes keep what has failed in the store of the rendezvous, one key for each round, written by whoever is first:
+    so all of them count the same failures, and show the same one as the first.
+
+    Args:
+        job: what to run.
+        handler: this node's part in the rendezvous; it is shut down when the job has ended.
+        store: the store of the rendezvous.
+        console: where the workers' output is shown.
+    """
+
+    def __init__(self, job: Job, handler: DynamicRendezvousHandler, store: Store, console: Console) -> None:
+        self._job = job
+        self._handler = handler
+        self._store = store
+        self._console = console
+
+    def run(self) -> Outcome:
+        """Run until the job has ended.
+
+        Raises:
+            RendezvousError: the nodes could not find each other.
+            OSError: a file could not be made.
+        """
+        while True:
+            try:
+                info = self._handler.next_rendezvous()
+            except RendezvousClosedError:
+                failures = self._failures()
+                if len(failures) > self._job.max_restarts:
+                    return Outcome(False, failures)
+                raise
+            if self._round(info):
+                failures = self._failures()
+                is_success = len(failures) <= self._job.max_restarts
+                self._handler.shutdown()
+                return Outcome(is_success, failures)
+
+    def _round(self, info: RendezvousInfo) -> bool:
+        """Run the workers once; return whether the job has ended."""
+        sizes = self._sizes(info)
+        if sizes is None:
+            return False
+        number = self._handler.round
+        directory = system.os.path.join(self._job.log_dir, f"round-{number}")
+        room = Room(self._store, f"{self._handler.life}-{number}", removes=info.rank == 0)
+        with room, Group(self._job.command, self._console, self._job.streams) as group:
+            common = self._environment(info, sizes, room.address)
+            first = sum(sizes[: info.rank])
+            for local_rank in range(self._job.workers):
+                rank = first + local_rank
+                own = system.os.path.join(directory, str(local_rank))
+                system.os.makedirs(own, exist_ok=True)
+                numbers = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                group.start(rank, local_rank, {**common, **numbers}, own)
+            has_ended = self._follow(group, info)
+            group.stop(self._job.grace)
+        return has_ended
+
+    def _sizes(self, info: RendezvousInfo) -> list[int] | None:
+        """Return how many workers each node runs; None if the round broke before all have said so."""
+        info.store.set(f"workers/{info.rank}", str(self._job.workers))
+        keys = [f"workers/{rank}" for rank in range(info.world_size)]
+        while True:
+            try:
+                info.store.wait(keys, LOOK_S)
+                return [int(value) for value in info.store.multi_get(keys)]
+            except StoreTimeoutError:
+                if not self._handler.is_current():
+                    return None
+
+    def _environment(self, info: RendezvousInfo, sizes: list[int], address: str) -> dict[str, str]:
+        world, restarts = str(sum(sizes)), str(len(self._failures()))
+        values = {
+            "WORLD_SIZE": world,
+            "ROLE_WORLD_SIZE": world,
+            "ROLE_NAME": "default",
+            "LOCAL_WORLD_SIZE": str(self._job.workers),
+            "GROUP_RANK": str(info.rank),
+            "GROUP_WORLD_SIZE": str(info.world_size),
+            "MASTER_ADDR": info.bootstrap_store_info.master_addr,
+            "MASTER_PORT": str(info.bootstrap_store_info.master_port),
+            "TORCHELASTIC_RESTART_COUNT": restarts,
+            "TORCHELASTIC_MAX_RESTARTS": str(self._job.max_restarts),
+            "TORCHELASTIC_RUN_ID": self._handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "FSCOORD_RESTART_COUNT": restarts,
+            "FSCOORD_RUN_ID": self._handler.get_run_id(),
+        }
+        return {**values, "FSCOORD_STORE": address} if address else values
+
+    def _follow(self, group: Group, info: RendezvousInfo) -> bool:
+        """Return whether the job has ended; if not, another round is to come."""
+        failed = f"failed/{self._handler.round}"
+        everybody = [f"done/{rank}" for rank in range(info.world_size)]
+        is_done = False
+        while True:
+            end = group.next_end(self._job.monitor_interval)
+            if end is not None and end.status != 0:
+                self._view().compare_set(failed, "", json.dumps(self._failure(end)))
+            if not is_done and group.running == 0 and not self._view().check([failed]):
+                info.store.set(f"done/{info.rank}", b"1")
+                is_done = True
+            if self._view().check([failed]):
+                failures = self._failures()
+                logger(__name__).info("round %s failed: %s", self._handler.round, failures[-1])
+                return len(failures) > self._job.max_restarts
+            if is_done and info.store.check(everybody):
+                return True
+            if not self._handler.is_current() or (not is_done and self._handler.num_nodes_waiting() > 0):
+                logger(__name__).info("round %s is over: nodes have come or gone", self._handler.round)
+                return False
+
+    def _failure(self, end: End) -> dict[str, Any]:
+        return {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
+
+    def _failures(self) -> list[Failure]:
+        view = self._view()
+        keys = view.list_keys("failed/")
+        failures = [Failure(**json.loads(value)) for value in view.multi_get(keys)]
+        return sorted(failures, key=lambda failure: failure.round)
+
+    def _view(self) -> Store:
+        return PrefixStore(f"fscoord.run.{self._handler.get_run_id()}.{self._handler.life}", self._store)

@@ -1,0 +1,204 @@
+"""`Group`: the workers of one node in one round, each under a warden: started, followed, stopped."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NamedTuple
+
+from fscoord import _system as system
+from fscoord._logger import logger
+from fscoord.launch.output import STDERR, STDOUT, Console, Streams
+
+__all__ = ["End", "Group"]
+
+WARDEN = system.os.path.join(system.os.path.dirname(__file__), "warden.py")
+
+FOLLOW_S = 5.0
+"""How long the last output of ended workers may take to be shown."""
+
+
+class End(NamedTuple):
+    """How a worker ended.
+
+    Attributes:
+        rank: its rank.
+        local_rank: its rank on this node.
+        pid: its process, 0 if it could not be started.
+        status: its exit code, or a signal's number as a negative one.
+        message: the last lines of its standard error, or why it could not be started.
+        error_file: the file that it was told to leave its traceback in, if it has, or the empty text.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    status: int
+    message: str
+    error_file: str
+
+
+class Group:
+    """Some workers. Leaving the ``with`` kills those that still run, with everything that they have started.
+
+    Args:
+        command: the program and its arguments.
+        console: where their output is shown.
+        streams: what else becomes of it.
+    """
+
+    def __init__(self, command: Sequence[str], console: Console, streams: Streams) -> None:
+        self._command = list(command)
+        self._console = console
+        self._streams = streams
+        self._workers: list[_Worker] = []
+        self._ends: queue.SimpleQueue[End] = queue.SimpleQueue()
+        self._ended = 0
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.close()
+
+    @property
+    def running(self) -> int:
+        """How many have not told their end yet."""
+        return len(self._workers) - self._ended
+
+    def start(self, rank: int, local_rank: int, environment: Mapping[str, str], directory: str) -> None:
+        """Start a worker.
+
+        Args:
+            rank: its rank.
+            local_rank: its rank on this node.
+            environment: what is in its environment besides what is in this process's.
+            directory: where its files go; it exists.
+        """
+        error_file = system.os.path.join(directory, "error.json")
+        values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}
+        worker = _Worker(rank, local_rank, error_file, self._ends.put)
+        self._workers.append(worker)
+        worker.start(self._command, values)
+        for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
+            is_shown, is_file = (each(local_rank, stream) for each in (self._streams.is_shown, self._streams.is_file))
+            path = system.os.path.join(directory, name) if is_file else None
+            worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", path)
+
+    def next_end(self, seconds: float) -> End | None:
+        """Return how a worker ended, or None if none does within so many seconds."""
+        try:
+            end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
+        except queue.Empty:
+            return None
+        self._ended += 1
+        return end
+
+    def stop(self, grace: float) -> None:
+        """Send all of them SIGTERM, and after `grace` seconds SIGKILL; return when all have ended."""
+        for worker in self._workers:
+            worker.order(signal.SIGTERM)
+        deadline = system.time.monotonic() + grace
+        while self.running and (left := deadline - system.time.monotonic()) > 0:
+            self.next_end(left)
+        for worker in self._workers:
+            worker.kill()
+        while self.running:
+            if self.next_end(FOLLOW_S) is None:
+                logger(__name__).warning("%d workers can't be killed: they hang in the kernel", self.running)
+                return
+
+
+class _Worker:
+    """One worker: the process of its warden, and the threads that read what comes from both."""
+
+    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[End], None]) -> None:
+        self._rank = rank
+        self._local_rank = local_rank
+        self._error_file = error_file
+        self._on_end = on_end
+        self._process: subprocess.Popen[bytes] | None = None
+        self._threads: list[system.threading.Thread] = []
+        self._tails: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
+        self._report: IO[bytes] | None = None
+
+    def start(self, command: list[str], environment: Mapping[str, str]) -> None:
+        """Start the warden, which starts the worker."""
+        reader, writer = system.os.pipe()
+        self._report = system.os.fdopen(reader, "rb")
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
+                [sys.executable, "-I", "-S", WARDEN, str(writer), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                pass_fds=[writer],
+                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
+            )
+        finally:
+            system.os.close(writer)
+
+    def follow(self, console: Console, stream: int, prefix: bytes, path: str | None) -> None:
+        """Read the output `stream` in a thread; with the second of them, the report too."""
+        assert self._process is not None
+        pipe = self._process.stdout if stream == STDOUT else self._process.stderr
+        self._spawn(console.follow, pipe, stream, prefix, path, self._tails[stream])
+        if stream == STDERR:
+            self._spawn(self._listen, list(self._threads))
+
+    def order(self, number: int) -> None:
+        """Send a signal to the worker's process group."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.write(bytes([number]))
+                self._process.stdin.flush()
+            except OSError:  # it has ended
+                pass
+
+    def kill(self) -> None:
+        """Have the warden kill all that there is."""
+        if self._process is not None and self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except OSError:  # an order was still on its way to a warden that has ended
+                pass
+
+    def close(self) -> None:
+        """Wait for the end of the warden, and of the threads."""
+        if self._process is not None:
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(FOLLOW_S)
+        if self._report is not None and not self._threads:
+            self._report.close()
+
+    def _spawn(self, call: Callable[..., None], *arguments: object) -> None:
+        thread = system.threading.Thread(target=call, args=arguments, name="fscoord-run", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _listen(self, outputs: list[system.threading.Thread]) -> None:
+        """Read the warden's report, wait for the last output, and tell the end."""
+        assert self._report is not None
+        facts: dict[str, object] = {}
+        with self._report as report:
+            for line in report:
+                facts.update(json.loads(line))
+        for thread in outputs:
+            thread.join(FOLLOW_S)
+        message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
+        if "status" not in facts:
+            message += "its warden was killed"
+        status, pid = facts.get("status", -signal.SIGKILL), facts.get("pid", 0)
+        assert isinstance(status, int)
+        assert isinstance(pid, int)
+        error_file = self._error_file if system.os.path.exists(self._error_file) else ""
+        self._on_end(End(self._rank, self._local_rank, pid, status, message, error_file))

@@ -1,0 +1,61 @@
+"""Which streams go where, in the words of torchrun; and consoles that go away."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from fscoord.launch import Console, Streams, parse_streams
+
+
+@pytest.mark.parametrize(
+    ("text", "streams"),
+    [
+        ("0", {None: 0}),
+        ("3", {None: 3}),
+        ("0:3,1:1", {None: 0, 0: 3, 1: 1}),
+        (" 12:2 ", {None: 0, 12: 2}),
+    ],
+)
+def test_streams_are_read_from_text(text, streams):
+    assert parse_streams(text) == streams
+
+
+@pytest.mark.parametrize("text", ["", "4", "x", "-1", "0:", ":1", "0:4", "0:1,", "0:1,0:2", "a:1", "0:1:1", "²:1"])
+def test_text_that_names_no_streams_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_streams(text)
+
+
+def test_redirects_take_a_stream_from_the_console_and_tee_gives_it_back():
+    streams = Streams(parse_streams("0:1,1:3"), parse_streams("1:2,2:1"))
+    shown = {(rank, stream): streams.is_shown(rank, stream) for rank in range(3) for stream in (1, 2)}
+    files = {(rank, stream): streams.is_file(rank, stream) for rank in range(3) for stream in (1, 2)}
+    assert [key for key, value in shown.items() if not value] == [(0, 1), (1, 1)]
+    assert [key for key, value in files.items() if value] == [(0, 1), (1, 1), (1, 2), (2, 1)]
+
+
+def test_lines_are_whole_long_ones_cut_and_the_last_kept(tmp_path):
+    out = io.BytesIO()
+    tail: list[bytes] = []
+    text = b"".join(b"%d\n" % n for n in range(30)) + b"x" * 70_000
+    path = str(tmp_path / "file")
+    Console(out, out).follow(io.BytesIO(text), 1, b"[0] ", path, tail)
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == [b"[0] 0", b"[0] 1"]
+    assert [len(line) for line in lines[-2:]] == [65536 + 4, 70_000 - 65536 + 4]
+    assert len(tail) == 20
+    assert (tmp_path / "file").read_bytes() == text
+    assert os.stat(path).st_mode & 0o777 == 0o644 & ~os.umask(os.umask(0))
+
+
+def test_a_console_that_nobody_reads_any_more_is_given_up():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", buffering=0) as sink:
+        console = Console(sink, io.BytesIO())
+        console.write(1, b"x\n")
+        console.write(1, b"x\n")
+    console.write(2, b"x\n")

@@ -1,0 +1,259 @@
+"""`fscoord run` end to end: what workers are told, what becomes of those that fail, hang, crash and multiply."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+from launch.conftest import is_there, wait_until_gone
+
+SAY = "os.write(1, b'%d\\n' % os.getpid())\n"
+"""Says the process's number in one piece: several of them share a pipe."""
+
+SLEEP = SAY + "time.sleep(600)\n"
+ABANDON = f"""
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {SAY}
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+"""Leaves a daemon behind, in a session of its own, whose parent has ended; it says its number."""
+
+
+def by_rank(out):
+    """The lines of output of each rank, without what stands before them."""
+    found = {}
+    for line in out.splitlines():
+        match = re.fullmatch(r"\[(\d+)\] (.*)", line)
+        found.setdefault(int(match[1]), []).append(match[2])
+    return found
+
+
+def number(line):
+    return int(line.partition("] ")[2])
+
+
+def test_workers_are_told_who_they_are_and_share_a_fresh_store(launch, script, tmp_path):
+    worker = script("""
+import fscoord, json
+print(json.dumps(dict(os.environ)))
+store = fscoord.open_store()
+assert store.add("came", 1) <= 2
+store.barrier("all", 2)
+""")
+    for _ in range(2):  # the second time nothing of the first is there
+        code, out, err = launch(
+            "--nproc-per-node", 2, "--rdzv-endpoint", tmp_path / "job", "--rdzv-id", "x", worker
+        ).end()
+        assert (code, err) == (0, "")
+    for rank, (line,) in by_rank(out).items():
+        told = json.loads(line)
+        numbers = {name: int(told[name]) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+        assert numbers == dict.fromkeys(numbers, rank)
+        assert {told[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")} == {"2"}
+        assert (told["GROUP_RANK"], told["GROUP_WORLD_SIZE"], told["FSCOORD_RESTART_COUNT"]) == ("0", "1", "0")
+        assert told["FSCOORD_RUN_ID"] == told["TORCHELASTIC_RUN_ID"] == "x"
+        assert told["MASTER_ADDR"]
+        assert 0 < int(told["MASTER_PORT"]) < 65536
+    assert set(by_rank(out)) == {0, 1}
+    assert not [path for path in tmp_path.iterdir() if "round" in path.name]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_worker_that_fails_ends_the_job_and_is_named_with_its_last_words(launch, script, tmp_path):
+    worker = script("if rank == 1: raise ValueError('no way')\ntime.sleep(600)\n")
+    code, _, err = launch("--nproc-per-node", 3, worker).end()
+    assert code == 1
+    assert "First to fail:\n  rank 1 (local rank 1), process " in err
+    assert "exit code 1" in err
+    assert "  | ValueError: no way" in err
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_workers_begin_again_together_until_the_limit(launch, script):
+    worker = script("""
+count = os.environ["FSCOORD_RESTART_COUNT"]
+print("attempt", count, flush=True)
+sys.exit(3 if rank == 0 and int(count) < int(sys.argv[1]) else 0)
+""")
+    code, out, _ = launch("--nproc-per-node", 2, "--max-restarts", 2, worker, 2).end()
+    assert code == 0
+    assert by_rank(out)[0] == ["attempt 0", "attempt 1", "attempt 2"]
+    code, _, err = launch("--nproc-per-node", 1, "--max-restarts", 1, worker, 2).end()
+    assert code == 1
+    assert "after 1 restarts" in err
+    assert "exit code 3" in err
+
+
+def test_a_worker_that_is_deaf_to_sigterm_is_killed_after_the_grace(launch, script):
+    worker = script("""
+signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+open(f"ready{rank}", "w").close()
+if rank == 0:
+    while not os.path.exists("ready1"): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+while True: time.sleep(600)
+""")
+    code, out, err = launch("--nproc-per-node", 2, "--grace", 0.3, worker).end()
+    assert code == 1
+    assert "rank 0 (local rank 0)" in err
+    assert "killed by SIGKILL" in err
+    assert by_rank(out) == {1: ["heard"]}
+
+
+def test_what_a_worker_starts_and_abandons_ends_with_it(launch, script):
+    code, out, _ = launch(script(ABANDON)).end()
+    assert code == 0
+    assert not is_there(number(out.strip()))
+
+
+def test_a_worker_that_multiplies_leaves_nobody_behind(launch, script, tmp_path):
+    worker = script("""
+leader = os.getpid()
+for _ in range(5):
+    if os.fork() == 0: os.setsid()
+with open("pids", "ab", buffering=0) as file:
+    file.write(b"%d\\n" % os.getpid())
+while rank == 0 or os.getpid() != leader or len(open("pids").readlines()) < 64:
+    time.sleep(0.01)
+sys.exit(1)
+""")
+    code, _, _ = launch("--nproc-per-node", 2, "--grace", 0.1, worker).end()
+    assert code == 1
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 64
+    assert not [pid for pid in pids if is_there(pid)]
+
+
+@pytest.mark.parametrize(("order", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_everything_in_good_order(launch, script, tmp_path, order, code):
+    run = launch("--nproc-per-node", 2, script(ABANDON + SLEEP))
+    pids = [number(run.line()) for _ in range(4)]
+    run.process.send_signal(order)
+    found, _, err = run.end()
+    assert (found, "Traceback" in err) == (code, False)
+    assert not [pid for pid in pids if is_there(pid)]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_nobody_survives_an_agent_that_was_killed(launch, script):
+    run = launch("--nproc-per-node", 2, script(ABANDON + SLEEP))
+    pids = [number(run.line()) for _ in range(4)]
+    run.process.kill()
+    wait_until_gone(pids)
+
+
+def test_a_worker_does_not_survive_its_warden_and_that_is_a_failure(launch, script):
+    run = launch(script("os.write(1, b'%d\\n' % os.getppid())\n" + SLEEP))
+    warden, worker = number(run.line()), number(run.line())
+    os.kill(warden, signal.SIGKILL)
+    code, _, err = run.end()
+    assert code == 1
+    assert "its warden was killed" in err
+    wait_until_gone([worker])
+
+
+def test_streams_go_to_files_to_the_console_or_to_both(launch, script, tmp_path):
+    worker = script("print('out', rank)\nprint('err', rank, file=sys.stderr)\nsys.stdout.write('no newline')\n")
+    run = launch("--nproc-per-node", 2, "--log-dir", "logs", "-r", "0:1", "-t", "1:3", worker)
+    code, out, err = run.end()
+    assert code == 0
+    assert by_rank(out) == {1: ["out 1", "no newline"]}
+    assert by_rank(err) == {0: ["err 0"], 1: ["err 1"]}
+    files = {str(path.relative_to(tmp_path / "logs")): path.read_text() for path in (tmp_path / "logs").rglob("*.log")}
+    assert files == {
+        "round-0/0/stdout.log": "out 0\nno newline",
+        "round-0/1/stdout.log": "out 1\nno newline",
+        "round-0/1/stderr.log": "err 1\n",
+    }
+
+
+def test_a_traceback_in_the_error_file_is_shown_and_the_file_named(launch, script):
+    worker = script("""
+import json
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({"message": {"message": "m", "extraInfo": {"py_callstack": "the traceback", "timestamp": "1"}}}, file)
+sys.exit(1)
+""")
+    code, _, err = launch("--log-dir", "logs", worker).end()
+    assert code == 1
+    assert "  | the traceback" in err
+    assert re.search(r"traceback file: \S+logs/round-0/0/error.json on ", err)
+
+
+def test_a_program_may_be_a_module_or_any_executable(launch):
+    assert launch("-m", "this").end()[1].startswith("[0] The Zen of Python")
+    code, out, _ = launch("--nproc-per-node", 2, "--", "sh", "-c", "echo $LOCAL_RANK-$1", "x", "--y").end()
+    assert code == 0
+    assert by_rank(out) == {0: ["0---y"], 1: ["1---y"]}
+
+
+def test_a_program_that_is_not_there_is_a_failure_that_says_so(launch):
+    code, _, err = launch("./nothing").end()
+    assert code == 1
+    assert "exit code 127" in err
+    assert "./nothing: No such file or directory" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--nnodes", "2", "x.py"], ["--nnodes", "0", "x.py"], ["--nnodes", "3:2", "x.py"], ["--nnodes", "a", "x.py"]),
+        *(["-r", "4", "x.py"], ["--rdzv-conf", "a", "x.py"], ["--rdzv-conf", "join_timeout=x", "x.py"], []),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(fscoord_in_process, words):
+    assert fscoord_in_process("run", *words).code == 64
+
+
+def test_nodes_meet_and_number_their_workers_through(launch, script, tmp_path):
+    worker = script("print(rank, os.environ['WORLD_SIZE'], os.environ['GROUP_RANK'], flush=True)\n")
+    common = ("--nnodes", 2, "--rdzv-endpoint", tmp_path / "job")
+    runs = [launch(*common, "--nproc-per-node", count, worker) for count in (1, 2)]
+    ends = [run.end() for run in runs]
+    assert [code for code, _, _ in ends] == [0, 0]
+    lines = sorted(line for _, out, _ in ends for each in by_rank(out).values() for line in each)
+    assert [line.split()[:2] for line in lines] == [["0", "3"], ["1", "3"], ["2", "3"]]
+    assert sorted(len(by_rank(out)) for _, out, _ in ends) == [1, 2]
+
+
+def test_when_a_worker_fails_on_one_node_all_nodes_fail_and_show_the_same(launch, script, tmp_path):
+    worker = script("if rank == 1: sys.exit(9)\ntime.sleep(600)\n")
+    runs = [launch("--nnodes", 2, "--rdzv-endpoint", tmp_path / "job", worker) for _ in range(2)]
+    ends = [run.end() for run in runs]
+    assert [code for code, _, _ in ends] == [1, 1]
+    shown = [re.findall(r"rank 1 .*exit code 9", err) for _, _, err in ends]
+    assert shown[0] == shown[1] != []
+
+
+def test_a_node_that_comes_late_is_let_in_and_one_that_dies_is_done_without(launch, script, tmp_path):
+    worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
+    conf = "last_call_timeout=0.5,keep_alive_interval=0.2"
+    common = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
+    first = launch(*common)
+    assert first.line() == "[0] 1"
+    second = launch(*common)
+    while not first.line().endswith("] 2"):  # the second may have been alone for a moment
+        pass
+    while not second.line().endswith("] 2"):
+        pass
+    second.process.kill()
+    while first.line() != "[0] 1":
+        pass
+    (tmp_path / "over").touch()
+    assert first.end()[0] == 0
+
+
+def test_the_nodes_of_a_slurm_step_need_not_be_counted(launch, script):
+    worker = script("print(os.environ['FSCOORD_RUN_ID'])\n")
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    code, out, _ = launch("--rdzv-endpoint", "job.d/x", worker, **slurm, SLURM_STEP_NUM_NODES="2").end()
+    assert code == 69  # two nodes, and no directory to meet in
+    code, out, _ = launch("--rdzv-endpoint", "./x", worker, **slurm, SLURM_STEP_NUM_NODES="1").end()
+    assert (code, out) == (0, "[0] 77-0\n")
