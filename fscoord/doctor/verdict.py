@@ -106,6 +106,7 @@ def _doubts(findings: Findings) -> list[str]:
             f"{facts['kind']} is shared by hosts, and it was tried on one only; run one instance on each of two hosts"
             " at once"
         )
+    doubts += [f"between {each.between}: {each.says}" for each in findings.checks if each.name == "presence"]
     for between in findings.scopes:
         if between == HOSTS and findings.other is None:
             continue

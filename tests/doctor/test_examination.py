@@ -9,14 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fscoord import InsecurePathError, StoreUnavailableError
-from fscoord.doctor import examination, meeting, views
-from fscoord.doctor.checks import HOSTS, OK, PROCESSES, UNKNOWN
+from fscoord.doctor import examination, meeting, series, views
+from fscoord.doctor.checks import HOSTS, OK, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.examination import examine
+from fscoord.doctor.pair import Pair
 
 EFFORT_S = 0.05
 PATIENCE_S = 50
@@ -24,7 +26,12 @@ PATIENCE_S = 50
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds, for tests that are not about what is found; each question to another host takes its time."""
+    """Only what is between hosts, in few rounds: each question to another host takes its time."""
+
+    def run(pair: Pair, *arguments: Any) -> Iterator[Check]:
+        return series.run(pair, *arguments) if pair.between == HOSTS else iter(())
+
+    monkeypatch.setattr(examination, "series", SimpleNamespace(run=run, KINDS=series.KINDS))
     monkeypatch.setattr(views, "ROUNDS", 2)
     monkeypatch.setattr(views, "LOOKS", {"locked": "a look"})
 
@@ -112,7 +119,7 @@ def test_two_instances_find_each_other_and_one_examines_between_them(directory, 
     reports = [instance.end() for instance in instances]
     assert sorted(report["presided"] for report in reports) == [False, True]
     assert reports[0]["checks"] == reports[1]["checks"]
-    assert scopes(reports[0], OK) == {PROCESSES, HOSTS}
+    assert scopes(reports[0], OK) == {HOSTS}
     assert scopes(reports[0], "bad") == scopes(reports[0], UNKNOWN) == set()
     assert reports[0]["other_host"] == os.uname().nodename
 
@@ -140,7 +147,8 @@ def test_another_host_is_one_with_a_cache_of_its_own(one, other, elsewhere):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, number, brief):
+def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, number, brief, monkeypatch):
+    monkeypatch.setattr(meeting, "GRACE_S", 1000.0)  # it is not the deadline that tells
     reached = threading.Event()
     one = Instance(directory, "a", lambda words: reached.set() if words.startswith("1 here") else None)
     assert reached.wait(PATIENCE_S)
@@ -149,6 +157,7 @@ def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, nu
     partner.send_signal(number)
     report = one.end()
     assert HOSTS in scopes(report, UNKNOWN)
+    assert any("does not answer any more" in check["says"] for check in report["checks"])
     assert "bad" not in {check["outcome"] for check in report["checks"]}
     assert partner.wait(PATIENCE_S) in (128 + number, -number)
 

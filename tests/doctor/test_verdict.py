@@ -84,6 +84,12 @@ def test_a_check_that_is_missing_leaves_it_open(name):
     assert name in judged["reasons"][0]
 
 
+def test_a_host_that_went_away_is_the_first_reason():
+    gone = Check("presence", HOSTS, UNKNOWN, "host b does not answer any more")
+    judged = verdict(facts(), [*checks(PROCESSES), gone])
+    assert (judged["verdict"], judged["reasons"][0]) == (NOT_PROVEN, "between hosts: host b does not answer any more")
+
+
 def test_direct_looks_count_only_where_a_store_relies_on_them():
     found = checks(*BOTH, freshness_direct=INFO, delay_direct=INFO)
     assert verdict(facts("lustre", "flock"), found)["verdict"] == SAFE
