@@ -14,7 +14,7 @@ __all__ = ["BrokenOffError", "LateError", "Meeting", "RemoteHand", "is_elsewhere
 ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
 """How much longer than its act a question to another host may take, with the way there and back."""
-STALE_S: Final = 30.0
+STALE_S: Final = 90.0
 """Who presides shows a sign of life every second while it waits, and between the acts; no act takes so long."""
 STRAGGLERS_S: Final = 2.0
 FAREWELL_S: Final = 5.0
@@ -88,10 +88,14 @@ class Meeting:
 
     def _call_the_roll(self, names: list[str]) -> None:
         for name in names:
-            self.members[name] = self._scribe.ask("fetch", ACT_S, name=f"here.{name}")
+            try:
+                self.members[name] = self._scribe.ask("fetch", ACT_S, name=f"here.{name}")
+            except FailedError as error:
+                if name == self.name or error.errno not in (system.errno.ENOENT, system.errno.ESTALE):
+                    raise  # else it has left again
         elsewhere = (name for name, facts in sorted(self.members.items()) if is_elsewhere(self._facts, facts))
         self.partner = next(elsewhere, None)
-        self._scribe.ask("publish", ACT_S, name="roll", message={"names": names, "partner": self.partner})
+        self._scribe.ask("publish", ACT_S, name="roll", message={"names": list(self.members), "partner": self.partner})
 
     def _await_the_roll(self) -> None:
         known: list[str] = []

@@ -184,6 +184,12 @@ def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory
     assert examine(directory)["presided"]
 
 
+def test_who_came_and_left_before_the_roll_was_called_is_not_missed(directory, monkeypatch):
+    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    monkeypatch.setattr("fscoord.doctor.meeting.Meeting._await_members", lambda self, *_: [self.name, "gone"])
+    assert examine(directory)["hosts"] == [os.uname().nodename]
+
+
 def test_who_comes_late_waits_for_the_end_and_then_examines(directory, process, monkeypatch):
     monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
     started, told = threading.Event(), threading.Event()
