@@ -10,10 +10,12 @@ when all have come, so that whoever waits for that waits for one key.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from fscoord import _system as system
 from fscoord._fates import find_fates
+from fscoord._patience import FIRST_S, Patience
 from fscoord.arguments import (
     Key,
     Timeout,
@@ -36,6 +38,7 @@ SIGN_OFF_S = 0.05
 
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
+T = TypeVar("T")
 
 
 class UsedBeforeError(BarrierError):
@@ -202,7 +205,26 @@ class Roll:
 
     def wait(self) -> None:
         """Wait until all are there."""
-        self._store.wait([self._complete], self._call.left())
+        self._patiently(Patience(), partial(self._store.wait, [self._complete]))
+
+    def _patiently(self, patience: Patience, wait: Callable[[float], T]) -> T:
+        """Return what `wait`, given how long it may take, returns in the time of this call; speak of it meanwhile."""
+        while True:
+            left = self._call.left()
+            limit = min(left, patience.left(), FIRST_S)  # so that the store does not speak of it, too
+            try:
+                return wait(limit)
+            except StoreTimeoutError:
+                if left <= limit:
+                    raise
+                patience.speak(__name__, self._progress)
+
+    def _progress(self) -> str:
+        missing, size = self.missing(), self._call.world_size
+        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+        ranks = ", ".join(map(str, missing[:MISSING_MAX]))
+        came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{more}"
+        return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
     def wait_alive(self) -> None:
         """After `arrive`: wait until all are there, or one who is not is known dead.
@@ -215,7 +237,7 @@ class Roll:
         last = max(index for index, token in enumerate(tokens) if token == own)
         joined = len(self._course(tokens[:last]).breaks)
         dead: list[int] = []
-        is_complete = False
+        is_complete, patience = False, Patience()
         while True:
             course = self._course(self._read_text().split())
             if len(course.breaks) > joined:
@@ -227,7 +249,7 @@ class Roll:
             if fatal:
                 self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
             else:
-                dead = self._store.wait_alive([self._complete], missing, self._call.left())
+                dead = self._patiently(patience, partial(self._store.wait_alive, [self._complete], missing))
                 is_complete = not dead
 
     def missing(self) -> list[int]:

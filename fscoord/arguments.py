@@ -21,6 +21,7 @@ __all__ = [
     "duration",
     "integer",
     "key_bytes",
+    "key_names",
     "key_text",
     "keys_bytes",
     "missing_message",
@@ -179,7 +180,11 @@ def duration(value: float) -> timedelta:
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
     """Return the words of a time-out: what was waited for and how long, 16 keys at most."""
-    names = ", ".join(repr(key_text(key)) for key in keys[:16])
-    more = f" and {len(keys) - 16} more" if len(keys) > 16 else ""
     after = f"did not come within {waited:.3g} s" if waited >= 0.001 else "is not there"
-    return f"{what} {names}{more} {after}"
+    return f"{what} {key_names(keys)} {after}"
+
+
+def key_names(keys: Sequence[bytes]) -> str:
+    """Return the words that name `keys`, 16 at most."""
+    more = f" and {len(keys) - 16} more" if len(keys) > 16 else ""
+    return ", ".join(repr(key_text(key)) for key in keys[:16]) + more

@@ -148,6 +148,7 @@ LAYERS = [
     (
         "stores.sessions",
         [
+            "_patience",
             "_log.*",
             "stores.state",
             "stores.vigil",
@@ -166,9 +167,10 @@ LAYERS = [
     ("stores.tcp", ["stores.tcp_connections", "arguments", "store", "_system", "errors"]),
     ("stores.url", ["stores.*", "arguments", "store", "_system", "errors"]),
     ("stores.*", ["arguments", "members", "store", "_system", "errors"]),
+    ("_patience", ["_logger", "_system"]),
     ("_fates", ["members", "store", "_system", "errors"]),
     ("_store_timeout", ["arguments", "store", "_system", "errors"]),
-    ("_roll", ["_fates", "arguments", "store", "_system", "errors"]),
+    ("_roll", ["_fates", "_patience", "arguments", "store", "_system", "errors"]),
     ("collectives", ["_roll", "_store_timeout", "arguments", "store", "_system", "errors"]),
     ("_sequence", ["arguments", "store", "errors"]),
     ("barriers", ["barriers.*"]),

@@ -23,7 +23,6 @@ from fscoord.arguments import (
     key_bytes,
     key_text,
     keys_bytes,
-    missing_message,
     one_of,
     pairs_bytes,
     positive,
@@ -34,7 +33,6 @@ from fscoord.errors import (
     FscoordError,
     LimitExceededError,
     QueueEmptyError,
-    StoreTimeoutError,
 )
 from fscoord.stores import lifetime
 from fscoord.stores.options import COMPACT_BYTES, check_platform, chosen_path, wanted_log
@@ -328,22 +326,3 @@ class FileStore(Sessions):
         """Return `answer` of one moment in the life of the store, and of no moment before this call."""
         self._log.refresh(limit)
         return self._log.inspect(answer)
-
-    def _await(
-        self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str, *, vigilant: bool = False
-    ) -> T:
-        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
-
-        `look` is given the seconds that are left, and a list to fill with the keys that it lacks.
-        """
-        started = system.time.monotonic()
-        absent: list[bytes] = []
-        found = self._waiting.until(limit, lambda left: look(left, absent), lambda: absent[0], vigilant=vigilant)
-        if isinstance(found, Missing):
-            waited = system.time.monotonic() - started
-            raise StoreTimeoutError(
-                f"{self.path}: {missing_message(what, absent, waited)}",
-                keys=[key_text(name) for name in absent],
-                waited=waited,
-            )
-        return found

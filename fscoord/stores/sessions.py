@@ -1,15 +1,17 @@
-"""`Sessions`: the part of a `~fscoord.FileStore` that answers who else has the store open, and who of them lives."""
+"""`Sessions`: the part of a `~fscoord.FileStore` that waits, and knows who else has it open and who of them lives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final, TypeVar
 
+from fscoord import _system as system
 from fscoord._log.alive import Home
 from fscoord._log.file import LogFile
 from fscoord._log.record import Session
-from fscoord.arguments import Key, Timeout, integer, keys_bytes, seconds
+from fscoord._patience import Patience
+from fscoord.arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.members import Member
 from fscoord.store import Store
@@ -18,6 +20,8 @@ from fscoord.stores.vigil import Vigil
 from fscoord.stores.waiting import MISSING, Missing, Waiting
 
 __all__ = ["Sessions"]
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 0.02
 """How long `Sessions.members` waits for the lock."""
@@ -28,10 +32,10 @@ ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 class Sessions(Store):
     """A store whose handles are the sessions of a log."""
 
+    path: str
     _log: LogFile
     _state: State
     _waiting: Waiting
-    _await: Any
 
     @property
     def has_liveness(self) -> bool:
@@ -98,9 +102,33 @@ class Sessions(Store):
             absent[:] = self._log.inspect(lambda: self._state.missing(names))
             return (vigil.dead(left) or MISSING) if absent else []
 
-        found: list[int] = self._await(
-            self._timeout if timeout is None else seconds(timeout), look, "key", vigilant=True
-        )
+        limit = self._timeout if timeout is None else seconds(timeout)
+        return self._await(limit, look, "key", vigilant=True)
+
+    def _await(
+        self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str, *, vigilant: bool = False
+    ) -> T:
+        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
+
+        `look` is given the seconds that are left, and a list to fill with the keys that it lacks.
+        """
+        patience = Patience()
+        absent: list[bytes] = []
+
+        def look_again(left: float) -> T | Missing:
+            found = look(left, absent)
+            if left > 0 and isinstance(found, Missing):
+                patience.speak(__name__, lambda: f"{what} {key_names(absent)} in {self.path}")
+            return found
+
+        found = self._waiting.until(limit, look_again, lambda: absent[0], vigilant=vigilant)
+        if isinstance(found, Missing):
+            waited = system.time.monotonic() - patience.started
+            raise StoreTimeoutError(
+                f"{self.path}: {missing_message(what, absent, waited)}",
+                keys=[key_text(name) for name in absent],
+                waited=waited,
+            )
         return found
 
     def _bury(self, numbers: Iterable[int], limit: float) -> None:

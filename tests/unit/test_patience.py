@@ -1,0 +1,87 @@
+"""Long waits are spoken of, ever more rarely."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from contract.places import start_thread
+from faults.test_fork import until
+
+from fscoord import FileStore, _patience, _roll, barrier
+from fscoord._patience import Patience
+
+HANG_S = 20
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def spoken(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.WARNING, "fscoord")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_it_is_spoken_of_after_30_seconds_and_then_ever_more_rarely(
+    spoken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_patience.system, "time", clock)
+    patience = Patience()
+    for _ in range(1000):
+        patience.speak("fscoord.test", lambda: "it")
+        clock.now += 1
+    assert spoken() == [f"still waiting for it, after {seconds} s" for seconds in (30, 60, 120, 240, 480, 960)]
+
+
+def test_a_long_wait_names_what_it_waits_for(spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_patience, "FIRST_S", 0.01)
+    with FileStore(tmp_path / "store", timeout=HANG_S) as store, FileStore(tmp_path / "store") as other:
+        for wait in (store.get, store.queue_pop):
+            with start_thread(wait, "k") as waiter:
+                until(spoken)
+                (other.set if wait == store.get else other.queue_push)("k", "v")
+            assert waiter.result == b"v"
+    assert f"still waiting for the value of key 'k' in {tmp_path / 'store'}, after 0 s" in spoken()
+    assert all("still waiting for" in line for line in spoken())
+
+
+def test_a_short_wait_is_not_spoken_of(spoken: Any, tmp_path: Any) -> None:
+    with FileStore(tmp_path / "store", timeout=0.05) as store, pytest.raises(TimeoutError):
+        store.get("k")
+    assert spoken() == []
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_a_long_barrier_says_who_is_missing(
+    fail_fast: bool, spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_patience, "FIRST_S", 0.05)
+    monkeypatch.setattr(_roll, "FIRST_S", 0.05)
+
+    def come(rank: int) -> None:
+        with FileStore(tmp_path / "store", timeout=HANG_S) as store:
+            barrier(store, 3, "b", HANG_S, rank, fail_fast=fail_fast)
+
+    with start_thread(come, 0):
+        until(spoken)
+        with start_thread(come, 1), start_thread(come, 2):
+            pass
+    assert spoken()[0] == "still waiting for barrier 'b' on rank 0 (1 of 3 arrived, missing ranks 1, 2), after 0 s"
+
+
+def test_a_barrier_whose_time_is_out_is_over(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_patience, "FIRST_S", 0.01)
+    monkeypatch.setattr(_roll, "FIRST_S", 0.01)
+    with (
+        FileStore(tmp_path / "store", timeout=HANG_S) as store,
+        pytest.raises(TimeoutError, match=r"missing_ranks=\[1\]"),
+    ):
+        barrier(store, 2, "b", 0.1, 0)
