@@ -1,0 +1,228 @@
+"""One process of a node asks the server for news, for all who wait there for the same log.
+
+On a mount that hosts share nothing tells of another host's write, so whoever waits must ask, and a hundred processes of
+a node would ask a hundred times for the same. They share a bell (see `bell`) in a directory of this node instead, and
+the post of the one who asks, which is a lock on that bell: who holds it polls and rings for the others. When it leaves
+or dies the kernel gives the lock to another at once, who rings all, for the news that were not passed on.
+
+The one who asks counts its looks in the bell. Who sees that it does not (it is stopped, say) looks itself. As with
+every bell, all of this is a hint: each look at the log is a look at the server.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from zlib import crc32
+
+from fscoord import _system as system
+from fscoord._log.bell import SIZE, Bell
+from fscoord._log.mount import find_mount
+
+__all__ = ["Post", "node_bell_path"]
+
+BEAT, PACE, NUDGES = SIZE, SIZE + 1, SIZE + 2
+"""Behind the buckets: how often was asked, at which pace (milliseconds), and how often somebody wanted it faster."""
+SLOW_PACE_MS: Final = 8
+POST: Final = 1 << 20
+"""The byte whose lock is the post."""
+
+_FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
+
+
+def node_bell_path(log_id: bytes) -> str:
+    """Return where the processes of this user on this node have the bell of the log `log_id`.
+
+    Its name tells nodes apart, which may have one /tmp.
+
+    Raises:
+        OSError: there is no directory for it that is on this node, and only this user's.
+    """
+    uid = system.os.geteuid()
+    runtime = system.os.environ.get("XDG_RUNTIME_DIR", "")
+    bases = [base for base in (runtime, "/tmp") if system.os.path.isabs(base)]  # noqa: S108: checked below
+    node = crc32(system.hostname().encode(), crc32(system.boot_id()))
+    for base in bases:
+        directory = system.os.path.join(base, f"fscoord-{uid}")
+        try:
+            _make_private(directory, uid)
+        except OSError:
+            if base == bases[-1]:
+                raise
+            continue
+        return system.os.path.join(directory, f"{log_id.hex()}-{node:08x}")
+    raise OSError(system.errno.ENOENT, "there is no /tmp")
+
+
+def _make_private(directory: str, uid: int) -> None:
+    """Make `directory` if it is not there, and make sure that it is a directory, this user's alone, and this node's."""
+    try:
+        system.os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass
+    flags = system.os.O_RDONLY | system.os.O_DIRECTORY | system.O_NOFOLLOW | system.O_CLOEXEC
+    fd = system.os.open(directory, flags)
+    try:
+        found = system.os.fstat(fd)
+    finally:
+        system.close_quietly(fd)
+    if found.st_uid != uid or found.st_mode & 0o077:
+        raise PermissionError(system.errno.EPERM, f"{directory} is not this user's alone")
+    if not find_mount(directory + "/x").is_local:
+        raise OSError(system.errno.EXDEV, f"{directory} is not on this node")
+
+
+class Post:
+    """This process's part in asking for all of the node.
+
+    Args:
+        bell: the bell of the node; closed with the `Watch` that it belongs to.
+        call: has every waiting thread of this process see whether the post is its own.
+    """
+
+    def __init__(self, bell: Bell, call: Callable[[], None]) -> None:
+        self._bell = bell
+        self._call = call
+        self._guard = system.threading.RLock()
+        self._held: set[int] = set()  # the descriptor whose lock is the post, while this process has it
+        self._holder: Any = None  # the thread's ticket that asks
+        self._waiting: set[Any] = set()
+        self._is_seeking = False
+        self._nudges = 0
+        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
+        self._finalizer.atexit = False
+        _posts.add(self)
+
+    # -- who has it ------------------------------------------------------------------------------------------------
+
+    def join(self, ticket: Any) -> None:
+        """`ticket` begins to wait; have whoever asks do so faster."""
+        self._waiting.add(ticket)
+        if self._holder is None and self._byte(PACE) > SLOW_PACE_MS:
+            self._put(NUDGES, self._byte(NUDGES) + 1)
+            system.os.utime(self._bell.fd)
+
+    def leave(self, ticket: Any) -> None:
+        """`ticket` waits no more; give the post to another thread, or process."""
+        with self._guard:
+            self._waiting.discard(ticket)
+            if self._holder is ticket:
+                self._holder = None
+            if self._holder is not None:
+                return
+            if not self._waiting:
+                system.close_all(system.os.close, self._held)
+                self._held.clear()
+                return
+        self._call()
+
+    def is_mine(self, ticket: Any) -> bool:
+        """Return whether `ticket` is to ask, now or from now on; if another process has the post, stand in line."""
+        if self._holder is ticket:
+            return True
+        with self._guard:
+            if self._holder is not None or (self._is_seeking and not self._held):
+                return False
+            if not self._held:
+                fd = system.os.open(self._bell.path, system.os.O_RDWR | system.O_CLOEXEC | system.O_NOFOLLOW)
+                self._held.add(fd)
+                if not self._try_lock(fd):
+                    self._held.discard(fd)
+                    self._seek(fd)
+                    return False
+            self._holder = ticket
+        self._nudges = self._byte(NUDGES)
+        self.tell(range(SIZE))
+        return True
+
+    def _try_lock(self, fd: int) -> bool:
+        fcntl = system.fcntl
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_WRLCK, 0, POST, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _seek(self, fd: int) -> None:
+        """Have a thread wait for the post: the kernel gives it away the moment that its holder leaves or dies."""
+        self._is_seeking = True
+        try:
+            system.threading.Thread(target=self._wait_for_lock, args=(fd,), name="fscoord-post", daemon=True).start()
+        except RuntimeError:  # no thread left: go on by looking when nobody else does
+            self._is_seeking = False
+            system.close_quietly(fd)
+
+    def _wait_for_lock(self, fd: int) -> None:
+        fcntl = system.fcntl
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK_STRUCT.pack(fcntl.F_WRLCK, 0, POST, 1, 0))
+        except OSError:
+            system.close_quietly(fd)
+            self._is_seeking = False
+            return
+        with self._guard:
+            self._is_seeking = False
+            if not self._waiting:
+                system.close_quietly(fd)
+                return
+            self._held.add(fd)
+        self._call()
+
+    # -- what is said in the bell ----------------------------------------------------------------------------------
+
+    def beat(self, pause: float) -> None:
+        """Say that this process has just asked, and in how many seconds it will ask again."""
+        self._put(BEAT, self._byte(BEAT) + 1)
+        self._put(PACE, min(int(pause * 1000), 255))
+
+    def beats(self) -> int:
+        """Return a number that changes while somebody asks."""
+        return self._byte(BEAT)
+
+    def is_nudged(self, ticket: Any) -> bool:
+        """Return, to who asks, whether somebody wants it faster."""
+        return self._holder is ticket and self._byte(NUDGES) != self._nudges
+
+    def heed(self) -> None:
+        """Take note of the nudges so far."""
+        self._nudges = self._byte(NUDGES)
+
+    def tell(self, buckets: Iterable[int]) -> bool:
+        """Ring for `buckets`, which have been written to; return whether anybody waits for one."""
+        fd = self._bell.fd
+        marks = system.os.pread(fd, SIZE, 0)
+        marked = [number for number in buckets if number < len(marks) and marks[number] & 1]
+        for number in marked:
+            system.os.pwrite(fd, bytes([(marks[number] + 1) & 0xFF]), number)
+        if marked:
+            system.os.utime(fd)
+        return bool(marked)
+
+    def _byte(self, place: int) -> int:
+        return int.from_bytes(system.os.pread(self._bell.fd, 1, place), "little")
+
+    def _put(self, place: int, number: int) -> None:
+        system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), place)
+
+    def after_fork(self) -> None:
+        """In a forked child: the post is the parent's."""
+        self._guard = system.threading.RLock()
+        for fd in list(self._held):
+            system.close_quietly(fd)
+        self._held.clear()
+        self._waiting.clear()
+        self._holder = None
+        self._is_seeking = True  # this object serves nobody any more
+
+
+_posts: weakref.WeakSet[Post] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for post in list(_posts):
+        post.after_fork()
+
+
+system.after_fork_in_child(_after_fork_in_child)
