@@ -12,7 +12,7 @@ come late" (write(2)), and EIO is what a lock that was lost leaves behind (fcntl
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from fscoord import _system as system
@@ -21,9 +21,10 @@ from fscoord._log.consumer import Consumer
 from fscoord._log.file import LogFile
 from fscoord._log.lock import BASE, KIND_NAMES, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
+from fscoord._log.news import News
 from fscoord._log.opening import Wanted, read_header
 from fscoord._log.reader import APPLYING, CHUNK, STALE, Suspect
-from fscoord._log.record import Header, Session
+from fscoord._log.record import Header, Record, Session
 from fscoord._logger import logger
 from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
 
@@ -90,11 +91,12 @@ class SharedLogFile(LogFile):
     ) -> None:
         wsize = mount.option("wsize") or ""
         self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
+        self._news = News(consumer)
         self._stale_in_a_row = 0
         self._failure: StoreUnavailableError | None = None
         self._has_written = False  # with the lock that is held, or was held last
         self._choose(coherence)
-        super().__init__(path, consumer, wanted, introduce, participants, mount)
+        super().__init__(path, self._news, wanted, introduce, participants, mount)
 
     def _choose(self, coherence: str) -> None:
         self.coherence = coherence
@@ -103,6 +105,14 @@ class SharedLogFile(LogFile):
         self._read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
         # Open for reading, too, the kernel fetches the page that an append begins in: one request more.
         self._write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
+
+    def take_news(self) -> Collection[int]:
+        """Return the buckets (see `bell`) of all keys that records were read of, or written, since the last call."""
+        return self._news.take()
+
+    def _note(self, others: Sequence[Record]) -> None:
+        super()._note(others)
+        self._news.is_of_all = True  # who joins, leaves or dies concerns everybody
 
     # -- opening ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from fscoord import _system as system
+from fscoord._log import path as paths
 from fscoord._log.bell import SIZE, Bell
 from fscoord._log.mount import find_mount
 
@@ -25,6 +26,8 @@ __all__ = ["Post", "node_bell_path"]
 
 BEAT, PACE, NUDGES = SIZE, SIZE + 1, SIZE + 2
 """Behind the buckets: how often was asked, at which pace (milliseconds), and how often somebody wanted it faster."""
+FALLBACK = "/tmp"  # noqa: S108
+"""Where there is no XDG_RUNTIME_DIR (basedir specification); the directory made there is checked."""
 SLOW_PACE_MS: Final = 8
 POST: Final = 1 << 20
 """The byte whose lock is the post."""
@@ -42,7 +45,7 @@ def node_bell_path(log_id: bytes) -> str:
     """
     uid = system.os.geteuid()
     runtime = system.os.environ.get("XDG_RUNTIME_DIR", "")
-    bases = [base for base in (runtime, "/tmp") if system.os.path.isabs(base)]  # noqa: S108: checked below
+    bases = [base for base in (runtime, FALLBACK) if system.os.path.isabs(base)]
     node = crc32(system.hostname().encode(), crc32(system.boot_id()))
     for base in bases:
         directory = system.os.path.join(base, f"fscoord-{uid}")
@@ -87,9 +90,9 @@ class Post:
         self._call = call
         self._guard = system.threading.RLock()
         self._held: set[int] = set()  # the descriptor whose lock is the post, while this process has it
+        self._line: set[int] = set()  # the one that waits for it
         self._holder: Any = None  # the thread's ticket that asks
-        self._waiting: set[Any] = set()
-        self._is_seeking = False
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._nudges = 0
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
         self._finalizer.atexit = False
@@ -100,7 +103,7 @@ class Post:
     def join(self, ticket: Any) -> None:
         """`ticket` begins to wait; have whoever asks do so faster."""
         self._waiting.add(ticket)
-        if self._holder is None and self._byte(PACE) > SLOW_PACE_MS:
+        if self._byte(PACE) > SLOW_PACE_MS:
             self._put(NUDGES, self._byte(NUDGES) + 1)
             system.os.utime(self._bell.fd)
 
@@ -110,28 +113,38 @@ class Post:
             self._waiting.discard(ticket)
             if self._holder is ticket:
                 self._holder = None
-            if self._holder is not None:
+            if self._holder is not None or not self._held:
                 return
             if not self._waiting:
-                system.close_all(system.os.close, self._held)
-                self._held.clear()
+                self._resign()
                 return
         self._call()
+
+    def _resign(self) -> None:
+        for fd in list(self._held):
+            paths.close_kept(fd, self._held)
+
+    def close(self) -> None:
+        """Give the post back; nobody of this process waits for this bell any more."""
+        with self._guard:
+            self._waiting.clear()
+            self._holder = self  # so that it is nobody's
+            self._resign()
 
     def is_mine(self, ticket: Any) -> bool:
         """Return whether `ticket` is to ask, now or from now on; if another process has the post, stand in line."""
         if self._holder is ticket:
             return True
         with self._guard:
-            if self._holder is not None or (self._is_seeking and not self._held):
+            if self._holder is not None or (self._line and not self._held):
                 return False
             if not self._held:
-                fd = system.os.open(self._bell.path, system.os.O_RDWR | system.O_CLOEXEC | system.O_NOFOLLOW)
-                self._held.add(fd)
+                fd = paths.open_descriptor(self._bell.path, system.os.O_RDWR, keep=self._line)
                 if not self._try_lock(fd):
-                    self._held.discard(fd)
                     self._seek(fd)
                     return False
+                self._held.add(fd)
+                self._line.clear()
             self._holder = ticket
         self._nudges = self._byte(NUDGES)
         self.tell(range(SIZE))
@@ -147,27 +160,24 @@ class Post:
 
     def _seek(self, fd: int) -> None:
         """Have a thread wait for the post: the kernel gives it away the moment that its holder leaves or dies."""
-        self._is_seeking = True
         try:
             system.threading.Thread(target=self._wait_for_lock, args=(fd,), name="fscoord-post", daemon=True).start()
         except RuntimeError:  # no thread left: go on by looking when nobody else does
-            self._is_seeking = False
-            system.close_quietly(fd)
+            paths.close_kept(fd, self._line)
 
     def _wait_for_lock(self, fd: int) -> None:
         fcntl = system.fcntl
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK_STRUCT.pack(fcntl.F_WRLCK, 0, POST, 1, 0))
         except OSError:
-            system.close_quietly(fd)
-            self._is_seeking = False
+            paths.close_kept(fd, self._line)
             return
         with self._guard:
-            self._is_seeking = False
             if not self._waiting:
-                system.close_quietly(fd)
+                paths.close_kept(fd, self._line)
                 return
             self._held.add(fd)
+            self._line.discard(fd)
         self._call()
 
     # -- what is said in the bell ----------------------------------------------------------------------------------
@@ -189,6 +199,10 @@ class Post:
         """Take note of the nudges so far."""
         self._nudges = self._byte(NUDGES)
 
+    def asks(self, ticket: Any) -> bool:
+        """Return whether `ticket` is the one that asks."""
+        return self._holder is ticket
+
     def tell(self, buckets: Iterable[int]) -> bool:
         """Ring for `buckets`, which have been written to; return whether anybody waits for one."""
         fd = self._bell.fd
@@ -209,12 +223,9 @@ class Post:
     def after_fork(self) -> None:
         """In a forked child: the post is the parent's."""
         self._guard = system.threading.RLock()
-        for fd in list(self._held):
-            system.close_quietly(fd)
-        self._held.clear()
-        self._waiting.clear()
-        self._holder = None
-        self._is_seeking = True  # this object serves nobody any more
+        for fd in list(self._line):
+            paths.close_kept(fd, self._line)
+        self.close()
 
 
 _posts: weakref.WeakSet[Post] = weakref.WeakSet()

@@ -10,24 +10,25 @@ lock that such a handler could find locked for ever, and whatever it could chang
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _events as events, _system as system
 from fscoord._log.bell import Bell
+from fscoord._log.node import Post
 from fscoord._logger import logger
 from fscoord.errors import UnsupportedFilesystemError
 
-__all__ = ["MODES", "Ticket", "Watch", "shared_watch"]
+if TYPE_CHECKING:
+    from fscoord._log.ticket import Ticket
+
+__all__ = ["MODES", "Watch", "shared_watch"]
 
 MODES: Final = ("auto", "inotify", "poll")
-SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
-POLL_FIRST_S, POLL_LAST_S = 0.001, 0.1
+POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
 """Where each look is a request to a server: less than ten in a second, counted from the first."""
-VIGIL_FIRST_S, VIGIL_LAST_S = 0.005, 0.05
 
 
 class Watch:
@@ -38,6 +39,7 @@ class Watch:
         bell: the bell that is watched, or None.
         mode: ``"auto"``, ``"inotify"`` (or else an error) or ``"poll"``.
         is_local: whether every writer is on this host, so that inotify hears of all.
+        is_node: whether the bell is that of a node, one of whose processes asks the server for all.
 
     Attributes:
         is_announced: whether writers know of the bell.
@@ -46,7 +48,7 @@ class Watch:
         is_past: whether the log goes on in another file than the one watched.
     """
 
-    def __init__(self, log_path: str, bell: Bell | None, mode: str, *, is_local: bool) -> None:
+    def __init__(self, log_path: str, bell: Bell | None, mode: str, *, is_local: bool, is_node: bool = False) -> None:
         self._log_path = log_path
         self.bell = bell
         self.is_past = False
@@ -58,17 +60,18 @@ class Watch:
         self._ears = system.threading.RLock()  # held by who listens; to release it when one doesn't is harmless
         self._events: Any = None
         self.is_closed = False
-        if mode != "poll" and (is_local or mode == "inotify"):
-            self._start(mode)
+        self.post: Post | None = None
+        if mode != "poll" and (is_local or is_node or mode == "inotify"):
+            self._start(mode, is_node=is_node)
         if self._events is None:
-            self.bell = None
+            self.bell = self.post = None
 
     @property
     def hears(self) -> bool:
         """Whether events end a sleep, so that polling may be slow."""
         return self._events is not None
 
-    def _start(self, mode: str) -> None:
+    def _start(self, mode: str, *, is_node: bool) -> None:
         target, mask = (self._log_path, events.LOG_CHANGED) if self.bell is None else (self.bell.path, events.BELL_RUNG)
         me = weakref.ref(self)
 
@@ -94,6 +97,8 @@ class Watch:
             )
         else:
             weakref.finalize(self, self._events.close).atexit = False
+            if is_node and self.bell is not None:
+                self.post = Post(self.bell, lambda: _call_all(me()))
 
     @property
     def is_stale(self) -> bool:
@@ -111,6 +116,9 @@ class Watch:
         self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
+        post, self.post = self.post, None
+        if post is not None:
+            post.close()
         if events is not None:
             events.close()
         if bell is not None:
@@ -129,6 +137,9 @@ class Watch:
     def lose_bell(self, error: OSError) -> None:
         """The bell failed: poll from now on."""
         bell, self.bell, self._events = self.bell, None, None
+        post, self.post = self.post, None
+        if post is not None:
+            post.close()
         if bell is not None:
             logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, str(error))
 
@@ -190,53 +201,12 @@ class Watch:
             events.interrupt()
 
 
-class Ticket:
-    """One thread's wait, from its first look at the log to its last."""
-
-    def __init__(self, watch: Watch, *, vigilant: bool = False) -> None:
-        self._watch = watch
-        self._vigilant = vigilant
-        self._deaths = watch.deaths
-        self._bucket = 0
-        self._mark = b""
-        self._heard = watch.heard
-        self._pause = VIGIL_FIRST_S if vigilant and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
-        self.wake = system.Wakeup()
-        self.is_over = False
-
-    def arm(self, number: int) -> None:
-        """Before a look at the log: what is written to bucket `number` after that look ends the next `sleep`."""
-        self._heard, self._deaths = self._watch.heard, self._watch.deaths
-        bell = self._watch.bell
-        if bell is not None:
-            try:
-                self._bucket, self._mark = number, bell.mark(number)
-            except OSError as error:
-                self._watch.lose_bell(error)
-
-    def is_rung(self) -> bool:
-        """Whether the log may have news for this wait, or the wait is over."""
-        bell = self._watch.bell
-        if self._vigilant and self._deaths != self._watch.deaths:
-            return True
-        if self.is_over or bell is None:
-            return self.is_over or self._heard != self._watch.heard
-        try:
-            return bell.is_rung(self._bucket, self._mark)
-        except OSError as error:
-            self._watch.lose_bell(error)
-            return True
-
-    def sleep(self, left: float) -> bool:
-        """Sleep until the log may have changed, at most `left` seconds; False when it was only time for a poll."""
-        pause = min(self._pause, left)
-        if not self._watch.hears:
-            pause = min(pause * random.uniform(0.75, 1.25), left)
-        if self._watch.sleep(self, system.time.monotonic() + pause):
-            return True
-        longest = SLOW_LAST_S if self._watch.hears else self._watch.poll_last
-        self._pause = min(self._pause * 2, VIGIL_LAST_S if self._vigilant and self._watch.hears else longest)
-        return False
+def _call_all(watch: Watch | None) -> None:
+    """Have everybody who sleeps see whether it is to ask the server for all."""
+    if watch is not None:
+        for ticket in list(watch._asleep):
+            ticket.is_called = True
+        watch.look_about()
 
 
 _watches: weakref.WeakValueDictionary[tuple[bytes, str], Watch] = weakref.WeakValueDictionary()

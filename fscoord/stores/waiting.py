@@ -8,9 +8,12 @@ from typing import Final, TypeVar
 from fscoord import _system as system
 from fscoord._log import record
 from fscoord._log.bell import Bell, bucket
+from fscoord._log.coherence import SharedLogFile
 from fscoord._log.file import LogFile
+from fscoord._log.node import node_bell_path
 from fscoord._log.opening import Wanted
-from fscoord._log.watch import Ticket, Watch, shared_watch
+from fscoord._log.ticket import Ticket
+from fscoord._log.watch import Watch, shared_watch
 from fscoord._logger import logger
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 
@@ -101,6 +104,7 @@ class Waiting:
         lacking: Callable[[], bytes],
     ) -> T | Missing:
         """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
+        shared = self._log if isinstance(self._log, SharedLogFile) else None
         try:
             self._tickets.add(ticket)
             is_rung = False
@@ -111,6 +115,8 @@ class Waiting:
                 left = deadline - system.time.monotonic()
                 found = look(max(left, 0.0))
                 watch.note_file(self._log.file)
+                if shared is not None:
+                    ticket.pass_on(shared.take_news())
                 if not isinstance(found, Missing) or left <= 0:
                     return found
                 if is_rung or lacking() != awaited:  # the ring that will come is not the one that was asked for
@@ -122,6 +128,7 @@ class Waiting:
                     return found
         finally:
             self._tickets.discard(ticket)
+            ticket.leave()
 
     def close(self) -> None:
         """Give the descriptors back, when no other thread uses them any more, and wake the handle's waits."""
@@ -140,14 +147,21 @@ class Waiting:
         return watch
 
     def _make_watch(self) -> Watch:
-        local = self._log.mount.is_local
+        local, node = self._log.mount.is_local, self._is_of_node
         bell = None
-        if self._mode != "poll" and local and system.has_inotify() and not self._wanted.read_only:
+        if self._mode != "poll" and (node or local) and system.has_inotify() and (node or not self._wanted.read_only):
             bell = self._open_bell()
-        return Watch(self._log.file, bell, self._mode, is_local=local)
+        return Watch(self._log.file, bell, self._mode, is_local=local, is_node=node)
+
+    @property
+    def _is_of_node(self) -> bool:
+        """Whether the bell is that of a node, because its processes share the log with other hosts."""
+        return not self._log.mount.is_local and isinstance(self._log, SharedLogFile)
 
     def _open_bell(self) -> Bell | None:
         try:
+            if self._is_of_node:
+                return Bell(node_bell_path(self._log.root.header.log_id), 0o600)
             return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode)
         except (OSError, FscoordError) as error:
             self._warn(error)
@@ -158,11 +172,12 @@ class Waiting:
         bell = watch.bell
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            known = self._log.bell and (watch.is_announced or not (bell and bell.is_new))
+            known = self._log.bell and (self._is_of_node or watch.is_announced or not (bell and bell.is_new))
             return None, 0 if known else record.BELL, b""
 
         try:
-            if bell is not None and (bell.is_new or not self._log.bell):
+            is_heard = self._wanted.read_only or (self._log.bell and (self._is_of_node or not (bell and bell.is_new)))
+            if bell is not None and not is_heard:
                 self._log.update(record.BELL, b"", b"", decide, limit)
             watch.is_announced = True
         except StoreTimeoutError as error:

@@ -26,10 +26,10 @@ from faults.processes import TESTS
 
 import fscoord
 from fscoord import FileStore, _events as events, _system as system
-from fscoord._log import watch as log_watch
+from fscoord._log import ticket as log_ticket, watch as log_watch
 from fscoord._log.bell import Bell, bucket
 from fscoord._log.file import LogFile
-from fscoord._log.watch import Ticket
+from fscoord._log.ticket import Ticket
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.stores import waiting
 
@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> str:
 def only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: a ring that is lost is a test that hangs. Nor is one needed to announce the bell later."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-        monkeypatch.setattr(log_watch, name, 3 * HANG_S)
+        monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
     monkeypatch.setattr(waiting, "ANNOUNCE_S", 3 * HANG_S)
 
 
@@ -256,7 +256,7 @@ def test_a_bell_that_is_truncated_while_somebody_waits(path: str, monkeypatch: p
         other.set("k", "1")
         assert waiter.join() == b"1"
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-            monkeypatch.setattr(log_watch, name, 3 * HANG_S)
+            monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         is_woken_by_a_ring(path, store)
 
 
@@ -295,7 +295,7 @@ def test_a_bell_that_is_deleted_while_somebody_waits(path: str, monkeypatch: pyt
         until(lambda: os.path.exists(path + ".bell"))
         until(lambda: other.num_keys() == 0 and other._log.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-            monkeypatch.setattr(log_watch, name, 3 * HANG_S)
+            monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
         assert waiter.join() == b"1"
         is_woken_by_a_ring(path, store)
@@ -308,7 +308,7 @@ def test_a_bell_that_is_deleted_before_anybody_waits_again(path: str, monkeypatc
         waiter = start_thread(store.get, "k")
         until(lambda: other.num_keys() == 0 and other._log.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-            monkeypatch.setattr(log_watch, name, 3 * HANG_S)
+            monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
         assert waiter.join() == b"1"
 
@@ -474,11 +474,11 @@ def test_a_write_wakes_none_but_those_who_wait_for_it(
 WAITERS = """
 import sys, threading
 from fscoord import FileStore
-from fscoord._log import watch
+from fscoord._log import ticket
 from fscoord._log.file import LogFile
 from fscoord.stores import waiting
 
-watch.SLOW_FIRST_S = watch.SLOW_LAST_S = waiting.ANNOUNCE_S = 60
+ticket.SLOW_FIRST_S = ticket.SLOW_LAST_S = waiting.ANNOUNCE_S = 60
 path, *keys = sys.argv[1:]
 looks, refresh = [], LogFile.refresh
 

@@ -19,7 +19,7 @@ from contract.places import start_thread
 from faults.test_fork import until
 
 from fscoord import BrokenBarrierError, FileStore, PrefixStore, StoreTimeoutError, barrier, gather, synchronize
-from fscoord._log import watch as log_watch
+from fscoord._log import ticket as log_ticket
 from fscoord.stores import vigil
 from fscoord.stores.dump import dump
 
@@ -126,7 +126,7 @@ def watched(store: FileStore) -> set[int]:
 
 def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vigil, "BEGIN_S", 0.0)
-    monkeypatch.setattr(log_watch, "VIGIL_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
+    monkeypatch.setattr(log_ticket, "VIGIL_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
     with (
         FileStore(path, rank=0, timeout=HANG_S) as store,
         ranks(path, 2) as others,

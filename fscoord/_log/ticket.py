@@ -1,0 +1,127 @@
+"""One thread's wait: how long it sleeps between looks at the log, and what ends a sleep early."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+from fscoord import _system as system
+from fscoord._log.node import Post
+from fscoord._log.watch import Watch
+
+__all__ = ["Ticket"]
+
+SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
+POLL_FIRST_S = 0.001
+VIGIL_FIRST_S, VIGIL_LAST_S = 0.005, 0.05
+OWN_LOOK_S = 10.0
+"""How long to believe another process of the node that there is nothing new."""
+
+
+class Ticket:
+    """One thread's wait, from its first look at the log to its last."""
+
+    def __init__(self, watch: Watch, *, vigilant: bool = False) -> None:
+        self._watch = watch
+        self._vigilant = vigilant
+        self._deaths = watch.deaths
+        self._bucket = 0
+        self._mark = b""
+        self._heard = watch.heard
+        self._pause = VIGIL_FIRST_S if vigilant and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
+        self.wake = system.Wakeup()
+        self.is_over = False
+        self.is_called = False
+        self._pace = POLL_FIRST_S
+        self._beats = -1
+        self._own_look = system.time.monotonic()
+        self._join()
+
+    def _join(self) -> None:
+        post = self._watch.post
+        if post is not None:
+            try:
+                post.join(self)
+            except OSError as error:
+                self._watch.lose_bell(error)
+
+    def leave(self) -> None:
+        """The wait is over."""
+        post = self._watch.post
+        if post is not None:
+            post.leave(self)
+
+    def pass_on(self, buckets: Collection[int]) -> None:
+        """After a look that brought news for `buckets`: who asks for the whole node rings for them."""
+        post = self._watch.post
+        if post is not None and buckets and post.asks(self):
+            try:
+                if post.tell(buckets):
+                    self._pace = POLL_FIRST_S
+            except OSError as error:
+                self._watch.lose_bell(error)
+
+    def arm(self, number: int) -> None:
+        """Before a look at the log: what is written to bucket `number` after that look ends the next `sleep`."""
+        self._heard, self._deaths = self._watch.heard, self._watch.deaths
+        bell = self._watch.bell
+        if bell is not None:
+            try:
+                self._bucket, self._mark = number, bell.mark(number)
+            except OSError as error:
+                self._watch.lose_bell(error)
+
+    def is_rung(self) -> bool:
+        """Whether the log may have news for this wait, or the wait is over."""
+        bell = self._watch.bell
+        if self.is_over or self.is_called or (self._vigilant and self._deaths != self._watch.deaths):
+            return True
+        if bell is None:
+            return self._heard != self._watch.heard
+        try:
+            post = self._watch.post
+            return bell.is_rung(self._bucket, self._mark) or (post is not None and post.is_nudged(self))
+        except OSError as error:
+            self._watch.lose_bell(error)
+            return True
+
+    def sleep(self, left: float) -> bool:
+        """Sleep until the log may have changed, at most `left` seconds; False when it was only time for a poll."""
+        post = self._watch.post
+        if post is not None:
+            try:
+                return self._sleep_beside(post, system.time.monotonic() + left)
+            except OSError as error:
+                self._watch.lose_bell(error)
+                return False
+        pause = min(self._pause, left)
+        if not self._watch.hears:
+            pause = min(pause * random.uniform(0.75, 1.25), left)
+        if self._watch.sleep(self, system.time.monotonic() + pause):
+            return True
+        longest = SLOW_LAST_S if self._watch.hears else self._watch.poll_last
+        self._pause = min(self._pause * 2, VIGIL_LAST_S if self._vigilant and self._watch.hears else longest)
+        return False
+
+    def _sleep_beside(self, post: Post, until: float) -> bool:
+        """As `sleep`, where one asks the server for all of the node: this one if the post falls to it."""
+        while True:
+            self.is_called = False
+            now = system.time.monotonic()
+            if post.is_mine(self):
+                if not self._watch.sleep(self, min(until, now + self._pace * random.uniform(0.75, 1.25))):
+                    self._pace = min(self._pace * 2, self._watch.poll_last)
+                    post.beat(self._pace)
+                    return False
+                if post.is_nudged(self):
+                    post.heed()
+                    self._pace = POLL_FIRST_S
+                    return False
+            elif not self._watch.sleep(self, min(until, now + SLOW_LAST_S)):
+                now, beats, known = system.time.monotonic(), post.beats(), self._beats
+                self._beats = beats
+                if self._vigilant or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:
+                    self._own_look = now
+                    return False
+            if not self.is_called:
+                return True

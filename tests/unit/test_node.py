@@ -1,0 +1,268 @@
+"""One of a node asks the server for all who wait there; it leaves, dies or stops, and the others still hear."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import start_thread
+from faults.processes import Processes, wait_until_ready
+
+from fscoord import FileStore, StoreTimeoutError, _system as system
+from fscoord._log import coherence, mount, node, record, ticket, watch
+from fscoord._log.node import node_bell_path
+
+LIMIT_S = 40
+"""How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
+
+SLEEPS_S = 1000.0
+"""How long followers sleep when nobody rings."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as NFS, with one inside for the bells of the node."""
+    (tmp_path / "node").mkdir()
+    monkeypatch.setattr(node, "FALLBACK", str(tmp_path / "node"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(coherence, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
+    monkeypatch.setattr(system, "O_DIRECT", 0)
+    monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
+    monkeypatch.setattr(ticket, "SLOW_LAST_S", SLEEPS_S)
+    monkeypatch.setattr(ticket, "OWN_LOOK_S", SLEEPS_S)
+    return tmp_path
+
+
+@pytest.fixture
+def workers(place: Path) -> Iterator[Callable[..., Any]]:
+    """Start processes of this node that wait for keys."""
+    with Processes("node_worker") as processes:
+
+        def start(*keys: str, slow: float = SLEEPS_S) -> subprocess.Popen[str]:
+            return processes.start("waits", json.dumps([str(place), slow, *keys]))
+
+        yield start
+
+
+def write_from_afar(store: FileStore, key: str) -> None:
+    """As another host does: nobody here is rung."""
+    store._log.update(record.SET, key.encode(), b"v", None, LIMIT_S)
+
+
+def post_of(store: FileStore) -> Any:
+    watched = store._waiting._watch
+    return None if watched is None else watched.post
+
+
+def until(what: Callable[[], object]) -> None:
+    """Return when `what` is true."""
+    deadline = system.time.monotonic() + LIMIT_S
+    while not what():
+        assert system.time.monotonic() < deadline
+        system.time.sleep(0.001)
+
+
+# Threads
+
+
+def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
+    path = str(place / "log")
+    with ExitStack() as stack:
+        afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
+        stores = [stack.enter_context(FileStore(path, timeout=LIMIT_S)) for _ in range(4)]
+        threads = [stack.enter_context(start_thread(store.get, f"k{i}")) for i, store in enumerate(stores)]
+        until(lambda: all(store._waiting._tickets for store in stores))
+        posts = {id(post_of(store)) for store in stores}
+        assert len(posts) == 1
+        post = post_of(stores[0])
+        until(lambda: post._holder is not None and len(post._waiting) == 4)
+        beats = post.beats()
+        until(lambda: post.beats() != beats)
+        for number, thread in enumerate(threads):  # the one that asks is among them: then another takes over
+            write_from_afar(afar, f"k{number}")
+            thread.join()
+            assert thread.result == b"v"
+        assert not post._held
+
+
+def test_who_follows_does_not_ask(place: Path) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:  # noqa: SIM117
+        with start_thread(one.get, "k") as asks:
+            until(lambda: post_of(one) is not None and post_of(one)._holder is not None)
+            looks: list[float] = []
+            refresh = two._log.refresh
+            two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
+            with start_thread(two.get, "k") as follows:
+                until(lambda: len(post_of(one)._waiting) == 2)
+                for _ in range(5):
+                    beats = post_of(one).beats()
+                    until(lambda beats=beats: post_of(one).beats() != beats)
+                at_first = len(looks)
+                assert at_first <= 3
+                write_from_afar(afar, "k")
+            assert follows.result == asks.result == b"v"
+            assert len(looks) <= at_first + 4
+
+
+def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
+    path = str(place / "log")
+    with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
+        until(lambda: post_of(one) is not None and post_of(one)._holder is not None)
+        with pytest.raises(StoreTimeoutError, match="'k'"):
+            two.get("k")
+        two.set("k", "1")
+    assert asks.result == b"1"
+
+
+def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SHARED_POLL_LAST_S", SLEEPS_S)
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
+        with start_thread(one.get, "k1") as asks:
+            until(lambda: post_of(one) is not None and post_of(one)._byte(node.PACE) > node.SLOW_PACE_MS)
+            with start_thread(two.get, "k2") as follows:
+                until(lambda: len(post_of(one)._waiting) == 2)
+                until(lambda: post_of(one)._byte(node.PACE) <= node.SLOW_PACE_MS)
+                two.set("k2", "1")
+            assert follows.result == b"1"
+            assert asks.is_alive()
+            one.set("k1", "1")
+        assert asks.result == b"1"
+    afar.close()
+
+
+# Processes
+
+
+def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Callable[..., Any]) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar:
+        first = workers("one", "two")
+        wait_until_ready(first)
+        until(lambda: bell_of(afar) and os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
+        second = workers("one", "two")
+        wait_until_ready(second)
+        write_from_afar(afar, "one")
+        assert first.stdout.readline() == second.stdout.readline() == "one\n"
+        first.kill()
+        write_from_afar(afar, "two")
+        assert second.stdout.readline() == "two\n"
+
+
+def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[..., Any]) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar:
+        first = workers("one", slow=0.05)
+        wait_until_ready(first)
+        until(lambda: os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
+        os.kill(first.pid, signal.SIGSTOP)
+        second = workers("one", slow=0.05)
+        wait_until_ready(second)
+        write_from_afar(afar, "one")
+        assert second.stdout.readline() == "one\n"
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.stdout.readline() == "one\n"
+
+
+def bell_of(store: FileStore) -> str:
+    return node_bell_path(store._log.header.log_id)
+
+
+def _beats(path: str) -> int:
+    return Path(path).read_bytes()[node.BEAT : node.BEAT + 1] not in (b"", b"\0")
+
+
+def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as store, start_thread(store.get, "k") as thread:
+        until(lambda: post_of(store) is not None and post_of(store)._held)
+        (fd,) = post_of(store)._held
+        child = os.fork()
+        if not child:
+            try:
+                os.fstat(fd)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store.set("k", "1")
+    assert thread.result == b"1"
+
+
+# The directory
+
+
+def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(node_bell_path(b"x" * 16))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    monkeypatch.setattr(system, "hostname", lambda: "another")
+    assert Path(node_bell_path(b"x" * 16)) != path
+    assert Path(node_bell_path(b"x" * 16)).parent == path.parent
+
+
+def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = place / "runtime"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert node_bell_path(b"x" * 16).startswith(str(place / "node"))
+    runtime.mkdir()
+    assert node_bell_path(b"x" * 16).startswith(str(runtime))
+
+
+@pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
+def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
+    trap: str, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = place / "node" / f"fscoord-{os.geteuid()}"
+    if trap == "link":
+        (place / "elsewhere").mkdir(mode=0o700)
+        directory.symlink_to(place / "elsewhere")
+    elif trap == "file":
+        directory.write_bytes(b"")
+    else:
+        directory.mkdir(mode=0o700)
+        if trap == "open to all":
+            directory.chmod(0o777)
+        else:
+            monkeypatch.setattr(node, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
+    with pytest.raises(OSError):
+        node_bell_path(b"x" * 16)
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
+        with start_thread(store.get, "k") as thread:
+            until(lambda: store._waiting._tickets)
+            write_from_afar(afar, "k")
+        assert thread.result == b"v"
+    assert "can't be used" in caplog.text
+
+
+@pytest.mark.parametrize("harm", ["truncate", "remove", "make a link"])
+def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
+    harm: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket, "SLOW_LAST_S", 0.05)
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
+        with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:
+            until(lambda: post_of(one) is not None and len(post_of(one)._waiting) == 2)
+            bell = bell_of(afar)
+            if harm == "truncate":
+                os.truncate(bell, 0)
+            else:
+                os.unlink(bell)
+                if harm == "make a link":
+                    os.symlink("/nowhere", bell)
+            write_from_afar(afar, "k")
+        assert first.result == second.result == b"v"
