@@ -127,7 +127,15 @@ def start_of_bad(found: list[Step], offset: int) -> int | None:
     return 0
 
 
-def judge(path: str, data: bytes, offset: int, found: list[Step]) -> str:
+def judge_flipped(path: str, data: bytes, bit: int, found: list[Step]) -> str:
+    """Return "damage" or "same", what fresh handles say of the log `data` in which `bit` is flipped.
+
+    Of each byte's bits one is also met by a writer, and every one if FSCOORD_SCALE is above 1.
+    """
+    return judge(path, flip(data, bit), bit // 8, found, writing=ALL or bit % 8 == bit // 8 % 8)
+
+
+def judge(path: str, data: bytes, offset: int, found: list[Step], *, writing: bool = True) -> str:
     """Return "damage" or "same", what fresh handles say of the log `data`, damaged at byte `offset`."""
     put(path, data)
     bad = start_of_bad(found, offset)
@@ -137,6 +145,8 @@ def judge(path: str, data: bytes, offset: int, found: list[Step]) -> str:
         assert bad is None, f"byte {offset}: damage to a record goes unnoticed"
         return "same"
     assert reported == bad or bad is None
+    if not writing:
+        return "damage"
     with pytest.raises(CorruptLogError) as caught, opened(path) as handle:
         handle.write(b"new", b"value")
     assert caught.value.offset == reported
@@ -174,7 +184,7 @@ def test_every_single_flipped_bit_is_damage_or_changes_nothing(name: str, path: 
     write(path, durable)
     data = contents(path)
     found = steps(data)
-    verdicts = Counter(judge(path, flip(data, bit), bit // 8, found) for bit in bits_to_flip(data))
+    verdicts = Counter(judge_flipped(path, data, bit, found) for bit in bits_to_flip(data))
     assert verdicts["damage"] > 8 * HEADER_SIZE
     assert (verdicts["same"] > 0) == (name in {"voided", "voided, durable", "unsynced, durable"})
 
