@@ -17,6 +17,7 @@ from fscoord import (
     CorruptLogError,
     FileStore,
     FscoordError,
+    HoldLostError,
     InsecurePathError,
     LimitExceededError,
     QueueEmptyError,
@@ -33,6 +34,7 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    WorkFailedError,
     errors,
 )
 from fscoord.arguments import VALUE_MAX
@@ -44,6 +46,7 @@ EXAMPLES = [
     (click.UsageError("x"), 64),
     (LimitExceededError("x"), 64),
     (BarrierError("x"), 64),
+    (errors.NoProcessGroupError("x"), 64),
     (ValueError("x"), 64),
     (OverflowError("x"), 64),
     (CorruptLogError("x", offset=3, reason="y"), 65),
@@ -53,6 +56,8 @@ EXAMPLES = [
     (StaleRunError("x"), 69),
     (BrokenBarrierError("x"), 69),
     (UnsupportedFilesystemError("x"), 69),
+    (HoldLostError("x"), 69),
+    (WorkFailedError("x"), 69),
     (RendezvousError("x"), 69),
     (RendezvousClosedError("x"), 69),
     (RendezvousConnectionError("x"), 69),
