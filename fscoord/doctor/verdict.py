@@ -177,9 +177,11 @@ def _is_sound(findings: Findings, kind: str) -> bool:
 
 
 def _about_stuck(findings: Findings) -> Iterable[str]:
-    if not any(check.measured.get("stuck") and check.lock for check in findings.checks):
+    is_nfs = findings.facts["kind"] in {"nfs", "nfs4"}
+    stuck = any(check.measured.get("stuck") and check.lock for check in findings.checks)
+    if not stuck and not (is_nfs and _has_no_locks(findings)):  # ENOLCK on NFS: nobody answered for the lock manager
         return
-    if findings.facts["kind"] in {"nfs", "nfs4"}:
+    if is_nfs:
         yield (
             "the lock manager does not answer: on NFS 3 rpc.statd must run on every host and lockd's ports be open in"
             " both directions (rpcinfo -p SERVER shows them), or mount by NFS 4, which needs neither; nolock ends the"

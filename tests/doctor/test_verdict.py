@@ -157,6 +157,13 @@ def test_a_silent_lock_manager_gets_its_hint():
     assert "lock service" in " ".join(verdict(facts("lustre", "flock"), found, None)["recommendations"])
 
 
+def test_no_locks_on_nfs_is_a_lock_manager_that_is_not_there():
+    found = checks(PROCESSES)
+    found[0] = Check("exclusion", PROCESSES, BAD, "there are no such locks here", "ofd", {"missing": True})
+    assert "rpc.statd" in " ".join(verdict(facts("nfs", "vers=3"), found, None)["recommendations"])
+    assert "rpc.statd" not in " ".join(verdict(facts("lustre", "flock"), found, None)["recommendations"])
+
+
 def test_instances_that_did_not_come_are_missed():
     local = verdict(facts("ext4"), checks(PROCESSES), None, expected=2, came=1)
     assert local["verdict"] == NOT_SAFE
