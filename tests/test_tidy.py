@@ -266,7 +266,7 @@ SYSTEM_ALLOWED = {
 EXTRAS = {
     "click": ["cli", "cli.*"],
     "rich": ["cli", "cli.*"],
-    "torch": ["barriers.torch", "integrations.torch", "stores.tcp_connections"],
+    "torch": ["barriers.torch", "integrations.*", "stores.tcp_connections"],
     "etcd3gw": [],
 }
 
@@ -367,7 +367,7 @@ def test_modules_and_functions_stay_small(name: str) -> None:
 
 def lacks_an_extra(name: str) -> bool:
     """Return whether the module can't be imported here, for want of torch: `tox -e torch` looks at it."""
-    return name == "integrations.torch" and find_spec("torch") is None
+    return name.startswith("integrations.torch") and find_spec("torch") is None
 
 
 @every_module
