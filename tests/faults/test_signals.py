@@ -152,7 +152,8 @@ def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
             run(at, lambda: OPERATIONS["wait"](store))
         reached = at.reached
         del store
-        gc.collect()
+        if descriptors() != open_before:  # what the error's traceback holds
+            gc.collect()
         assert descriptors() == open_before, at.where
     assert number > 15
 
