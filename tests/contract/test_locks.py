@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from contract.places import HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyStore
-from contract.worker import Workers, start
+from contract.worker import Workers, start, work
 
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, _line
@@ -332,6 +332,29 @@ def test_what_the_dead_held_is_free_and_who_waited_behind_them_is_served(tmp_pat
         assert waiter.join()
     assert [owner.owner.rpartition(":")[2] for owner in lock.owners()] == [str(os.getpid())]
     place.close()
+
+
+def no_overlap(directory: str, processes: int, times: int) -> None:
+    place = Place("file-ofd", directory)
+    store = place.open()
+    store.set("n", "0")
+    assert sum(work(store, place.spec(), "count_under_lock", [["l", times]] * processes)) == processes * times
+    assert store.get("n") == b"%d" % (processes * times)
+    tokens = [int(token) for token in store.get("tokens").split()]
+    assert tokens == list(range(1, processes * times + 1))
+    assert Lock(store, "l")._line.entries() == []
+    assert not store.list_keys("l/wake")
+    place.close()
+
+
+def test_the_holds_of_processes_do_not_overlap(tmp_path: Path) -> None:
+    no_overlap(str(tmp_path), 4, 25)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("processes", "times"), [(8, 500), (32, 1000)])
+def test_thousands_of_holds_of_many_processes_do_not_overlap(tmp_path: Path, processes: int, times: int) -> None:
+    no_overlap(str(tmp_path), processes, times)
 
 
 def test_what_the_dead_held_is_free_for_who_does_not_wait(tmp_path: Path) -> None:

@@ -52,6 +52,16 @@ def test_one_does_the_work_and_all_get_its_value(place: Place, store: Store) -> 
     assert once(store, "w", lambda: pytest.fail("it is done")) == results[0]
 
 
+def test_who_waited_for_the_work_does_not_do_it_again(place: Place, store: Store) -> None:
+    def work() -> bytes:
+        threads.append(start_thread(once, place.open(how="clone"), "w", lambda: pytest.fail("it is done")))
+        until(Lock(place.open(how="clone"), "w").waiters)
+        return b"done"
+
+    threads: list[Any] = []
+    assert once(store, "w", work) == threads[0].join() == b"done"
+
+
 def test_an_empty_value_is_a_value(store: Store) -> None:
     assert once(store, "w", lambda: b"") == b""
     assert once(store, "w", lambda: b"other") == b""

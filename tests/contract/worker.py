@@ -115,6 +115,18 @@ def hold(store: Store, name: str) -> None:
         store.wait(["never"])
 
 
+def count_under_lock(store: Store, name: str, times: int) -> int:
+    """Count with get and set alone, and write down every token."""
+    lock = Lock(store, name)
+    for _ in range(times):
+        with lock:
+            count = int(store.get("n"))
+            store.append("tokens", f"{lock.token} ")
+            store.set("n", str(count + 1))
+            lock.check()
+    return times
+
+
 def hold_semaphore(store: Store, name: str, value: int) -> None:
     with Semaphore(store, name, value):
         store.wait(["never"])
