@@ -194,7 +194,7 @@ LAYERS = [
         ],
     ),
     ("recipes", ["recipes.*"]),
-    ("recipes.*", ["recipes.*", "arguments", "store", "_system", "errors"]),
+    ("recipes.*", ["recipes.*", "collectives", "arguments", "store", "_system", "errors"]),
     ("_network", ["_system", "errors"]),
     ("rendezvous", ["rendezvous.*", "errors"]),
     (

@@ -1,6 +1,7 @@
 """Recipes on the contract of `~fscoord.Store` alone: what several processes need to take turns and share work."""
 
 from fscoord.recipes._hold import Waiter
+from fscoord.recipes.double_barrier import DoubleBarrier
 from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.latch import Latch
 from fscoord.recipes.lock import Lock, RLock
@@ -8,4 +9,15 @@ from fscoord.recipes.once import once
 from fscoord.recipes.rwlock import ReadWriteLock
 from fscoord.recipes.semaphore import Semaphore
 
-__all__ = ["Election", "Latch", "Leader", "Lock", "RLock", "ReadWriteLock", "Semaphore", "Waiter", "once"]
+__all__ = [
+    "DoubleBarrier",
+    "Election",
+    "Latch",
+    "Leader",
+    "Lock",
+    "RLock",
+    "ReadWriteLock",
+    "Semaphore",
+    "Waiter",
+    "once",
+]

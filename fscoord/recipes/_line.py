@@ -208,11 +208,19 @@ class Line:
                 return entries
             text = None
         self._text = new
-        for entry in served:
-            if len(changed) > len(entries) and entry is changed[-1]:
-                continue  # it is the one who just joined, and knows
-            self._store.set(self._wake_key(entry.id), b"1")
+        knows = changed[-1].id if len(changed) > len(entries) else ""  # who has just joined
+        self._wake([entry.id for entry in served if entry.id != knows])
         return changed
+
+    def _wake(self, names: list[str]) -> None:
+        for name in names:
+            self._store.set(self._wake_key(name), b"1")
+        if names:
+            # Who looked before it was woken may have left already: then nobody else removes its key.
+            there = {entry.id for entry in self.entries()}
+            for name in names:
+                if name not in there:
+                    self._store.delete_key(self._wake_key(name))
 
     def _serve(self, last: int, entries: list[Entry]) -> tuple[int, list[Entry], list[Entry]]:
         """Return the last token, the entries, and those of them whose turn has come with this."""

@@ -246,6 +246,27 @@ def test_the_next_gets_it_though_its_waker_died(place: Place, store: Store, monk
     assert waiter.result
 
 
+def test_the_key_that_wakes_somebody_who_has_gone_already_does_not_stay(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(PrefixStore):
+        def set(self, key: Any, value: Any) -> None:
+            waiter.join()  # it has looked by itself, had its turn and gone
+            super().set(key, value)
+
+    def come_and_go() -> None:
+        with Lock(PrefixStore("x", place.open(how="clone")), "l", HANG_S):
+            pass
+
+    monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
+    lock = Lock(Slow("x", store), "l")
+    assert lock.acquire()
+    waiter = start_thread(come_and_go)
+    until(lock.waiters)
+    lock.release()
+    assert not PrefixStore("x", store).list_keys("l/wake")
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_an_interruption_at_any_operation_leaves_nothing_held_and_nobody_waiting(

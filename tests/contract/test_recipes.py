@@ -12,9 +12,10 @@ from contract.places import HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyStore
 from contract.worker import Workers, start
 
-from fscoord.errors import HoldLostError, StoreTimeoutError, WorkFailedError
-from fscoord.recipes import Election, Latch, Lock, election, latch, once
+from fscoord.errors import BarrierError, BrokenBarrierError, HoldLostError, StoreTimeoutError, WorkFailedError
+from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, election, latch, once
 from fscoord.store import Store
+from fscoord.stores.file import FileStore
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -183,6 +184,58 @@ def test_a_latch_waits_as_long_as_the_store_unless_it_is_told(store: Store) -> N
     for count in (0, "1"):
         with pytest.raises((ValueError, TypeError)):
             Latch(store, "l", count)
+
+
+# Double barriers
+
+
+def test_nobody_begins_before_all_have_come_and_nobody_goes_before_all_have_ended(place: Place, store: Store) -> None:
+    seen: list[str] = []
+
+    def run(rank: int) -> None:
+        with DoubleBarrier(place.open(how="clone"), "d", 3, rank, HANG_S):
+            seen.append("begun")
+        seen.append("gone")
+
+    threads = [start_thread(run, rank) for rank in (0, 1)]
+    until(lambda: store.check(["d/enter/arrivals"]))
+    assert seen == []
+    last = DoubleBarrier(store, "d", 3, 2, HANG_S)
+    last.enter()
+    until(lambda: seen == ["begun"] * 2)
+    last.leave()
+    for thread in threads:
+        thread.join()
+    assert seen == ["begun"] * 2 + ["gone"] * 2
+
+
+def test_both_ends_have_a_deadline_and_name_the_missing(place: Place, store: Store) -> None:
+    first, second = DoubleBarrier(store, "d", 2, 0, 0.01), DoubleBarrier(place.open(how="clone"), "d", 2, 1, HANG_S)
+    with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\], timeout=0.01") as caught:
+        first.enter()
+    assert caught.value.missing_ranks == ("1",)
+    second.enter()
+    first.enter()
+    with pytest.raises(StoreTimeoutError, match=r"d/leave .*missing_ranks=\[0\], timeout=0\)"):
+        second.leave(0)
+    first.leave()
+    second.leave()
+    with pytest.raises(BarrierError, match="used before"):
+        first.enter()
+
+
+def test_a_body_that_raises_does_not_wait_for_the_others(place: Place, store: Store) -> None:
+    with pytest.raises(Failed), DoubleBarrier(store, "d", 1, 0):
+        raise Failed
+    assert not store.check(["d/leave/arrivals"])
+
+
+def test_a_double_barrier_ends_when_one_of_them_dies(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "store", timeout=HANG_S) as store:
+        with FileStore(tmp_path / "store", rank=1) as other, start_thread(DoubleBarrier(store, "d", 2, 0).enter):
+            DoubleBarrier(other, "d", 2, 1, HANG_S).enter()
+        with pytest.raises(BrokenBarrierError):
+            DoubleBarrier(store, "d", 2, 0, fail_fast=True).leave()
 
 
 # Elections

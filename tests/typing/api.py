@@ -43,7 +43,7 @@ from fscoord.barriers import (
     register_barrier,
 )
 from fscoord.environment import detect, rank_and_world_size
-from fscoord.recipes import Election, Latch, Leader, Lock, ReadWriteLock, RLock, Semaphore, Waiter, once
+from fscoord.recipes import DoubleBarrier, Election, Latch, Leader, Lock, ReadWriteLock, RLock, Semaphore, Waiter, once
 
 
 def contract(store: Store) -> None:
@@ -141,6 +141,8 @@ def recipes(store: Store) -> None:
     with Election(store, "name", b"data") as election:
         assert_type(election.leader(), Leader | None)
         assert_type(election.observe(after=1, timeout=5).data, bytes)
+    with DoubleBarrier(store, "name", 4, 0, timeout=5, fail_fast=True) as both:
+        both.leave(timeout=timedelta(seconds=1))
     assert_type(Latch(store, "name", 3).count_down(), int)
     assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
 
