@@ -63,6 +63,7 @@ def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, 
 @click.option("--rdzv-endpoint", metavar="PATH", default="", help="Where the nodes meet: a path that all can reach.")
 @click.option("--rdzv-id", metavar="ID", help="Names the job. [default: that of Slurm or another launcher, else none]")
 @click.option("--rdzv-conf", metavar="K=V,...", callback=_config, default="", help="Options of the rendezvous.")
+@click.option("--local-addr", metavar="ADDRESS", help="How others reach this node. [default: its host name]")
 @click.option("--standalone", is_flag=True, help="One node, whatever the environment says.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Failures to survive.")
 @click.option(
@@ -130,7 +131,7 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
     endpoint = "" if options["standalone"] else options["rdzv_endpoint"]
     run_id = options["rdzv_id"] or _text(found.run_id) or "none"
-    params = RendezvousParameters("c10d", endpoint, run_id, least, most, **options["rdzv_conf"])
+    params = RendezvousParameters("c10d", endpoint, run_id, least, most, options["local_addr"], **options["rdzv_conf"])
     settings = RendezvousSettings.from_parameters(params)
     backend, store = create_backend(params)
     temporary = "" if options["log_dir"] else system.make_private_directory()
@@ -143,7 +144,7 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         options["grace"],
         Streams(options["redirects"], options["tee"]),
     )
-    handler = DynamicRendezvousHandler(settings, backend, store, owns_store=True)
+    handler = DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
     kept = ""
     try:
         outcome = Agent(job, handler, store, Console()).run()

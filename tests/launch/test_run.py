@@ -15,13 +15,16 @@ SAY = "os.write(1, b'%d\\n' % os.getpid())\n"
 
 SLEEP = SAY + "time.sleep(600)\n"
 ABANDON = f"""
+here, there = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         {SAY}
+        os.write(there, b"said")
         time.sleep(600)
     os._exit(0)
 os.wait()
+os.read(here, 4)
 """
 """Leaves a daemon behind, in a session of its own, whose parent has ended; it says its number."""
 
