@@ -6,7 +6,19 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import barriers, contended, deadline, history, machine, rendezvous, report, start, uncontended, wakeup
+from benchmarks import (
+    barriers,
+    contended,
+    deadline,
+    deaths,
+    history,
+    machine,
+    rendezvous,
+    report,
+    start,
+    uncontended,
+    wakeup,
+)
 from benchmarks.measure import Row, Settings
 
 BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -15,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "deadline": deadline.measure,
     "contended": contended.measure,
     "barrier": barriers.measure,
+    "deaths": deaths.measure,
     "rendezvous": rendezvous.measure,
     "history": history.measure,
     "start": start.measure,

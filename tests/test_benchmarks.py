@@ -29,6 +29,7 @@ WORKS = [
     "add, 8 processes at once",
     "barrier of 2 processes",
     "barrier of 8 processes",
+    "death of one of 2 ranks known to the others after",
     "rendezvous of 2 nodes",
     "replay",
     "open after 2000 operations on 1000 keys",
