@@ -145,10 +145,11 @@ class Presence(Successive):
 
     # -- who lives -------------------------------------------------------------------------------------------------
 
-    def lives(self, number: int, home: Home) -> bool | None:
+    def lives(self, number: int, home: Home | None) -> bool | None:
         """Return whether session `number` lives; None if that can't be known.
 
-        False without a record in `deaths` is evidence, not the verdict: see `bury`.
+        False without a record in `deaths` is evidence, not the verdict: see `bury`. Without `home` its byte alone is
+        asked: for who is told of the death of its process anyway.
         """
         session = self.sessions.get(number)
         if number in self.deaths or session is None:
@@ -158,12 +159,12 @@ class Presence(Successive):
         try:
             alive = self._open_alive(create=False)
             if alive is None or alive.id != session.alive_id:
-                return False if home.has_seen_die(session) else None
-            return alive.is_held(number) and not home.has_seen_die(session)
+                return False if home is not None and home.has_seen_die(session) else None
+            return alive.is_held(number) and not (home is not None and home.has_seen_die(session))
         except (OSError, FscoordError):
             return None
 
-    def lives_now(self, number: int, home: Home) -> bool | None:
+    def lives_now(self, number: int, home: Home | None) -> bool | None:
         """As `lives`, for who does not hold the mutex."""
         return self.inspect(lambda: self.lives(number, home))
 

@@ -48,19 +48,23 @@ class Vigil:
         now = system.time.monotonic()
         if dead or now - self._started < BEGIN_S or self._log.read_only:
             return dead
-        suspects = self._log.undead(self._ranks)
-        if now - self._probed < PROBE_S:
-            suspects = [number for number in suspects if not self._is_watched(number)]
-        else:
+        watched: list[int] = []
+        others: list[int] = []
+        for number in self._log.undead(self._ranks):
+            (watched if self._is_watched(number) else others).append(number)
+        home = Home.find() if others else None
+        fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
+        if now - self._probed > PROBE_S:
             self._probed = now
-        if not suspects:
-            return []
-        home = Home.find()
-        for number in suspects:
-            self._watch(number, home)
-            if self._log.lives_now(number, home) is False:
-                self._log.bury(number, limit)
-        return self._log.dead_ranks(self._ranks)
+            fallen += [number for number in watched if self._log.lives_now(number, None) is False]
+        for number in fallen:
+            self._log.bury(number, limit)
+        return self._log.dead_ranks(self._ranks) if fallen else []
+
+    def _seems_dead(self, number: int, home: Home) -> bool:
+        """Return whether the session seems dead; if not, watch its process where that can be done."""
+        self._watch(number, home)
+        return self._log.lives_now(number, home) is False
 
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of this session's process would end the sleep."""
@@ -70,7 +74,6 @@ class Vigil:
         session = self._log.sessions[number]
         if number in self._watched or not home.shares_processes_with(session):
             return
-        if self._waiting.watch_process(session.pid) and home.is_the_same(
-            session
-        ):  # in this order: it may die meanwhile
+        is_watched = self._waiting.watch_process(session.pid)
+        if is_watched and home.is_the_same(session):  # in this order: it may die meanwhile
             self._watched.add(number)

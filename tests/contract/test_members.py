@@ -1,0 +1,74 @@
+"""Who has a store open: what every store answers, and what those answer that can tell the living from the dead."""
+
+from __future__ import annotations
+
+import pytest
+from contract.places import Place
+
+from fscoord import StoreTimeoutError, barrier
+
+
+def can_tell(place: Place) -> bool:
+    return place.is_file and place.lock != "soft"
+
+
+def test_a_store_says_whether_it_can_tell_who_lives(place: Place) -> None:
+    assert place.open().has_liveness is can_tell(place)
+
+
+def test_members_are_the_handles_that_have_said_who_they_are(place: Place) -> None:
+    one, two = place.open(), place.open()
+    one.be_rank(0)
+    two.be_rank(1)
+    if not place.is_file:
+        assert one.members() == []
+        assert one.session == 0
+        return
+    found = {member.number: (member.rank, member.alive) for member in one.members()}
+    alive = "yes" if can_tell(place) else "unknown"
+    assert found[one.session] == (0, alive)
+    assert found[two.session] == (1, alive)
+    assert [member.number for member in two.members([1])] == [two.session]
+    assert two.members([7]) == []
+
+
+def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
+    one, two = place.open(), place.open(how="clone")
+    one.be_rank(0)
+    two.be_rank(1)
+    number = two.session
+    assert one.dead_ranks([0, 1]) == []
+    two.close()
+    place._opened[-1].close()  # a view leaves its store open
+    assert one.dead_ranks([0, 1, 2]) == ([1] if can_tell(place) else [])
+    assert one.dead_sessions([number]) == ([number] if can_tell(place) else [])
+
+
+def test_a_wait_that_watches_is_a_wait(place: Place) -> None:
+    store = place.open()
+    store.set("k", "v")
+    assert store.wait_alive(["k"], [1, 2]) == []
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.wait_alive(["k", "missing"], [1], 0.03)
+    assert caught.value.keys == (place.full("missing"),)
+
+
+def test_a_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
+    store = place.open()
+    barrier(store, 1, "b", 5, 0, fail_fast=True)
+    with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\]"):
+        barrier(store, 2, "c", 0.03, 0, fail_fast=True)
+
+
+@pytest.mark.parametrize("call", ["be_rank", "dead_ranks", "wait_alive"])
+def test_a_rank_is_an_integer(call: str, place: Place) -> None:
+    if not place.is_file:
+        return  # it keeps no ranks
+    store = place.open()
+    bad: object = "1"
+    with pytest.raises(TypeError, match="rank is an int"):
+        {
+            "be_rank": lambda: store.be_rank(bad),  # type: ignore[arg-type]
+            "dead_ranks": lambda: store.dead_ranks([bad]),  # type: ignore[list-item]
+            "wait_alive": lambda: store.wait_alive(["k"], [bad], 0),  # type: ignore[list-item]
+        }[call]()
