@@ -43,6 +43,7 @@ LAYERS = [
     ("_log.news", ["_log.bell", "_log.consumer", "_log.record"]),
     ("_log.node", ["_log.bell", "_log.mount", "_log.path", "_system", "errors"]),
     ("_log.watch", ["_logger", "_events", "_log.bell", "_log.node", "_log.ticket", "_log.path", "_system", "errors"]),
+    ("_log.stuck", ["_logger", "_system"]),
     ("_log.ticket", ["_log.node", "_log.watch", "_system"]),  # a part of watch, which knows its type
     ("_log.shared", ["_system"]),
     ("_log.successor", []),

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.consumer import Consumer
-from fscoord._log.file import LogFile
+from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import BASE, KIND_NAMES, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
 from fscoord._log.news import News
 from fscoord._log.opening import Wanted, read_header
 from fscoord._log.reader import APPLYING, CHUNK, STALE, Suspect
 from fscoord._log.record import Header, Record, Session
+from fscoord._log.stuck import Call
 from fscoord._logger import logger
 from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
 
@@ -73,8 +74,7 @@ def open_log_file(
 class SharedLogFile(LogFile):
     """A `LogFile` that other hosts write to.
 
-    Attributes:
-        coherence: ``"direct"`` or ``"locked"``; the former becomes the latter where direct reads are refused.
+    ``coherence`` is ``"direct"`` or ``"locked"``; the former becomes the latter where direct reads are refused.
     """
 
     _is_shared = True
@@ -96,7 +96,12 @@ class SharedLogFile(LogFile):
         self._failure: StoreUnavailableError | None = None
         self._has_written = False  # with the lock that is held, or was held last
         self._choose(coherence)
-        super().__init__(path, self._news, wanted, introduce, participants, mount)
+        self._call = Call(path)
+        try:
+            super().__init__(path, self._news, wanted, introduce, participants, mount)
+        except BaseException:
+            self._call.close()
+            raise
 
     def _choose(self, coherence: str) -> None:
         self.coherence = coherence
@@ -105,6 +110,27 @@ class SharedLogFile(LogFile):
         self._read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
         # Open for reading, too, the kernel fetches the page that an append begins in: one request more.
         self._write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
+
+    def refresh(self, limit: float) -> None:
+        """As for a local log; a call that is stuck is told of."""
+        self._call.begin()
+        try:
+            super().refresh(limit)
+        finally:
+            self._call.end()
+
+    def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
+        """As for a local log; a call that is stuck is told of."""
+        self._call.begin()
+        try:
+            return super().update(kind, key, value, decide, limit)
+        finally:
+            self._call.end()
+
+    def close(self) -> None:
+        """As for a local log."""
+        super().close()
+        self._call.close()
 
     def take_news(self) -> Collection[int]:
         """Return the buckets (see `bell`) of all keys that records were read of, or written, since the last call."""
@@ -314,7 +340,9 @@ class SharedLogFile(LogFile):
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
         if not self._trouble & STALE:
+            self._call.end()  # this wait has a deadline
             super()._wait_for_lock(attempt, started, limit)
+            self._call.begin()
 
     def _open_again(self) -> None:
         self._failure = None

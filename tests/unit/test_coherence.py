@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from contract.places import start_thread
 from faults.shared_os import SharedOs, shared_os
 from unit.plain_reader import read_log
 
@@ -19,7 +22,7 @@ from fscoord import (
     UnsupportedFilesystemError,
     _system as system,
 )
-from fscoord._log import coherence
+from fscoord._log import coherence, stuck
 from fscoord.stores.dump import dump
 
 LIMIT_S = 30
@@ -330,3 +333,33 @@ def test_a_caution_is_logged(path: str, mounted: object, caplog: pytest.LogCaptu
     mounted("beegfs x rw")  # type: ignore[operator]
     with FileStore(path):
         assert "tuneUseGlobalFileLocks" in caplog.text
+
+
+# A server that does not answer
+
+
+def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stuck, "FIRST_S", 0.02)
+    told, answers = threading.Event(), threading.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "stuck" in record.getMessage():
+                told.set()
+
+    handler = Told()
+    logging.getLogger("fscoord").addHandler(handler)
+    try:
+        with FileStore(path, timeout=LIMIT_S) as store:
+            store.set("k", "1")
+            with kernel.instead(lambda name, real, arguments: answers.wait(LIMIT_S) if name == "fstat" else None):
+                with start_thread(store.set, "k", "2") as thread:
+                    assert told.wait(LIMIT_S)
+                    answers.set()
+                assert thread.result is None
+            assert store.get("k") == b"2"
+    finally:
+        logging.getLogger("fscoord").removeHandler(handler)
+    assert path in caplog.text
