@@ -82,11 +82,11 @@ class _Crew:
         with interruptions_wait():
             for member in self._members:
                 member.kill()  # does nothing to one that has been waited for
-            for member in self._members:
-                member.wait()
-                for pipe in (member.stdin, member.stdout):
-                    if pipe is not None:
-                        pipe.close()
+        for member in self._members:  # whoever can't wait for one that is stuck in the kernel may interrupt this
+            member.wait()
+            for pipe in (member.stdin, member.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     def hire(self, arguments: list[str]) -> None:
         """Start one more process."""
