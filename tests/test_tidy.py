@@ -257,7 +257,7 @@ SYSTEM_ALLOWED = {
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "launch.warden": ({"ctypes", "open", "os", "select", "signal"}, "is a program by itself, outside of the package"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
-    "cli.run": ({"signal"}, "ends its workers when it is told to end itself"),
+    "cli.run": ({"signal"}, "names the signals that killed workers"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_interruptions": ({"signal"}, "is about nothing else"),
     "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),

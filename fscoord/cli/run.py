@@ -6,14 +6,12 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from fscoord import _system as system, environment
+from fscoord._interruptions import signals_end_it
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
@@ -107,7 +105,7 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
       fscoord run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint /scratch/job --rdzv-id 7 train.py
       fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
     """
-    with _signals_end_it():
+    with signals_end_it():
         outcome = _run(_command(program, arguments, is_module=options["module"]), options)
     if not outcome.is_success:
         _show(outcome)
@@ -168,24 +166,6 @@ def _slurm_nodes() -> tuple[int, int] | None:
 
 def _text(run_id: environment.RunId | None) -> str:
     return "" if run_id is None else run_id if isinstance(run_id, str) else f"{run_id[0]}-{run_id[1]}"
-
-
-@contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, which would end this process on the spot, stop the workers first."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    if system.threading.current_thread() is not system.threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _show(outcome: Outcome) -> None:
