@@ -33,6 +33,7 @@ WORKS = [
     "rendezvous of 2 nodes",
     "replay",
     "open after 2000 operations on 1000 keys",
+    "files after 2000 operations on 1000 keys",
     "import fscoord",
     "a whole process: import, open, set",
 ]
