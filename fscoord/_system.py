@@ -97,11 +97,10 @@ def namespace(kind: str) -> int:
         return 0
 
 
-def has_ended(pidfd: int) -> bool:
-    """Return whether the process of `pidfd` has ended, all its threads too, reaped or not (pidfd_open(2))."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+def is_zombie(pid: int) -> bool:
+    """Return whether process `pid` has ended, all its threads too, and has not been waited for (proc_pid_stat(5))."""
+    fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return len(fields) > 17 and fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def _proc_text(path: str) -> str:

@@ -142,15 +142,12 @@ class Home(NamedTuple):
         if not self.shares_processes_with(session):
             return False
         try:
-            fd = system.os.pidfd_open(session.pid)
+            system.os.kill(session.pid, 0)
         except ProcessLookupError:
             return True
-        except (OSError, AttributeError):  # no descriptor left, or no pidfd_open(2), Linux 5.3
-            return False
-        try:
-            return system.has_ended(fd) or self.is_another(session)
-        finally:
-            system.close_quietly(fd)
+        except (OSError, OverflowError):  # it is another user's, or no number of a process
+            pass
+        return self.is_another(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:
         """Return whether the process number of `session` means the same process here."""

@@ -18,7 +18,16 @@ import pytest
 from contract.places import start_thread
 from faults.test_fork import until
 
-from fscoord import BrokenBarrierError, FileStore, PrefixStore, StoreTimeoutError, barrier, gather, synchronize
+from fscoord import (
+    BrokenBarrierError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    StoreTimeoutError,
+    barrier,
+    gather,
+    synchronize,
+)
 from fscoord._log import ticket as log_ticket
 from fscoord.stores import vigil
 from fscoord.stores.dump import dump
@@ -318,3 +327,15 @@ def test_a_time_out_does_not_wait_for_a_lock_to_tell_who_is_dead(path: str) -> N
             assert time.monotonic() - started < HANG_S / 2
             stuck._log._lock.unlock()
         assert store.dead_ranks([1]) == [1]
+
+
+def test_a_verdict_on_a_barrier_that_was_broken_before_breaks_no_later_one() -> None:
+    store = HashStore(timeout=HANG_S)
+    store.set("b/arrivals", "0/2 !0:1 0/2 !0:1 ")  # the second who found the death was slow to say so
+    barrier(store, 2, "b", HANG_S, 1, fail_fast=True)
+
+
+def test_a_verdict_on_who_had_come_breaks_nothing() -> None:
+    store = HashStore(timeout=HANG_S)
+    store.set("b/arrivals", "0/2 !0:0 ")
+    barrier(store, 2, "b", HANG_S, 1, fail_fast=True)
