@@ -196,3 +196,23 @@ def test_rendezvous_of_two_names_do_not_touch_each_other():
     one, two = C10dRendezvousBackend(store, "1"), C10dRendezvousBackend(store, "2")
     one.set_state(b"one")
     assert two.get_state() is None
+
+
+@pytest.mark.torch
+def test_torchs_own_backend_and_ours_take_turns_on_one_store():
+    import torch.distributed as dist
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend as Theirs
+
+    store = dist.HashStore()
+    ours, theirs = C10dRendezvousBackend(store, "id"), Theirs(store, "id")
+    assert theirs.get_state() is None
+    _, old, won = ours.set_state(b"one")
+    assert won
+    state, token = theirs.get_state()
+    assert state == b"one"
+    assert theirs.set_state(b"two", token)[2] is True
+    assert ours.set_state(b"late", old)[2] is False
+    state, token = ours.get_state()
+    assert state == b"two"
+    assert ours.set_state(b"three", token)[2] is True
+    assert theirs.get_state()[0] == b"three"

@@ -1,0 +1,5 @@
+"""What the tests on every kind of store need here as well."""
+
+from contract.conftest import _torch_has_opened_what_it_keeps
+
+__all__ = ["_torch_has_opened_what_it_keeps"]
