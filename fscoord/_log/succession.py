@@ -85,6 +85,14 @@ class Successive(Contender):
             self._drop(root_fd)
         self._trouble &= ~ASTRAY
 
+    def _reopen(self, flags: int, keep: set[int]) -> int:
+        try:
+            return super()._reopen(flags, keep)
+        except OSError as error:
+            if self.header.generation and error.errno in _GONE:  # NFS: a name that another host has removed lingers
+                raise Vanished from None
+            raise
+
     @property
     def _writing(self) -> int:
         """The flags to open a generation for writing, if this handle writes."""

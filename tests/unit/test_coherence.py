@@ -250,6 +250,29 @@ def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write
     assert read_log(Path(path).read_bytes()).ends == "whole"
 
 
+@pytest.mark.parametrize("number", [0, 1])  # later calls are those of the recovery itself
+def test_a_generation_that_another_host_has_removed_may_still_have_a_name_here_that_leads_nowhere(
+    number: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """NFS remembers names: to open one that was removed elsewhere is ESTALE then, and not ENOENT."""
+    known = kernel.open
+
+    def open_(name: str, flags: int, *mode: int) -> int:
+        if not flags & os.O_CREAT and not os.path.exists(name):
+            raise OSError(system.errno.ESTALE, "stale", name)
+        return int(known(name, flags, *mode))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        store.compact()
+        other.compact()
+        other.compact()
+        kernel.open = open_
+        with kernel.fail(number, system.errno.ESTALE):
+            assert store.add("n", 1) == 2
+        assert other.get("n") == b"2"
+
+
 def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel: SharedOs) -> None:
     """After a lost lease both the write and the unlock fail; what counts is that the write may have been applied."""
     with FileStore(path) as store:
