@@ -17,6 +17,7 @@ from fscoord._log.appending import Appender
 from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.reader import DIRTY
 from fscoord._log.record import Header
+from fscoord._log.runs import Run, supersede
 from fscoord._log.session import Session, encode_death
 from fscoord._log.succession import NEVER
 from fscoord._log.successor import RANDOM_BYTES, Place, Successor, generation_name
@@ -77,6 +78,19 @@ class Compactor(Appender):
             created_ns=system.time.time_ns(),
         )
         self._succeed(header, self._snapshot(session), session)
+
+    def _begin_run(self, run: Run) -> None:
+        """With the lock, and up to date: go on in a new generation, for `run` alone, that holds nothing."""
+        self._trouble = DIRTY
+        if self._pending or self._torn:
+            self._void_tail()
+        header = self.header._replace(
+            log_id=system.random_bytes(16),
+            generation=self.header.generation + 1,
+            created_ns=system.time.time_ns(),
+            runs=supersede(self.header.runs, run),
+        )
+        self._succeed(header, (), self._lock.session or self._introduce())
 
     def _snapshot(self, session: int) -> Iterator[Entry]:
         now = system.time.time_ns()

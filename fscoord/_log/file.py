@@ -17,6 +17,7 @@ from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
 from fscoord._log.record import Session
+from fscoord._log.runs import judge
 from fscoord.errors import FscoordError, StoreClosedError, StoreError
 
 __all__ = ["Decide", "LogFile"]
@@ -170,6 +171,35 @@ class LogFile(Compactor):
             paths.unlink_quietly(self.path)
         return is_last
 
+    def join_run(self, limit: float, *, shows: bool = False) -> None:
+        """Belong to the run that was asked for, which begins if it is a new one; without one, to that which there is.
+
+        If it `shows`, the handle introduces itself at once.
+
+        Raises:
+            StaleRunError: the run is over.
+            StoreError: it has not begun, and this handle only reads.
+            StoreUnavailableError, StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
+        """
+        run = self._wanted.run
+
+        def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
+            verdict = "join" if run is None else judge(self.header.runs, run)
+            if verdict == "stale":
+                raise self._superseded(self.header.runs[0])
+            if run is None or verdict == "join":
+                return None, 0, b""
+            if self.read_only:
+                raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
+            self._begin_run(run)
+            return MOVED, 0, b""
+
+        if run is not None and self.header.runs[:1] != (run,):
+            self.update(0, b"", b"", decide, limit)
+        self.settle()
+        if shows and not self.read_only:
+            self.introduce(limit)
+
     def compact(self, limit: float) -> None:
         """Go on in a new generation that holds nothing but what the log amounts to.
 
@@ -222,6 +252,8 @@ class LogFile(Compactor):
             data = system.os.read(self._rfd, CHUNK)
             if data:
                 self._advance(data, locked=True)
+                if lock is not self._lock:  # of what follows not all may have been read
+                    return MOVED
             now = system.time.monotonic()
             if now - self._looked > LOOK_S:
                 self._look(now)

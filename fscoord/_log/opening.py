@@ -8,6 +8,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._log.record import Header
+from fscoord._log.runs import Run
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 __all__ = ["COMPACT_BYTES", "Opened", "Wanted", "open_log"]
@@ -30,6 +31,7 @@ class Wanted(NamedTuple):
         limit: the seconds to wait for the lock of a file that is found empty.
         coherence: how to read what other hosts wrote, one of `mount.COHERENCES`; None: as the mount wants it.
         compact_bytes: a log that is shorter is not compacted unasked; 0: none is.
+        run: the run that the handle belongs to; None: whichever there is.
     """
 
     lock_kind: int
@@ -39,6 +41,7 @@ class Wanted(NamedTuple):
     limit: float = 300.0
     coherence: str | None = None
     compact_bytes: int = 0
+    run: Run | None = None
 
     @property
     def is_soft(self) -> bool:
@@ -47,8 +50,8 @@ class Wanted(NamedTuple):
 
     def header(self) -> bytes:
         """Return the header of a new log."""
-        header = Header(system.random_bytes(16), self.lock_kind, self.durable, created_ns=system.time.time_ns())
-        return header.encode()
+        log_id, runs = system.random_bytes(16), () if self.run is None else (self.run,)
+        return Header(log_id, self.lock_kind, self.durable, created_ns=system.time.time_ns(), runs=runs).encode()
 
 
 class Opened(NamedTuple):

@@ -16,10 +16,11 @@ from fscoord._log.lock import LogLock
 from fscoord._log.opening import Wanted, open_log, read_header
 from fscoord._log.reader import ASTRAY, DIRTY, Vanished, readers
 from fscoord._log.record import Header
+from fscoord._log.runs import Run
 from fscoord._log.shared import shared_by
 from fscoord._log.signpost import Root
 from fscoord._log.successor import Place, Successor
-from fscoord.errors import CorruptLogError, FscoordError, StoreError
+from fscoord.errors import CorruptLogError, FscoordError, StaleRunError, StoreError
 
 __all__ = ["NEVER", "Successive"]
 
@@ -39,6 +40,8 @@ class Successive(Contender):
     read_only: bool
     _wanted: Wanted
     _durable: bool
+    _is_settled = False
+    _run: tuple[Run, ...] = ()
     _compact_at: float
 
     def _open(self) -> None:
@@ -160,10 +163,17 @@ class Successive(Contender):
             if error.errno in _GONE and not isinstance(error, FscoordError):
                 return False
             raise
+        is_new_run = header.runs[:1] != self.header.runs[:1]
+        if self._is_settled and header.runs[:1] != self._run:
+            raise self._superseded(header.runs[0] if header.runs else None)
         trouble, self._trouble = self._trouble, self._trouble | ASTRAY
         self._root_fd = root_fd  # kept open, so that its inode number is nobody else's
         self._use(file, reader, writer, header, start)
-        self._stand(place or start)
+        if is_new_run:  # nothing of what was known counts, nor who we were
+            self._lock.bind(writer, 0)
+            self._forget()
+        else:
+            self._stand(place or start)
         self._compact_at = max(self._wanted.compact_bytes, 2 * self._offset) if self._wanted.compact_bytes else NEVER
         self._trouble = trouble
         return True
@@ -181,6 +191,18 @@ class Successive(Contender):
         before.close()
         self._drop(before.fd)
         self._drop(old)
+
+    def settle(self) -> None:
+        """The handle belongs to the run that there is now: when another begins, it is over."""
+        self._run, self._is_settled = self.header.runs[:1], True
+
+    def _superseded(self, by: Run | None) -> StaleRunError:
+        name = "another run" if by is None else f"run {by[0].decode('utf-8', 'replace')!r}"
+        if by is not None and by[1] >= 0:
+            name += f", restart {by[1]},"
+        message = f"belongs to {name} by now, which took the store over; end this process"
+        self._finish(StaleRunError, message)
+        return StaleRunError(f"{self.path} {message}", path=self.path)
 
     def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place]:
         try:

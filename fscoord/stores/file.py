@@ -68,10 +68,11 @@ class FileStore(Sessions):
             participants of a new log must agree; on a log that is durable every handle is.
         read_only: write nothing, and need no permission to. Writing operations raise `~fscoord.StoreError`.
         mode: the permissions of a new file, and the most that an old one may have for others to write.
-        coherence: how to read what other hosts wrote: ``"direct"`` (past this host's cache), ``"locked"`` (under a
-            lock, which makes the cache valid) or ``"local"`` (through the cache: for one host, or a file system that
-            keeps its caches coherent). Without it the kind of file system decides, and one where locks lie is refused.
+        coherence: how to read what other hosts wrote: ``"direct"`` (not from a cache), ``"locked"`` (under a lock) or
+            ``"local"`` (from the cache). Without it the file system decides, and one where locks lie is refused.
         compact_bytes: a log that is shorter is not compacted; ``None`` or 0: none is, unless `compact` is called.
+        run_id: a job and its restart count, or an id without order. A new run begins with an empty store, and whoever
+            belongs to an older one gets `~fscoord.StaleRunError`. ``None``: whichever run there is.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
@@ -97,6 +98,7 @@ class FileStore(Sessions):
         mode: int = 0o600,
         coherence: str | None = None,
         compact_bytes: int | None = COMPACT_BYTES,
+        run_id: str | tuple[str, int] | None = None,
     ) -> None:
         check_platform()
         self._timeout = seconds(timeout)
@@ -104,7 +106,7 @@ class FileStore(Sessions):
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
         one_of("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
-        log |= {"coherence": coherence, "compact_bytes": compact_bytes}
+        log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id}
         self._wanted = wanted_log(**log, limit=self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
@@ -119,8 +121,7 @@ class FileStore(Sessions):
         )
         self._waiting = Waiting(self._log, self._wanted, watch)
         self._log.refresh(self._timeout)
-        if (rank is not None or label) and not read_only:
-            self._log.introduce(self._timeout)
+        self._log.join_run(self._timeout, shows=rank is not None or bool(label))
         lifetime.begin(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from fscoord import _system as system
 from fscoord._log.lock import KINDS
 from fscoord._log.mount import COHERENCES
 from fscoord._log.opening import COMPACT_BYTES, Wanted
+from fscoord._log.runs import run_of
 from fscoord.arguments import one_of, positive
 from fscoord.errors import UnsupportedFilesystemError
 
@@ -50,6 +51,7 @@ def wanted_log(
     limit: float,
     coherence: str | None,
     compact_bytes: int | None,
+    run_id: str | tuple[str, int] | None,
 ) -> Wanted:
     """Return what these arguments ask of a log.
 
@@ -61,4 +63,4 @@ def wanted_log(
     if coherence is not None:
         one_of("coherence", coherence, COHERENCES)
     compact = 0 if compact_bytes in (None, 0) else positive("compact_bytes", compact_bytes)
-    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact)
+    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id))

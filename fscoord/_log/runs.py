@@ -1,0 +1,52 @@
+"""Runs: the lives of a log, of which only one counts: who joins, who begins a new one, and who comes too late. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+__all__ = ["Run", "judge", "run_of", "supersede"]
+
+Run = tuple[bytes, int]
+"""A job and how often it was restarted; a count of -1 marks an id that has no order."""
+
+OPAQUE: Final = -1
+JOB_MAX: Final = 255
+KEPT: Final = 100
+"""How many superseded runs a header names; who belongs to an older one is not told so, but begins a new run."""
+
+
+def run_of(run_id: object) -> Run | None:
+    """Return what `run_id` means: None, an id without order, or a pair of a job and its restart count.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: the name is empty or longer than 255 bytes, or the count is negative.
+    """
+    if run_id is None:
+        return None
+    job, count = run_id if isinstance(run_id, tuple) and len(run_id) == 2 else (run_id, OPAQUE)
+    if not isinstance(job, str) or not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"run_id is a str, or a pair of a str and an int, not {run_id!r}")
+    name = job.encode("utf-8", "surrogateescape")
+    if not 0 < len(name) <= JOB_MAX:
+        raise ValueError(f"a run's id has 1 to {JOB_MAX} bytes, not {len(name)}")
+    if isinstance(run_id, tuple) and not 0 <= count < 1 << 63:
+        raise ValueError(f"a restart count is not negative, as {count} is, nor above 63 bits")
+    return name, count
+
+
+def judge(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
+    """Return what becomes of run `wanted` where a header names `runs`: the present one, and those it superseded."""
+    if runs[:1] == (wanted,):
+        return "join"
+    job, count = wanted
+    for known, number in runs:
+        if known == job and (number == count or (number > count >= 0)):
+            return "stale"
+    return "new"
+
+
+def supersede(runs: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
+    """Return the runs of a header in which `run` takes over from those of `runs`."""
+    older = [(job, count) for job, count in runs if job != run[0] or (count < 0) != (run[1] < 0)]
+    return run, *older[:KEPT]
