@@ -47,6 +47,7 @@ LAYERS = [
     ("_log.ticket", ["_log.node", "_log.watch", "_system"]),  # a part of watch, which knows its type
     ("_log.shared", ["_system"]),
     ("_log.successor", []),
+    ("_log.runs", []),
     ("_log.consumer", ["_log.record"]),
     ("_log.roster", ["_log.session"]),
     (
@@ -64,7 +65,7 @@ LAYERS = [
         ],
     ),
     ("_log.contention", ["_log.lock", "_log.path", "_log.reader", "_system", "errors"]),
-    ("_log.opening", ["_log.lock", "_log.mount", "_log.path", "_log.record", "_system", "errors"]),
+    ("_log.opening", ["_log.lock", "_log.mount", "_log.path", "_log.record", "_log.runs", "_system", "errors"]),
     ("_log.alive", ["_log.path", "_log.session", "_system", "errors"]),
     (
         "_log.signpost",
@@ -79,6 +80,7 @@ LAYERS = [
             "_log.path",
             "_log.reader",
             "_log.record",
+            "_log.runs",
             "_log.shared",
             "_log.signpost",
             "_log.successor",
@@ -117,6 +119,7 @@ LAYERS = [
             "_log.path",
             "_log.reader",
             "_log.record",
+            "_log.runs",
             "_log.session",
             "_log.signpost",
             "_log.succession",
