@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, signpost
-from fscoord._log.alive import Home
 from fscoord._log.appending import Appender
 from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.reader import DIRTY
@@ -117,10 +116,15 @@ class Compactor(Appender):
                 yield number, who
 
     def _bury_all(self, session: int) -> None:
-        """With the lock: record the deaths that show. Whoever is to be forgotten must be able to read of its end."""
-        home = Home.find()
+        """With the lock: record the deaths that show. Whoever is to be forgotten must be able to read of its end.
+
+        Bytes alone are asked: to ask for processes opens descriptors, which an interruption would lose.
+        """
+        alive = self._alive
         for number, who in list(self.sessions.items()):
-            if number not in self.deaths and self.lives(number, home) is False:
+            if alive is None or number in self.deaths or who.alive_id != alive.id:
+                continue
+            if not alive.is_held(number):
                 self._append(record.DEATH, b"", encode_death(number, who.alive_id), session)
 
     def _succeed(self, header: Header, entries: Iterable[Entry], session: int) -> None:
