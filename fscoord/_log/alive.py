@@ -25,7 +25,7 @@ SIZE: Final = len(MAGIC) + 16
 _FLOCK_STRUCT = Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 
 
-def open_alive(path: str, mode: int, keep: set[int], *, create: bool) -> AliveFile | None:
+def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only: bool) -> AliveFile | None:
     """Return the liveness file of the log at `path`, open; None where there is none and none is to be created.
 
     Args:
@@ -33,6 +33,7 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool) -> AliveFi
         mode: the permissions of a new file.
         keep: is kept equal to the descriptors that are open.
         create: let it be born. The caller holds the log's lock, so nobody else does the same.
+        read_only: ask only; no byte of it can be held then.
 
     Raises:
         OSError: it can't be opened or created.
@@ -40,14 +41,14 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool) -> AliveFi
     """
     name = path + ALIVE_SUFFIX
     try:
-        fd = paths.open_descriptor(name, system.os.O_RDWR if create else system.os.O_RDONLY, keep=keep)
+        fd = paths.open_descriptor(name, system.os.O_RDONLY if read_only else system.os.O_RDWR, keep=keep)
     except FileNotFoundError:
         if not create:
             return None
         paths.close_kept(paths.open_descriptor_new(name, mode, keep), keep)
         fd = paths.open_descriptor(name, system.os.O_RDWR, keep=keep)
     try:
-        paths.check(name, fd, mode, read_only=not create)
+        paths.check(name, fd, mode, read_only=read_only)
         data = system.os.pread(fd, SIZE, 0)
         if create and len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):  # born just now, or to one who died
             data = MAGIC + system.random_bytes(16)

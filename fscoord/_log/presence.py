@@ -104,7 +104,8 @@ class Presence(Successive):
     def _open_alive(self, *, create: bool) -> AliveFile | None:
         if self._alive is None and self.can_tell:
             self._lose_alive()  # an interruption may have come between opening and use
-            self._alive = open_alive(self.path, self._wanted.mode, self._alive_descriptors, create=create)
+            mode, read_only = self._wanted.mode, self._wanted.read_only
+            self._alive = open_alive(self.path, mode, self._alive_descriptors, create=create, read_only=read_only)
         return self._alive
 
     def _lose_alive(self) -> None:

@@ -149,6 +149,13 @@ def alive_range(kind: int, start: int, length: int) -> bytes:
     return _FLOCK_STRUCT.pack(kind, 0, start, length, 0)
 
 
+def test_a_handle_that_asked_who_lives_before_it_wrote_lives(path: str, watcher: FileStore) -> None:
+    with FileStore(path, timeout=HANG_S) as silent:
+        assert silent.dead_ranks([0]) == []
+        silent.set("k", "v")
+        assert lives(watcher) == {1: "yes", 2: "yes"}
+
+
 # Deaths
 
 
