@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from contract.places import HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyStore
-from contract.worker import Workers, start, work
+from contract.worker import Workers, start
 
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, _line
@@ -359,7 +359,9 @@ def no_overlap(directory: str, processes: int, times: int) -> None:
     place = Place("file-ofd", directory)
     store = place.open()
     store.set("n", "0")
-    assert sum(work(store, place.spec(), "count_under_lock", [["l", times]] * processes)) == processes * times
+    with Workers(place.spec(), "count_under_lock", [["l", times]] * processes) as workers:
+        start(store, processes)
+        assert workers.results(patience=3600) == [times] * processes
     assert store.get("n") == b"%d" % (processes * times)
     tokens = [int(token) for token in store.get("tokens").split()]
     assert tokens == list(range(1, processes * times + 1))

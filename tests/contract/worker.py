@@ -183,11 +183,11 @@ class Workers:
             for given in arguments
         ]
 
-    def results(self) -> list[Any]:
-        """Wait for all, and return what each returned."""
+    def results(self, patience: float = HANG_S + 10) -> list[Any]:
+        """Wait for all, each no longer than `patience`, and return what each returned."""
         found = []
         for process in self.processes:
-            out, complaint = process.communicate(timeout=HANG_S + 10)
+            out, complaint = process.communicate(timeout=patience)
             assert process.returncode == 0, complaint
             found.append(json.loads(out))
         return found
