@@ -123,5 +123,6 @@ class Ticket:
                 if self._vigilant or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:
                     self._own_look = now
                     return False
+                continue
             if not self.is_called:
                 return True

@@ -20,6 +20,7 @@ from faults.processes import Processes, wait_until_ready
 from fscoord import FileStore, StoreTimeoutError, _system as system
 from fscoord._log import coherence, mount, node, record, ticket, watch
 from fscoord._log.node import node_bell_path
+from fscoord._log.ticket import Ticket
 
 LIMIT_S = 40
 """How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
@@ -118,6 +119,35 @@ def test_who_follows_does_not_ask(place: Path) -> None:
                 write_from_afar(afar, "k")
             assert follows.result == b"v"
         assert asks.result == b"v"
+
+
+def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() -> None:
+    class Sleeps:
+        """A watch whose sleeps are over in vain, and then by a ring; and a post that is another's."""
+
+        hears, heard, deaths, post, poll_last = True, 0, 0, None, 0.1
+
+        def __init__(self, slept: list[bool], beats: list[int]) -> None:
+            self.slept, self.beats_seen = slept, beats
+
+        def sleep(self, waiting: object, until: float) -> bool:
+            return self.slept.pop(0)
+
+        def beats(self) -> int:
+            return self.beats_seen.pop(0)
+
+        def is_mine(self, waiting: object) -> bool:
+            return False
+
+    def sleep(watched: Any) -> bool:
+        return Ticket(watched)._sleep_beside(watched, math.inf)
+
+    asked = Sleeps([False, False, False, True], [1, 2, 3])
+    assert sleep(asked) is True
+    assert asked.slept == asked.beats_seen == []
+    stopped = Sleeps([False, False], [1, 1])
+    assert sleep(stopped) is False
+    assert stopped.slept == []
 
 
 def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
