@@ -62,7 +62,7 @@ def rate(counted: Sides, host: Any, seconds: float) -> float:
     return (after - before) / (time.monotonic() - begun)
 
 
-@pytest.mark.parametrize("waiters", [1, 8])
+@pytest.mark.parametrize("waiters", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_a_host_that_waits_makes_ten_requests_a_second_and_one_more_for_each_process_that_follows_another(
     counted: Sides, waiters: int
 ) -> None:
