@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
@@ -119,17 +119,15 @@ class LogReader(Roster):
         self.left = self.bell = 0
         self._stand(self._start)
 
-    def _open_again(self) -> None:
-        raise AssertionError("the part that knows how to open a log")
+    if TYPE_CHECKING:  # what the classes below this one know: how a log is opened, and one generation from the next
 
-    def _follow(self) -> None:
-        raise AssertionError("the part that knows one generation from the next")
+        def _open_again(self) -> None: ...
 
-    def _restart(self) -> None:
-        raise AssertionError("the part that knows one generation from the next")
+        def _follow(self) -> None: ...
 
-    def _look(self, now: float) -> None:
-        raise AssertionError("the part that knows one generation from the next", now)
+        def _restart(self) -> None: ...
+
+        def _look(self, now: float) -> None: ...
 
     def _reopen(self, flags: int, keep: set[int]) -> int:
         """Return another descriptor of the generation in use, which must still be the same file, added to `keep`."""

@@ -13,7 +13,7 @@ from fscoord._log import path as paths
 from fscoord._log.lock import KINDS, LogLock
 from fscoord._log.mount import find_mount
 from fscoord.doctor import lines
-from fscoord.doctor.place import new_file
+from fscoord.doctor.place import content, new_file
 
 __all__ = ["Acts", "Opened"]
 
@@ -99,15 +99,7 @@ class Opened:
 
     def read_all(self) -> bytes:
         """Return all that the file holds."""
-        fd = paths.open_descriptor(self.path, system.os.O_RDONLY)
-        try:
-            data = piece = system.os.read(fd, 1 << 20)
-            while piece:
-                piece = system.os.read(fd, 1 << 20)
-                data += piece
-            return data
-        finally:
-            system.close_quietly(fd)
+        return content(self.path)
 
     def close(self) -> None:
         """Close every descriptor, which gives the kernel's locks back."""

@@ -14,7 +14,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Place", "new_file"]
+__all__ = ["Place", "content", "new_file"]
 
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
@@ -94,7 +94,7 @@ class Place:
         deadline = system.time.monotonic() + READ_S
         while True:
             try:
-                return json.loads(_content(self._path(name)))
+                return json.loads(content(self._path(name)))
             except (ValueError, OSError):  # a cache knows the name before the content
                 if system.time.monotonic() > deadline:
                     raise
@@ -175,7 +175,8 @@ class Place:
         return system.os.path.join(self.directory, name)
 
 
-def _content(path: str) -> bytes:
+def content(path: str) -> bytes:
+    """Return all that the file holds."""
     fd = paths.open_descriptor(path, system.os.O_RDONLY)
     try:
         data = piece = system.os.read(fd, 1 << 20)
