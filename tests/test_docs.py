@@ -6,7 +6,7 @@ A page's blocks run in their order, in one directory of the page's own:
 - other ``python`` blocks are executed, and ``pycon`` sessions are compared, in one namespace for the page;
 - of ``console`` blocks each line behind ``$ `` runs in bash, and what it prints is compared with the lines under it;
 - in what is compared ``...`` stands for any text, and blanks at the end of lines do not count;
-- ``sh``, ``text``, ``ini`` and the like are shown, not run.
+- ``sh``, ``text``, ``ini`` and the like are shown, not run (but those of the README: a test below says why).
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ def test_every_block_is_of_a_kind_that_is_run_or_shown(page: Path) -> None:
     fences = re.findall(r"^\s*```", text, re.MULTILINE)
     assert len(fences) == 2 * len(blocks(page)), "a fence is indented or not closed"
     assert {block.language for block in blocks(page)} <= RUN | SHOWN
+
+
+def test_the_readme_has_two_commands_for_a_stranger_and_the_continuous_check_runs_them() -> None:
+    """`.ci/run` takes every line of a `sh` block of the README for one; what is only shown there is `bash`."""
+    commands = [
+        line for block in blocks(REPOSITORY / "README.md") if block.language == "sh" for line in block.text.splitlines()
+    ]
+    assert [command.rpartition("/bin/")[2] for command in commands] == ["fscoord demo", "tox run -e py"]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
