@@ -13,6 +13,7 @@ from benchmarks import (
     deaths,
     history,
     machine,
+    process_groups,
     rendezvous,
     report,
     start,
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "barrier": barriers.measure,
     "deaths": deaths.measure,
     "rendezvous": rendezvous.measure,
+    "groups": process_groups.measure,
     "history": history.measure,
     "start": start.measure,
 }
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks",
         description="Measure fscoord beside torch's stores. All take turns in one run, so that whatever else the"
         " machine does hits them alike; only ratios are comparable between machines. Without torch only fscoord is"
-        " measured.",
+        " measured, and no process groups, which are torch's.",
     )
     parser.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--json", metavar="FILE", help="write everything that was found there as well")

@@ -38,6 +38,8 @@ WORKS = [
     "a whole process: import, open, set",
 ]
 
+THROUGH_TORCH = ["init_process_group, 2 processes", "monitored_barrier, 2 processes"]
+
 
 def run_benchmarks(directory: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """Run them on the fscoord that the tests use, which need not be the one of the checkout."""
@@ -66,6 +68,7 @@ def test_every_benchmark_runs_without_torch_and_says_what_is_missing(tmp_path: P
         assert all(budget["met"] is None for budget in row["budgets"] if budget["peer"] in row["missing"])
     missing = {store for row in found["results"] for store in row["missing"]}
     assert {"torch FileStore", "torch TCPStore", "torch HashStore"} <= missing
+    assert not any(work in shown for work in THROUGH_TORCH)
     assert shown.count(NO_TORCH) == sum(len(row["missing"]) for row in found["results"])
     assert not [path for path in tmp_path.iterdir() if path.name not in ("benchmarks", "found.json")]
 
@@ -73,6 +76,7 @@ def test_every_benchmark_runs_without_torch_and_says_what_is_missing(tmp_path: P
 @pytest.mark.torch
 def test_every_benchmark_measures_torch_where_it_is_installed(tmp_path: Path) -> None:
     _, found = run_benchmarks(tmp_path, "-m", "benchmarks")
+    assert [row["work"] for row in found["results"] if row["work"] not in WORKS] == THROUGH_TORCH
     for row in found["results"]:
         assert row["missing"] == {}
         assert all(budget["met"] is not None for budget in row["budgets"])
@@ -89,5 +93,15 @@ def test_an_unknown_benchmark_is_refused_with_the_names_of_all() -> None:
         timeout=50,
     )
     assert done.returncode == 2
-    for name in ("uncontended", "wakeup", "deadline", "contended", "barrier", "rendezvous", "history", "start"):
+    for name in (
+        "uncontended",
+        "wakeup",
+        "deadline",
+        "contended",
+        "barrier",
+        "rendezvous",
+        "groups",
+        "history",
+        "start",
+    ):
         assert name in done.stderr
