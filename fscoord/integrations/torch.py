@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from fscoord import environment
 from fscoord.arguments import Timeout, seconds
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Store
@@ -210,6 +211,16 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
 
     The URL is that of `open_store` with another scheme, and takes the same options in its query. ``rank`` and
     ``world_size`` belong to the process group, and may be given there or as arguments of ``init_process_group``.
+
+    The keys of a launch that was killed would lead the ranks of the next to addresses where nobody listens. So the
+    store belongs to a run: to the ``run_id`` of the URL, or else to the one that `fscoord.environment.detect` finds,
+    unless the URL says ``run_id=`` and no more. Ranks of one run meet however late they come; a new run begins with an
+    empty store.
+
+    Raises:
+        ValueError: rank, world size or an option is missing or makes no sense, or so does the environment.
+        StaleRunError: a later run has begun there.
+        StoreError: the store can't be opened.
     """
     from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -221,8 +232,10 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     if timeout is not None:
         options.setdefault("timeout", repr(seconds(timeout)))
     options.setdefault("rank", str(rank))
+    told = options.pop("run_id", None)
+    run_id = environment.detect().run_id if told is None else told or None
     query = "&".join(f"{quote(name)}={quote(value)}" for name, value in options.items())
-    yield TorchStore(open_store(f"file:{parts.path}?{query}")), rank, world_size
+    yield TorchStore(open_store(f"file:{parts.path}?{query}", run_id=run_id)), rank, world_size
     raise RuntimeError(f"{url}: a process group of this store is made once; make another with another path")
 
 

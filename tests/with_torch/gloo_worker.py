@@ -1,4 +1,7 @@
-"""One rank of a process group on gloo, over a store of fscoord: `gloo_worker.py STORE|URL PATH RANK WORLD_SIZE`."""
+"""One rank of a process group on gloo, over a store of fscoord: `gloo_worker.py HOW PATH RANK WORLD_SIZE`.
+
+HOW is `store`, `url`, or `stay`: as `url`, and at the end it says so and stays until it is killed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def begin(how: str, path: str, rank: int, world_size: int) -> None:
-    if how == "url":
+    if how != "store":
         dist.init_process_group(
             "gloo", init_method=f"fscoord://{path}", rank=rank, world_size=world_size, timeout=LIMIT
         )
@@ -46,6 +49,9 @@ def main() -> None:
     how, path, rank, world_size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     begin(how, path, rank, world_size)
     work(rank, world_size)
+    if how == "stay":
+        print("stays", flush=True)
+        sys.stdin.read()
     dist.destroy_process_group()
     print(f"rank {rank} is done")
 

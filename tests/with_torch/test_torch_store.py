@@ -255,6 +255,82 @@ def test_a_bad_url_says_what_is_wrong_with_it(query: str, words: str, tmp_path: 
         next(integration.rendezvous(f"fscoord://{tmp_path}/store{query}"))
 
 
+# -- a second launch with the same path --------------------------------------------------------------------------------
+
+
+def launch(how: str, path: Path, **environment: str) -> list[subprocess.Popen[str]]:
+    """Start two ranks of one launch."""
+    return [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(WORKER), how, str(path), str(rank), "2"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_was_killed_and_restarted_meets_again_at_the_same_path(tmp_path: Path) -> None:
+    """Without runs the second launch finds the addresses of the first, at which nobody listens any more."""
+    job = {"SLURM_JOB_ID": "4711"}
+    ranks = launch("stay", tmp_path / "store", **job)
+    try:
+        assert [rank.stdout.readline() for rank in ranks if rank.stdout] == ["stays\n"] * 2
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+        again = launch("url", tmp_path / "store", **job, SLURM_RESTART_COUNT="1")
+        ranks += again
+        outputs = [rank.communicate(timeout=100) for rank in again]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert [rank.returncode for rank in again] == [0, 0], outputs
+
+
+def open_url(path: Path, rank: int, query: str = "") -> TorchStore:
+    store, _, _ = next(integration.rendezvous(f"fscoord://{path}/store?rank={rank}&world_size=2{query}"))
+    return store
+
+
+@pytest.mark.parametrize("by", ["URL", "environment"])
+def test_a_late_rank_joins_its_own_launch_and_no_other(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_in(launch: int, rank: int) -> TorchStore:
+        if by == "URL":
+            return open_url(tmp_path, rank, f"&run_id=launch%20{launch}")
+        monkeypatch.setenv("SLURM_JOB_ID", "4711")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(launch))
+        return open_url(tmp_path, rank)
+
+    killed = open_in(0, 0)
+    killed.set("address", "old")
+    first = open_in(1, 0)
+    assert not first.check(["address"])
+    first.set("address", "new")
+    late = open_in(1, 1)
+    assert late.get("address") == b"new"
+    with pytest.raises(fscoord.StaleRunError):
+        open_in(0, 1)
+    with pytest.raises(dist.DistStoreError) as caught:
+        killed.get("address")
+    assert isinstance(caught.value.__cause__, fscoord.StaleRunError)
+    for store in (killed, first, late):
+        store.close()
+
+
+def test_an_empty_run_id_joins_whatever_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileStore(tmp_path / "store") as before:
+        before.set("k", "v")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    store = open_url(tmp_path, 0, "&run_id=")
+    assert store.get("k") == b"v"
+    store.close()
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import fscoord, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
