@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError, _system as system
@@ -144,5 +145,37 @@ def make_durable(path: Path, world: World) -> None:
 
 LOGS = {"every-kind": make_every_kind, "torn": make_torn, "voided": make_voided, "durable": make_durable}
 
+
+def make_generations(directory: Path) -> None:
+    """A log that was compacted, after which another run began: generation 0, the newest, and none between."""
+    path = directory / "generations.log"
+    with same_everywhere() as world:
+
+        @contextmanager
+        def opened(number: int, **arguments: Any) -> Iterator[FileStore]:
+            world.random = bytes([number])
+            with FileStore(path, **arguments) as store:
+                store._log._introduce_as = partial(introduction, {"rank": number, "label": "run"})
+                world.random = bytes([number + 16])  # of the generation that it makes
+                yield store
+            world.now += 10**9
+
+        with opened(1, run_id=("job", 3)) as store:
+            store.set("old", "1")
+            store.compact()
+            store.set("old", "2")
+        with opened(2, run_id=("job", 4)) as store:
+            world.random = bytes([33])
+            store.multi_set(["a", "b"], ["1", "2"])
+            store.queue_push("queue", "first")
+            store.delete_key("b")
+            store.compact()
+            store.set("behind", "the snapshot")
+    for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive")]:
+        side_car.unlink()
+
+
 if __name__ == "__main__":
     make_logs(Path(sys.argv[1]))
+    (Path(sys.argv[1]) / "generations").mkdir()
+    make_generations(Path(sys.argv[1]) / "generations")

@@ -10,13 +10,15 @@ import zlib
 from pathlib import Path
 
 import pytest
-from unit.plain_reader import Log, Refused, read_log
+from unit.plain_reader import Log, Refused, read_log, read_newest
 
-from fscoord import CorruptLogError, FileStore, StoreError
+from fscoord import CorruptLogError, FileStore, StaleRunError, StoreError
 from fscoord.stores.dump import dump
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = DATA / "v1"
+GENERATIONS = DATA / "v1-generations"
+NEWEST = {b"a": b"1", b"behind": b"the snapshot"}
 
 EVERY_KIND = {
     b"text": b"bye",
@@ -108,6 +110,48 @@ def test_the_same_operations_still_give_the_same_bytes(tmp_path: Path) -> None:
     runpy.run_path(str(DATA / "make_logs.py"))["make_logs"](tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         path.name: path.read_bytes() for path in GOLDEN.iterdir()
+    }
+
+
+# -- a log of several generations, and of two runs ---------------------------------------------------------------------
+
+
+def test_the_plain_reader_follows_a_golden_log_to_its_newest_generation() -> None:
+    first, newest = (
+        read_log((GENERATIONS / "generations.log").read_bytes()),
+        read_newest(GENERATIONS / "generations.log"),
+    )
+    assert "".join(kind for _, kind, *_ in first.records) == "sSZff"
+    assert "".join(kind for _, kind, *_ in newest.records) == "sMPS"
+    assert (first.header["generation"], first.header["runs"]) == (0, [(b"job", 3)])
+    assert (newest.header["generation"], newest.header["runs"]) == (3, [(b"job", 4)])
+    assert (newest.ends, newest.values, newest.queues) == ("whole", NEWEST, {b"queue": [b"first"]})
+    assert {number: session["rank"] for number, session in newest.sessions.items()} == {1: 2}
+
+
+def test_a_file_store_reads_a_golden_log_of_generations() -> None:
+    with FileStore(GENERATIONS / "generations.log", read_only=True, timeout=0) as store:
+        assert {key.encode(): store.get(key) for key in store.list_keys()} == NEWEST
+        assert store.queue_len("queue") == 1
+    with pytest.raises(StaleRunError):
+        FileStore(GENERATIONS / "generations.log", read_only=True, run_id=("job", 3))
+
+
+def test_a_file_store_continues_a_golden_log_of_generations(tmp_path: Path) -> None:
+    for golden in GENERATIONS.iterdir():
+        Path(shutil.copy(golden, tmp_path)).chmod(0o600)
+    path = tmp_path / "generations.log"
+    with FileStore(path, run_id=("job", 4), timeout=0) as store:
+        store.set("new", "value")
+    for golden in GENERATIONS.iterdir():
+        assert (tmp_path / golden.name).read_bytes().startswith(golden.read_bytes())
+    assert read_newest(path).values == NEWEST | {b"new": b"value"}
+
+
+def test_the_same_generations_still_give_the_same_bytes(tmp_path: Path) -> None:
+    runpy.run_path(str(DATA / "make_logs.py"))["make_generations"](tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        path.name: path.read_bytes() for path in GENERATIONS.iterdir()
     }
 
 
