@@ -84,6 +84,12 @@ def test_two_agents_find_each_other_and_a_second_launch_does_so_again(agents: Ag
             path.unlink()
 
 
+def test_four_agents_find_each_other(agents: Agents) -> None:
+    for _ in range(4):
+        agents.start("4")
+    assert agents.end() == names(4)
+
+
 def test_a_worker_that_fails_is_restarted_with_all_the_others(agents: Agents) -> None:
     for _ in range(2):
         agents.start("2", "fail-once", options=("--max-restarts", "1"))
