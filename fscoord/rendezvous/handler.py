@@ -244,7 +244,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _next(self) -> RendezvousInfo:
         if self._is_shut_down:
-            raise RendezvousClosedError(f"this handler of the rendezvous {self.get_run_id()!r} was shut down")
+            raise RendezvousClosedError(
+                f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
+            )
         self._keeper.start()
         patience = Patience(self._limits, self._settings.timeout)
         try:
@@ -309,7 +311,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if first in now.left:
                 raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} has been closed by rank 0 ({first})")
             if patience.is_over(now, self._node):
-                raise RendezvousTimeoutError(f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} says nothing")
+                raise RendezvousTimeoutError(
+                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} published no address; look at that node"
+                )
 
     def _record(self, message: str, node_state: NodeState, address: str = "", rank: int | None = None) -> None:
         name = f"{type(self).__name__}.{node_state.value.lower()}"
