@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -436,3 +438,34 @@ def test_a_watch_on_a_generation_that_has_just_gone_is_replaced(path: Path) -> N
             until(lambda: stale[0] == 0 and generation(reader) == 3)
             store.set("awaited", "1")
         assert waiter.result == b"1"
+
+
+LONG_HISTORY = """
+import os, sys
+from fscoord import FileStore
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+path, operations = sys.argv[1], int(sys.argv[2])
+with FileStore(path) as store, FileStore(path) as reader:
+    for number in range(operations):
+        store.set(f"key.{number % 1000}", str(number))
+        if number % 1000 == 0:
+            reader.check(["key.0"])
+        if number == operations // 5:
+            before = resident()
+    files = [os.path.join(os.path.dirname(path), name) for name in os.listdir(os.path.dirname(path))]
+    print(store._log.header.generation, resident() - before, sum(os.path.getsize(file) for file in files))
+"""
+
+
+def test_neither_memory_nor_files_grow_with_the_history(tmp_path: Path, scale: Callable[[int], int]) -> None:
+    operations = max(20_000, scale(40_000))
+    code = [sys.executable, "-c", LONG_HISTORY, str(tmp_path / "store"), str(operations)]
+    done = subprocess.run(code, stdout=subprocess.PIPE, text=True, timeout=60 + operations / 1000, check=True)
+    generations, grown, size = map(int, done.stdout.split())
+    assert generations > operations // 10_000
+    assert grown < 2 << 20
+    assert size < 2 * 1000 * len("key.999" + str(operations)) + (1 << 20)
