@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from contract.places import HANG_S, Place, start_thread
-from contract.third_party import ThirdPartyStore
+from contract.third_party import ThirdPartyStore, place_of
 
 from fscoord import _roll
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
@@ -27,17 +27,9 @@ LATE_S = 10
 """How late a time-out may come before a test calls it hung."""
 
 
-class ThirdPartyPlace(Place):
-    """As `Place`, on a store of somebody else's."""
-
-    def __init__(self) -> None:
-        self.prefixes, self.is_file, self._opened = [], False, []
-        self.base = self._keep(ThirdPartyStore())
-
-
 @pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "file-flock", "file-soft", "nested-file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    place = ThirdPartyPlace() if request.param == "third-party" else Place(request.param, str(tmp_path))
+    place = place_of(request.param, str(tmp_path))
     yield place
     place.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from contract.places import HANG_S, Place, start_thread, until
-from contract.third_party import ThirdPartyStore
+from contract.third_party import place_of
 from contract.worker import Workers, start
 
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
@@ -20,17 +20,9 @@ from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 
-class ThirdPartyPlace(Place):
-    """As `Place`, on a store of somebody else's."""
-
-    def __init__(self) -> None:
-        self.prefixes, self.is_file, self._opened = [], False, []
-        self.base = self._keep(ThirdPartyStore())
-
-
 @pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    place = ThirdPartyPlace() if request.param == "third-party" else Place(request.param, str(tmp_path))
+    place = place_of(request.param, str(tmp_path))
     yield place
     place.close()
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from contract.places import Place
+
 from fscoord.arguments import (
     Key,
     Timeout,
@@ -143,3 +145,16 @@ class ThirdPartyStore(Store):
 
     def close(self) -> None:
         self.closed = True
+
+
+class ThirdPartyPlace(Place):
+    """As `Place`, on a store of somebody else's."""
+
+    def __init__(self) -> None:
+        self.prefixes, self.is_file, self._opened = [], False, []
+        self.base = self._keep(ThirdPartyStore())
+
+
+def place_of(kind: str, directory: str) -> Place:
+    """Return a `Place` of that kind; ``"third-party"`` is one more."""
+    return ThirdPartyPlace() if kind == "third-party" else Place(kind, directory)
