@@ -78,16 +78,23 @@ class Compactor(Appender):
         )
         self._succeed(header, self._snapshot(session), session)
 
-    def _begin_run(self, run: Run) -> None:
-        """With the lock, and up to date: go on in a new generation, for `run` alone, that holds nothing."""
+    def _begin_life(self, run: Run | None) -> None:
+        """With the lock, and up to date: go on in a new generation that holds nothing, for `run` if it is given.
+
+        Raises:
+            StoreGoneError: the log was removed.
+            OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
+        """
         self._trouble = DIRTY
+        self._drop(self._open_root())  # whoever ended the log may have removed it while this handle waited for the lock
         if self._pending or self._torn:
             self._void_tail()
         header = self.header._replace(
             log_id=system.random_bytes(16),
             generation=self.header.generation + 1,
             created_ns=system.time.time_ns(),
-            runs=supersede(self.header.runs, run),
+            runs=self.header.runs if run is None else supersede(self.header.runs, run),
+            life=(self.header.life + self.is_finished) % (1 << 32),
         )
         self._succeed(header, (), self._lock.session or self._introduce())
 

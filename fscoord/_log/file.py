@@ -18,7 +18,7 @@ from fscoord._log.opening import Wanted
 from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
 from fscoord._log.record import Session
 from fscoord._log.runs import judge
-from fscoord.errors import FscoordError, StoreClosedError, StoreError
+from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
 
 __all__ = ["Decide", "LogFile"]
 
@@ -161,24 +161,37 @@ class LogFile(Compactor):
         """As `refresh`, but with the lock: what it finds is final."""
         self.update(0, b"", b"", None, limit)
 
-    def leave(self, participants: int, limit: float) -> bool:
-        """Say that this participant will not come back; return whether it was the last, which removes the file."""
+    def leave(self, participants: int, limit: float, clear: Callable[[str], object]) -> None:
+        """Say that this participant will not come back. If it is the last of `participants`, that ends the log.
+
+        The record of its end is its removal. Its names go as well if they can, after ``clear(path)`` has removed what
+        stands beside it. Errors as in `update`.
+        """
         self._participants = 0
-        self.update(record.LEAVE, b"", b"", None, limit)
-        is_last = self.left >= participants
-        if is_last and paths.leads_to(self.path, self.root.identity):
-            signpost.remove_generations(self.path)
-            paths.unlink_quietly(self.path)
-        return is_last
+
+        def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+            if self.left + 1 < participants:
+                return None, record.LEAVE, b""
+            self._trouble = DIRTY
+            if self._pending or self._torn:
+                self._void_tail()
+            session = self._lock.session or self._introduce()
+            self._is_settled = False
+            self._append(record.FINISHED, b"", b"", session)
+            signpost.remove_log(self.path, self.root, clear, self._descriptors)
+            return None, 0, b""
+
+        self.update(record.LEAVE, b"", b"", decide, limit)
 
     def join_run(self, limit: float, *, shows: bool = False) -> None:
         """Belong to the run that was asked for, which begins if it is a new one; without one, to that which there is.
 
-        If it `shows`, the handle introduces itself at once.
+        A finished log begins a new life. If it `shows`, the handle introduces itself at once.
 
         Raises:
             StaleRunError: the run is over.
             StoreError: it has not begun, and this handle only reads.
+            StoreUnavailableError: the log is finished, and this handle only reads.
             StoreUnavailableError, StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
         """
         run = self._wanted.run
@@ -187,14 +200,17 @@ class LogFile(Compactor):
             verdict = "join" if run is None else judge(self.header.runs, run)
             if verdict == "stale":
                 raise self._superseded(self.header.runs[0])
-            if run is None or verdict == "join":
+            if verdict == "join" and not self.is_finished:
                 return None, 0, b""
+            if self.read_only and verdict == "join":
+                message = f"{self.path} is finished, and no writer has opened it since"
+                raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
                 raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
-            self._begin_run(run)
+            self._begin_life(run)
             return MOVED, 0, b""
 
-        if run is not None and self.header.runs[:1] != (run,):
+        if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):
             self.update(0, b"", b"", decide, limit)
         self.settle()
         if shows and not self.read_only:

@@ -64,7 +64,6 @@ class LogReader(Roster):
         header: what that begins with.
         mutex: excludes the threads of this process.
         bell: how often a bell was announced (see `bell`); 0 if nobody has waited yet.
-        left: how many participants have left for good.
     """
 
     header: Header
@@ -78,16 +77,14 @@ class LogReader(Roster):
     """Whether a read that brings less than was asked for has seen the end of the file, as a direct one has."""
 
     def __init__(self, path: str, consumer: Consumer, participants: int) -> None:
-        super().__init__()
+        super().__init__(participants)
         self.path = path
         self._consumer = consumer
-        self._participants = participants
         self._rfd = self._root_fd = -1
         self._end: tuple[type[StoreError], str] = (StoreError, "")
         self._trouble = 0
         self._looked = 0.0
         self.bell = 0
-        self.left = 0
         self._seal: Successor | None = None
         self._descriptors: set[int] = set()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
@@ -116,7 +113,7 @@ class LogReader(Roster):
         """Forget all that was read, and begin again."""
         self._consumer.reset()
         self._forget_sessions()
-        self.left = self.bell = 0
+        self.bell = 0
         self._stand(self._start)
 
     if TYPE_CHECKING:  # what the classes below this one know: how a log is opened, and one generation from the next
@@ -262,10 +259,16 @@ class LogReader(Roster):
                 self.bell += 1
             elif kind == record.LEAVE:
                 self.left += 1
-                if 0 < self._participants <= self.left:
-                    raise self._gone(f"is finished: all {self._participants} participants have closed it")
+            elif kind == record.FINISHED:
+                self._is_ended = True
             elif not ord("a") <= kind <= ord("z"):
                 raise ValueError(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
+            if self._is_settled and self.is_finished:
+                raise self._finished()
+
+    def _finished(self) -> StoreError:
+        count = f"{self._participants} participants" if self._participants else "its participants"
+        return self._gone(f"is finished: all {count} have closed it")
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""

@@ -32,9 +32,9 @@ COMPARE_SET: Final = ord("C")
 PUSH: Final = ord("P")
 POP: Final = ord("O")
 VOID: Final = ord("V")
-SEAL: Final = ord("Z")  # reserved: the end of a generation, names the next
-FORWARD: Final = ord("f")  # reserved: a hint to the newest generation
-FINISHED: Final = ord("E")  # reserved: the end of a run
+SEAL: Final = ord("Z")  # the end of a generation, names the next
+FORWARD: Final = ord("f")  # a hint to the newest generation
+FINISHED: Final = ord("E")  # the end of a life
 DEATH: Final = ord("X")  # a session was found dead
 SESSION: Final = ord("s")
 BELL: Final = ord("b")
@@ -203,7 +203,7 @@ class Header(NamedTuple):
     """What all who open a log must agree on: the first bytes of the file.
 
     ``runs`` holds ``(job, count)`` pairs: the run that the log belongs to first, then those it superseded; a count of
-    -1 marks an opaque id. It is empty for a log without runs.
+    -1 marks an opaque id. It is empty for a log without runs. ``life`` counts how often the log has begun anew.
     """
 
     log_id: bytes
@@ -215,13 +215,14 @@ class Header(NamedTuple):
     key_max: int = KEY_MAX
     value_max: int = VALUE_MAX
     runs: tuple[tuple[bytes, int], ...] = ()
+    life: int = 0
 
     def encode(self) -> bytes:
         """Return the header as bytes, checksum included."""
         runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
         size = HEADER_SIZE + len(runs) + 4
         flags = _DURABLE if self.durable else 0
-        agreed = (self.lock_kind, 0, 0, self.generation, 0, self.log_id, self.alive_id, self.created_ns)
+        agreed = (self.lock_kind, 0, 0, self.generation, self.life, self.log_id, self.alive_id, self.created_ns)
         limits = (self.key_max, self.value_max, len(self.runs))
         fixed = _HEADER.pack(MAGIC, VERSION, flags, size, *agreed, *limits)
         return fixed + runs + _u32(crc32(fixed + runs))
@@ -269,6 +270,7 @@ class Header(NamedTuple):
             lock_kind=fields[4],
             durable=bool(fields[2] & _DURABLE),
             generation=fields[7],
+            life=fields[8],
             alive_id=fields[10],
             created_ns=fields[11],
             key_max=fields[12],

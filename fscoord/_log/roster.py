@@ -1,4 +1,4 @@
-"""`Roster`: who has introduced themselves in a log, as what, and who of them was found dead."""
+"""`Roster`: who has introduced themselves in a log, as what, who of them was found dead, and how many have left."""
 
 from __future__ import annotations
 
@@ -14,19 +14,32 @@ class Roster:
         sessions: who has introduced themselves, by session number.
         ranks: by rank, the sessions that have said that they are it.
         deaths: when (wall time in ns) a session was found dead, by its number.
+        left: how many participants have left for good.
     """
 
-    def __init__(self) -> None:
+    _is_settled = False
+    """Whether this handle is over when the life of the log is that it has joined."""
+
+    def __init__(self, participants: int) -> None:
         self.sessions: dict[int, Session] = {}
         self.ranks: dict[int, set[int]] = {}
         self.deaths: dict[int, int] = {}
         self._last_session = 0
+        self._participants = participants
+        self.left = 0
+        self._is_ended = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all participants have left, so that this life of the log is over."""
+        return self._is_ended or 0 < self._participants <= self.left
 
     def _forget_sessions(self) -> None:
         self.sessions.clear()
         self.ranks.clear()
         self.deaths.clear()
-        self._last_session = 0
+        self._last_session = self.left = 0
+        self._is_ended = False
 
     def _meet(self, number: int, value: bytes, time_ns: int) -> None:
         """A session introduces itself, or says more of itself: what it said of its rank before stays true."""

@@ -7,6 +7,7 @@ a hint: whoever follows it checks the id of what it finds, and goes on along the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fscoord import _system as system
@@ -16,7 +17,7 @@ from fscoord._log.opening import read_header
 from fscoord._log.successor import Place, Successor, parse_name
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Root", "hint", "newest", "post", "remove_generations", "remove_superseded"]
+__all__ = ["Root", "hint", "newest", "post", "remove_log", "remove_superseded"]
 
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
@@ -182,13 +183,30 @@ def _is_unlocked(file: str, kind: int, keep: set[int]) -> bool:
     return True
 
 
-def remove_generations(path: str) -> None:
-    """Remove every later generation of the log `path`, which is removed itself."""
+def remove_log(path: str, root: Root, clear: Callable[[str], object], keep: set[int]) -> None:
+    """Remove the names of a finished log, as far as that can be done: its last record is what counts.
+
+    The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
+    first, by ``clear(path)``; and of the later generations, those that are there before, which nobody looks for after.
+    """
     directory, base = system.os.path.split(path)
     try:
+        if not _has_one_name(path, root, keep):
+            return
         names = system.os.listdir(directory)
-    except OSError:
+        clear(path)
+        system.os.unlink(path)
+    except (OSError, ValueError, InsecurePathError):
         return
     for name in names:
         if parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None:
             paths.unlink_quietly(system.os.path.join(directory, name))
+
+
+def _has_one_name(path: str, root: Root, keep: set[int]) -> bool:
+    fd = paths.open_descriptor(path, system.os.O_RDONLY, keep=keep)
+    try:
+        header, _, _ = record.Header.decode(read_header(fd))
+        return bool(system.os.fstat(fd).st_nlink == 1 and header.log_id == root.header.log_id)
+    finally:
+        paths.close_kept(fd, keep)

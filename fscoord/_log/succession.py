@@ -40,12 +40,13 @@ class Successive(Contender):
     read_only: bool
     _wanted: Wanted
     _durable: bool
-    _is_settled = False
     _run: tuple[Run, ...] = ()
+    _life = 0
     _compact_at: float
 
     def _open(self) -> None:
         opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
+        self._consumer.reset()  # of what a log held that was removed while it was opened
         self._hold(opened.reader)
         writer = opened.writer if self.read_only else self._hold(opened.writer)
         found = system.os.fstat(opened.reader)
@@ -163,13 +164,15 @@ class Successive(Contender):
             if error.errno in _GONE and not isinstance(error, FscoordError):
                 return False
             raise
-        is_new_run = header.runs[:1] != self.header.runs[:1]
+        is_new = (header.life, header.runs[:1]) != (self.header.life, self.header.runs[:1])
         if self._is_settled and header.runs[:1] != self._run:
             raise self._superseded(header.runs[0] if header.runs else None)
+        if self._is_settled and header.life != self._life:
+            raise self._finished()
         trouble, self._trouble = self._trouble, self._trouble | ASTRAY
         self._root_fd = root_fd  # kept open, so that its inode number is nobody else's
         self._use(file, reader, writer, header, start)
-        if is_new_run:  # nothing of what was known counts, nor who we were
+        if is_new:  # nothing of what was known counts, nor who we were
             self._lock.bind(writer, 0)
             self._forget()
         else:
@@ -193,8 +196,8 @@ class Successive(Contender):
         self._drop(old)
 
     def settle(self) -> None:
-        """The handle belongs to the run that there is now: when another begins, it is over."""
-        self._run, self._is_settled = self.header.runs[:1], True
+        """The handle belongs to the run, and the life, that there is now: when another begins, it is over."""
+        self._run, self._life, self._is_settled = self.header.runs[:1], self.header.life, True
 
     def _superseded(self, by: Run | None) -> StaleRunError:
         name = "another run" if by is None else f"run {by[0].decode('utf-8', 'replace')!r}"

@@ -116,12 +116,10 @@ class FileStore(Sessions):
         if path is None:
             path, self._remove_temporary = lifetime.temporary_file(self)
         self.path = paths.resolve(path)
-        self._log: LogFile = open_log_file(
-            self.path, self._state, self._wanted, partial(lifetime.introduction, self._options), self._participants
-        )
+        who = partial(lifetime.introduction, self._options)
+        make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
+        self._log: LogFile = lifetime.open_joined(make, self._timeout, shows=rank is not None or bool(label))
         self._waiting = Waiting(self._log, self._wanted, watch)
-        self._log.refresh(self._timeout)
-        self._log.join_run(self._timeout, shows=rank is not None or bool(label))
         lifetime.begin(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:
@@ -305,8 +303,8 @@ class FileStore(Sessions):
             return
         try:
             counts = self._participants and not self._wanted.read_only
-            if counts and self._log.leave(self._participants, self._timeout):
-                lifetime.remove_side_cars(self.path)
+            if counts:
+                self._log.leave(self._participants, self._timeout, lifetime.remove_side_cars)
         except FscoordError as error:
             logger(__name__).debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
         finally:

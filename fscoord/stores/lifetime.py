@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.alive import ALIVE_SUFFIX, Home
+from fscoord._log.file import LogFile
 from fscoord._log.record import Session
+from fscoord.errors import StoreGoneError
 from fscoord.stores.waiting import BELL_SUFFIX
 
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
 
-__all__ = ["begin", "end", "introduction", "remove_side_cars", "temporary_file"]
+__all__ = ["begin", "end", "introduction", "open_joined", "remove_side_cars", "temporary_file"]
 
-SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX, ".lock")
+SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
+ATTEMPTS: Final = 20
+"""How often a log may be removed while it is opened. One that has lost a generation is as often found wanting."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
@@ -54,9 +58,30 @@ def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
 
 
 def remove_side_cars(path: str) -> None:
-    """Remove what stood beside a log that has been removed."""
+    """Remove what stands beside a log that is being removed; the marker of a soft lock goes with the lock."""
     for suffix in SIDE_CARS:
         paths.unlink_quietly(path + suffix)
+
+
+def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> LogFile:
+    """Return the log that `make` opens, in the run and life that it is to be used in; see `LogFile.join_run`.
+
+    Should it end, and be removed, meanwhile, there is another: until it is joined nobody has seen anything of it.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        log: LogFile | None = None
+        try:
+            log = make()
+            log.refresh(limit)
+            log.join_run(limit, shows=shows)
+            break
+        except StoreGoneError:
+            if attempt == ATTEMPTS:
+                raise
+            if log is not None:
+                log.close()
+    assert log is not None, "it was opened, or there was an error"
+    return log
 
 
 def introduction(options: Mapping[str, Any]) -> Session:

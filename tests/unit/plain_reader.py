@@ -10,7 +10,7 @@ from typing import Any
 
 SECTOR = 512
 LONGEST = 15 + 1024 + 2 * 67_108_864
-KNOWN = "SICAMDPOVXZsblf"
+KNOWN = "SICAMDPOVXZEsblf"
 
 
 def crc(data: bytes, seed: int = 0) -> int:
@@ -37,6 +37,7 @@ class Log:
     snapshot: tuple[int, int] | None = None
     bells: int = 0
     left: int = 0
+    finished: bool = False
 
 
 def read_log(data: bytes) -> Log:
@@ -105,6 +106,7 @@ def read_header(data: bytes) -> dict[str, Any]:
         "size": size,
         "lock": data[16],
         "generation": int.from_bytes(data[20:24], "little"),
+        "life": int.from_bytes(data[24:28], "little"),
         "id": data[28:44],
         "created": int.from_bytes(data[60:68], "little"),
         "runs": runs,
@@ -241,6 +243,8 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
         log.bells += 1
     elif kind == "l":
         log.left += 1
+    elif kind == "E":
+        log.finished = True
     elif kind == "Z":
         if len(value) < 34:
             return False
