@@ -293,6 +293,20 @@ def test_long_values_end_generation_0_before_they_are_written_to_it(path: Path) 
         assert generation(store) < 4
 
 
+def test_the_dead_are_forgotten_when_the_log_is_compacted(path: Path) -> None:
+    with FileStore(path, rank=0) as store:
+        for number in range(60):
+            with FileStore(path, rank=number % 3, label=f"handle {number}") as other:
+                other.set("k", str(number))
+            if number % 20 == 19:
+                store.compact()
+        store.compact()
+        log = read_newest(path)
+        assert sorted(session["rank"] for session in log.sessions.values()) == [0, 0, 1, 2]
+        assert store.dead_ranks([0, 1, 2]) == [1, 2]
+        assert path.with_name(names(path)[0]).stat().st_size < 1500
+
+
 @pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
 def test_a_threshold_that_makes_no_sense_is_refused(wrong: object, path: Path) -> None:
     with pytest.raises((TypeError, ValueError)):
