@@ -468,7 +468,7 @@ with FileStore(path) as store, FileStore(path) as reader:
         store.set(f"key.{number % 1000}", str(number))
         if number % 1000 == 0:
             reader.check(["key.0"])
-        if number == operations // 5:
+        if number == operations // 2:  # behind the first compactions, which take what they will need
             before = resident()
     files = [os.path.join(os.path.dirname(path), name) for name in os.listdir(os.path.dirname(path))]
     print(store._log.header.generation, resident() - before, sum(os.path.getsize(file) for file in files))
