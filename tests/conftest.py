@@ -43,9 +43,13 @@ hypothesis.settings.load_profile("fscoord")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C interrupt, here and in what tests start: shells start what is to run in the background without it."""
+    """Let Ctrl-C and SIGHUP end what they should, here and in what tests start: shells start what is to run in the
+    background without the one, and nohup(1) without the other.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
 from fscoord import FileStore, StoreError, StoreGoneError, _system as system
@@ -262,17 +263,12 @@ def test_a_forked_child_is_another_session(path: str, watcher: FileStore, fork: 
 
 def test_a_spawned_child_is_another_session(path: str, watcher: FileStore) -> None:
     context = multiprocessing.get_context("spawn")
-    child = context.Process(target=be_member, args=(path,))
+    child = context.Process(target=be_second_member, args=(path,))
     child.start()
     child.join(HANG_S)
     assert child.exitcode == 0
     child.close()
     assert lives(watcher) == {1: "yes", 2: "no"}
-
-
-def be_member(path: str) -> None:
-    with FileStore(path, timeout=HANG_S) as store:
-        assert [member.alive for member in store.members()] == ["yes", "yes"]
 
 
 def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_it_alive(
