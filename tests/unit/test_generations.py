@@ -476,7 +476,7 @@ with FileStore(path) as store, FileStore(path) as reader:
 
 
 def test_neither_memory_nor_files_grow_with_the_history(tmp_path: Path, scale: Callable[[int], int]) -> None:
-    operations = max(20_000, scale(40_000))
+    operations = max(40_000, scale(40_000))
     code = [sys.executable, "-c", LONG_HISTORY, str(tmp_path / "store"), str(operations)]
     done = subprocess.run(code, stdout=subprocess.PIPE, text=True, timeout=60 + operations / 1000, check=True)
     generations, grown, size = map(int, done.stdout.split())
