@@ -49,6 +49,22 @@ def test_the_last_of_world_size_removes_the_file_for_both_hosts(sides: Sides) ->
         assert fresh[1 - last].list_keys() == ["new"]
 
 
+def test_who_opens_a_log_that_the_other_host_has_ended_has_a_new_one(sides: Sides) -> None:
+    """It may still see the old name: whatever it finds there is empty to it, and stays what the others see."""
+    for round in range(4):
+        one, other = (sides.a, sides.b) if round % 2 else (sides.b, sides.a)
+        before = one.fork().open(sides.path("log"), world_size=1)
+        assert before.list_keys() == []
+        before.set(f"old {round}", "x")
+        before.do("close")
+        after, witness = other.fork().open(sides.path("log"), world_size=1), one.fork().open(sides.path("log"))
+        after.set("new", str(round))
+        assert witness.list_keys() == ["new"]
+        assert witness.get("new") == str(round).encode()
+        witness.do("close")
+        after.do("close")
+
+
 def until_error(agent: Agent, operation: str, *given: Any) -> BaseException:
     return agent.begin("mounts.work.until_error", "@store", operation, *given).error()
 
