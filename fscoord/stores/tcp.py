@@ -142,6 +142,15 @@ class TCPStore(Store):
                     waited=waited,
                 )
 
+    def _put(self, name: bytes, write: Callable[[Any], object]) -> None:
+        """Have `write` done, and know it: the server answers no such request, but it takes them in order."""
+
+        def put(connection: Any) -> None:
+            write(connection)
+            connection.check([name])
+
+        self._call(put, writes=True)
+
     def _has(self, name: bytes, what: str) -> bool:
         there = bool(self._call(lambda connection: connection.check([name])))
         return there and not (what == _VALUE and self._call(lambda connection: _value(connection, name)) is None)
@@ -151,7 +160,7 @@ class TCPStore(Store):
     def set(self, key: Key, value: Value) -> None:
         """See `Store.set`."""
         name, data = key_bytes(key), _small(value_bytes(value))
-        self._call(lambda connection: connection.set(name, data), writes=True)
+        self._put(name, lambda connection: connection.set(name, data))
 
     def get(self, key: Key) -> bytes:
         """See `Store.get`."""
@@ -177,7 +186,7 @@ class TCPStore(Store):
     def append(self, key: Key, value: Value) -> None:
         """See `Store.append`."""
         name, data = key_bytes(key), _small(value_bytes(value))
-        self._call(lambda connection: connection.append(name, data), writes=True)
+        self._put(name, lambda connection: connection.append(name, data))
 
     def delete_key(self, key: Key) -> bool:
         """See `Store.delete_key`. The server keeps a queue apart from a value, so it is emptied one by one."""
@@ -203,7 +212,7 @@ class TCPStore(Store):
         _small(b"", sum(len(name) + len(value) for name, value in pairs))
         if pairs:
             names, contents = zip(*pairs, strict=True)
-            self._call(lambda connection: connection.multi_set(names, contents), writes=True)
+            self._put(names[0], lambda connection: connection.multi_set(names, contents))
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
@@ -239,7 +248,7 @@ class TCPStore(Store):
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""
         name, data = key_bytes(key), _small(value_bytes(value))
-        self._call(lambda connection: connection.queue_push(name, data), writes=True)
+        self._put(name, lambda connection: connection.queue_push(name, data))
 
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
         """See `Store.queue_pop`."""

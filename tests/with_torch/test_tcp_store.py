@@ -64,6 +64,31 @@ def test_a_probe_that_wakes_a_waiter_does_not_end_its_wait(store: TCPStore, mast
     assert [thread.join() for thread in waiting] == [b"v", None]
 
 
+def test_what_one_client_has_written_the_next_one_reads(master: TCPStore) -> None:
+    """torch's own set returns when the request is sent, and another client may still read the old value."""
+    over = threading.Event()
+
+    def keep_the_server_busy() -> None:
+        busy = master.clone()
+        while not over.is_set():
+            busy.set("large", bytes(1 << 22))
+        busy.close()
+
+    with master.clone() as first, master.clone() as second, start_thread(keep_the_server_busy):
+        try:
+            for number in range(100):
+                value = b"%d" % number
+                for writer, reader in ((first, second), (second, first)):
+                    writer.set("k", value)
+                    assert reader.get("k") == value
+                    writer.append("k", "x")
+                    assert reader.get("k") == value + b"x"
+                    writer.queue_push("q", value)
+                    assert reader.queue_pop("q", block=False) == value
+        finally:
+            over.set()
+
+
 def test_a_thread_that_waits_keeps_no_other_from_working(store: TCPStore) -> None:
     with start_thread(store.get, "k") as waiting:
         store.set("k", "v")
