@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The short part of the shared-mount tests, on NFS 4.2 and 3: `ci.sh PYTHON REPORTS`. It leaves to the long campaign: marker
-# files (`soft`), which are slow there, files that are removed under open handles, which a client may take half a minute
+# files (`soft`), which are not safe between hosts yet, files that are removed under open handles, which a client may take half a minute
 # to notice, and whatever waits for leases.
 set -uo pipefail
 lab=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
