@@ -46,6 +46,7 @@ class Keeper:
         self._thread: system.threading.Thread | None = None
         self._asked: frozenset[str] = frozenset()
         self._asked_at = 0.0
+        self._met = 0
         store.set_timeout(settings.timeout.heartbeat)
         with connection():
             self._has_sessions = store.has_liveness
@@ -77,7 +78,7 @@ class Keeper:
     def look(self, state: State) -> tuple[frozenset[str], frozenset[str]]:
         """Take note of who is in `state`; return who is known to live, and who is known dead."""
         with self._mutex:
-            self._pulse.meet(state.present)
+            self._meet(state)
             unknown = state.present - self._pulse.alive - {self.node}
             if not self._has_sessions or not unknown:
                 return self._pulse.alive, frozenset()
@@ -94,7 +95,7 @@ class Keeper:
         state, _ = self._shared.read()
         beats = {} if self._has_sessions else self._beats()
         with self._mutex:
-            self._pulse.meet(state.present)
+            self._meet(state)
             if self._has_sessions:
                 dead = self._ask(state.present)
             else:
@@ -103,6 +104,12 @@ class Keeper:
             logger(__name__).warning("dead: %s", ", ".join(sorted(dead)))
             self._shared.change(lambda found: without(found, dead & found.present))
             self._forget(dead)
+
+    def _meet(self, state: State) -> None:
+        """Take note of who is in `state`, unless a later one was seen: two threads read, and one may be late."""
+        if state.sequence >= self._met:
+            self._met = state.sequence
+            self._pulse.meet(state.present)
 
     def _run(self) -> None:
         while not self._over.wait(self._interval):

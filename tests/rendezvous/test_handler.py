@@ -242,6 +242,20 @@ def test_a_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(n
     assert not fresh.is_closed()
 
 
+def test_who_was_in_an_older_state_has_not_just_come(node):
+    one, fresh = node(1, 1), node(1, 1)
+    one.next_rendezvous()
+    one.set_closed()
+    old, _ = fresh._shared.read()
+    die(one)
+    fresh._keeper.look(old)
+    pass_time(fresh)
+    fresh._keeper.look(fresh._shared.read()[0])
+    alive, _ = fresh._keeper.look(old)  # as if this thread had read it before the keep-alive wrote
+    assert one.node in old.present
+    assert one.node not in alive
+
+
 def test_too_few_nodes_is_an_error_that_names_who_was_there_and_nobody_counts_on_the_node(node):
     handler = node(2, 3, join=0.01)
     with pytest.raises(RendezvousTimeoutError, match=r"2 to 3 nodes.*nobody"):
