@@ -50,7 +50,7 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
     try:
         paths.check(name, fd, mode, read_only=read_only)
         data = system.os.pread(fd, SIZE, 0)
-        if create and len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):  # born just now, or to one who died
+        if create and _is_unfinished(fd, data):
             data = MAGIC + system.random_bytes(16)
             system.os.pwrite(fd, data, 0)
     except (OSError, FscoordError):
@@ -60,6 +60,23 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
         paths.close_kept(fd, keep)
         raise InsecurePathError(f"{name} is no liveness file; remove it", path=name)
     return AliveFile(name, fd, data[len(MAGIC) :], keep)
+
+
+def _is_unfinished(fd: int, data: bytes) -> bool:
+    """Return whether the liveness file `fd`, which begins with `data`, was born just now, or to one who died.
+
+    It is never synced, so a power failure may leave zeros of it. Whoever lives holds a byte, and has seen it whole.
+    """
+    if len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):
+        return True
+    return not any(data) and not _is_locked(fd, 0, 0)
+
+
+def _is_locked(fd: int, start: int, length: int) -> bool:
+    """Return whether somebody else holds one of `length` bytes from `start` on; 0: however many there are."""
+    asked = _FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
+    answer = bytes(system.fcntl.fcntl(fd, system.fcntl.F_OFD_GETLK, asked))
+    return bool(_FLOCK_STRUCT.unpack(answer[: _FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
 
 
 class AliveFile:
@@ -104,9 +121,7 @@ class AliveFile:
         """
         if number == self.number:
             return True
-        asked = _FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, number, 1, 0)
-        answer = bytes(system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_GETLK, asked))
-        return bool(_FLOCK_STRUCT.unpack(answer[: _FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
+        return _is_locked(self._fd, number, 1)
 
     def is_lost(self) -> bool:
         """Return whether the file has gone from its path, so that nobody new would find our byte."""
