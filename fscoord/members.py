@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
@@ -87,9 +87,18 @@ class Liveness(ABC):
         Raises:
             StoreTimeoutError: neither happened.
         """
-        names: list[Key] = list(keys_bytes(keys))
         needed = list(ranks)
         limit = self._timeout if timeout is None else seconds(timeout)
+        return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
+
+    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """Do as `wait_alive`, but for the sessions `numbers`, and return those of them that are known dead."""
+        needed = list(numbers)
+        limit = self._timeout if timeout is None else seconds(timeout)
+        return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
+
+    def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
+        """Wait for the keys `names`, or until `find` finds somebody who is dead."""
         if not self.has_liveness:
             self.wait(names, limit)
             return []
@@ -100,7 +109,7 @@ class Liveness(ABC):
                 self.wait(names, max(0.0, min(left, LOOK_S)))
                 return []
             except StoreTimeoutError:
-                dead = self.dead_ranks(needed)
+                dead = find()
                 if dead:
                     return dead
                 if left <= LOOK_S:

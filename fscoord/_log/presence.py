@@ -52,6 +52,11 @@ class Presence(Successive):
         return self._lock.session
 
     @property
+    def settled_session(self) -> int:
+        """The same, for who does nothing else: 0 also if the next operation must first mend something, or says no."""
+        return 0 if self._trouble or not system.own_process[0] else self._lock.session
+
+    @property
     def can_tell(self) -> bool:
         """Whether there are bytes that tell who lives."""
         return system.has_ofd_locks() and not system.is_faked() and not self._wanted.is_soft
@@ -193,6 +198,10 @@ class Presence(Successive):
             return sorted(set(some) - self.deaths.keys())
 
         return self.inspect(answer)
+
+    def undead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of the sessions `numbers` that are known, and not recorded as dead."""
+        return self.inspect(lambda: sorted((self.sessions.keys() & set(numbers)) - self.deaths.keys()))
 
     def bury(self, number: int, limit: float) -> bool:
         """Record that session `number` is dead, if with the lock it still seems so; return whether that is recorded.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from fscoord import _system as system
 from fscoord._log.node import Post
@@ -13,22 +13,25 @@ __all__ = ["Ticket"]
 
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S = 0.001
-VIGIL_FIRST_S, VIGIL_LAST_S = 0.005, 0.05
+VIGIL_FIRST_S = 0.005
 OWN_LOOK_S = 10.0
 """How long to believe another process of the node that there is nothing new."""
 
 
 class Ticket:
-    """One thread's wait, from its first look at the log to its last."""
+    """One thread's wait, from its first look at the log to its last.
 
-    def __init__(self, watch: Watch, *, vigilant: bool = False) -> None:
+    With a `vigil` the death of a watched process ends its sleeps, too, and that returns how long they may be at most.
+    """
+
+    def __init__(self, watch: Watch, vigil: Callable[[], float] | None = None) -> None:
         self._watch = watch
-        self._vigilant = vigilant
+        self._vigil = vigil
         self._deaths = watch.deaths
         self._bucket = 0
         self._mark = b""
         self._heard = watch.heard
-        self._pause = VIGIL_FIRST_S if vigilant and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
+        self._pause = VIGIL_FIRST_S if vigil and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
         self.wake = system.Wakeup()
         self.is_over = False
         self.is_called = False
@@ -74,7 +77,7 @@ class Ticket:
     def is_rung(self) -> bool:
         """Whether the log may have news for this wait, or the wait is over."""
         bell = self._watch.bell
-        if self.is_over or self.is_called or (self._vigilant and self._deaths != self._watch.deaths):
+        if self.is_over or self.is_called or (self._vigil and self._deaths != self._watch.deaths):
             return True
         if bell is None:
             return self._heard != self._watch.heard
@@ -100,7 +103,9 @@ class Ticket:
         if self._watch.sleep(self, system.time.monotonic() + pause):
             return True
         longest = SLOW_LAST_S if self._watch.hears else self._watch.poll_last
-        self._pause = min(self._pause * 2, VIGIL_LAST_S if self._vigilant and self._watch.hears else longest)
+        if self._vigil and self._watch.hears:
+            longest = self._vigil()
+        self._pause = min(self._pause * 2, longest)
         return False
 
     def _sleep_beside(self, post: Post, until: float) -> bool:
@@ -120,7 +125,7 @@ class Ticket:
             elif not self._watch.sleep(self, min(until, now + SLOW_LAST_S)):
                 now, beats, known = system.time.monotonic(), post.beats(), self._beats
                 self._beats = beats
-                if self._vigilant or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:
+                if self._vigil or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:
                     self._own_look = now
                     return False
                 continue

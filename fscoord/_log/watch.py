@@ -125,7 +125,7 @@ class Watch:
             bell.close()
 
     def watch_process(self, pid: int) -> bool:
-        """Have the death of process `pid` end the sleeps of who is vigilant; False if that can't be had here."""
+        """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had here."""
         events = self._events
         return events is not None and events.readable and bool(events.watch_process(pid))
 

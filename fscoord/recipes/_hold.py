@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
 from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import HoldLostError
-from fscoord.recipes._line import Entry, Line
+from fscoord.recipes._entry import Entry
+from fscoord.recipes._line import Line
 from fscoord.store import Store
 
 __all__ = ["Exclusive", "Holder", "Waiter"]
 
+_POP: Final = list[tuple[int, Entry]].pop
 H = TypeVar("H", bound="Exclusive")
 
 
@@ -61,30 +63,39 @@ class Holder:
         """Return who waits for it, first come first."""
         return [_shown(entry) for entry in self._line.entries() if not entry.token]
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout) -> bool:
-        """Do what `acquire` of `threading` does."""
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
+        """Do what `acquire` of `threading` does, and put into `got` what has been got and is to be given back."""
         if not blocking and timeout != -1:
             raise ValueError("a call that does not block takes no timeout")
         limit = math.inf if timeout == -1 else seconds(timeout)
-        new = self._line.newcomer(mode)
+        name = self._line.new_id()
         try:
-            if not blocking:
-                served = self._line.join_if_served(new)
-            else:
-                served = self._line.join(new)
-                if not served.token:
-                    served = self._line.await_turn(new, limit)
-            if served:
+            served = self._line.take_free(name, mode)
+            if served is None:
+                served = self._line.join(name, mode, only_if_served=not blocking)
+                if served is not None and not served.token:
+                    served = self._line.await_turn(served, limit)
+            if served is not None:
                 self._held.append((system.os.getpid(), served))
+                self._begin(served)
+                got.append(name)
         except BaseException:
-            self._line.leave_quietly(new)  # nobody may know yet whether it stands there
+            self._undo(name)  # nobody may know yet whether it stands there
+            got.clear()
             raise
         return served is not None
 
-    def _enter(self, mode: str) -> None:
+    def _begin(self, served: Entry) -> None:
+        """What else belongs to an acquisition that has just been done; should it fail, it is undone."""
+
+    def _undo(self, name: str) -> None:
+        self._held[:] = [held for held in self._held if held[1].id != name]
+        self._line.leave_quietly(name)
+
+    def _enter(self, mode: str, got: list[str]) -> None:
         """Acquire, or raise `StoreTimeoutError`."""
         limit = seconds(self._store.timeout) if self._timeout is None else self._timeout
-        if not self._acquire(mode, True, limit):
+        if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
     def _release(self) -> None:
@@ -95,12 +106,24 @@ class Holder:
             HoldLostError: it was taken away meanwhile.
         """
         self._current()
+        leaving: list[tuple[int, Entry]] = []
         try:
-            entry = self._held.pop()[1]  # in one step: threads may share the object
+            # In one step: threads may share the object, and between two steps a Ctrl-C may come.
+            leaving.extend(map(_POP, (self._held,)))
+            there = self._line.leave(leaving[0][1].id)
         except IndexError:
             raise RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this process") from None
-        if not self._line.leave(entry):
-            raise self._line.lost(entry)
+        except BaseException:
+            for _, entry in leaving:
+                self._line.leave_quietly(entry.id)
+            raise
+        if not there:
+            raise self._line.lost(leaving[0][1])
+
+    def _give_back(self, got: list[str]) -> None:
+        """After a Ctrl-C between an acquisition and the return to whoever asked for it."""
+        if got:
+            self._release()
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
@@ -131,7 +154,12 @@ class Exclusive(Holder):
         Raises:
             HoldLostError: somebody took this one out of the line.
         """
-        return self._acquire(self._mode, blocking, timeout)
+        got: list[str] = []
+        try:
+            return self._acquire(self._mode, blocking, timeout, got)
+        except BaseException:
+            self._give_back(got)
+            raise
 
     def release(self) -> None:
         """Give it back; who is first in line gets it, and nobody else is woken.
@@ -166,8 +194,13 @@ class Exclusive(Holder):
         return entry.token
 
     def __enter__(self: H) -> H:
-        self._enter(self._mode)
-        return self
+        got: list[str] = []
+        try:
+            self._enter(self._mode, got)
+            return self
+        except BaseException:
+            self._give_back(got)
+            raise
 
     def __exit__(
         self,

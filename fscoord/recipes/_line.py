@@ -2,54 +2,41 @@
 
 The whole line is one value of the store, changed by compare-and-set alone, so it is never seen half changed and its
 order is that of the store. A policy says how many of the first in line are served at once. Who is served gets a
-*token*, a number that only rises, also after everybody has gone.
+*token*, a number that only rises, also after everybody has gone. Who finds nobody in line enters it served, in one
+write, and leaves it in another: that can overtake nobody, because it succeeds only on the very value in which nobody
+stood.
 
 Whoever changes the line serves those whose turn has come in the same write, and then sets a key of each, for which that
-one alone waits. Each who waits also looks after the one before it: if that one's session is dead, it is taken out. So
-the dead hold nothing for longer than `LOOK_S`, and one who dies between serving the next and waking it delays it by no
-more. The order of arrival, and looking after one's predecessor only, are those of ZooKeeper's lock recipe; a queue in
-one value is possible here because a value changes by compare-and-set, which costs one write.
+one alone waits. Each who waits also looks after the one before it: if that one's session is dead, it is taken out; the
+store tells of deaths. One who dies between serving the next and waking it is before that one, and so delays it by no
+more; of several who were served at once the others look for themselves after `SLOW_LOOK_S`. The order of arrival, and
+looking after one's predecessor only, are those of ZooKeeper's lock recipe; a queue in one value is possible here
+because a value changes by compare-and-set, which costs one write.
 
-The value is text: the last token; then a line for each entry: its id, mode, token (0: it waits), session and owner.
+The value is text: the last token and a stamp that no two writes share, so that a writer knows its own from one that
+looks the same; then a line for each `~fscoord.recipes._entry.Entry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from itertools import count
+from typing import Final
 
 from fscoord import _system as system
 from fscoord.arguments import Key, key_bytes, key_text
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
+from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line
 from fscoord.store import Store
 
 __all__ = ["Entry", "Line"]
 
-LOOK_S: Final = 0.04
-"""How often one who waits looks after the one before it, on a store that can tell the dead."""
 SLOW_LOOK_S: Final = 1.0
-"""The same on other stores: somebody may have died after serving us and before waking us."""
+"""How often one who waits looks by itself: somebody may have died after serving us and before waking us."""
 
 Policy = Callable[[list["Entry"]], int]
-
-
-class Entry(NamedTuple):
-    """One in a line.
-
-    Attributes:
-        id: a random name.
-        mode: what it asks for, one character that its policy knows.
-        token: the number that it was served with; 0 while it waits.
-        session: the number of its handle among the members of the store; 0 where the store keeps none.
-        owner: ``host:pid``, for people.
-    """
-
-    id: str
-    mode: str
-    token: int
-    session: int
-    owner: str
+"""How many of the first of these are served at once; one who is alone always is."""
 
 
 class Line:
@@ -62,7 +49,9 @@ class Line:
         self._key = self._prefix + b"/line"
         self._policy = policy
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
+        self._alone = ("", b"")  # who of us was alone in line, and the line then
         self._waited: set[str] = set()
+        self._me: tuple[int, str, Iterator[int]] = (0, "", count())
         self._wake_key("0" * 16)  # a name that is too long fails here
 
     def entries(self) -> list[Entry]:
@@ -73,44 +62,71 @@ class Line:
         """Return the last token that was given; the next one is one more."""
         return self._parse(self._read())[0]
 
-    def newcomer(self, mode: str) -> Entry:
-        """Return an entry of this handle that is not in line yet."""
-        owner = f"{system.hostname()}:{system.os.getpid()}"
-        return Entry(system.random_bytes(8).hex(), mode, 0, self._store.session, owner)
+    def new_id(self) -> str:
+        """Return the id of an entry that is not in line yet."""
+        pid = system.os.getpid()
+        if self._me[0] != pid:  # also in a forked child, whose ids must not be its parent's
+            first = int.from_bytes(system.random_bytes(7), "big") << 8
+            self._me = pid, f"{system.hostname()}:{pid}", count(first)
+        return f"{next(self._me[2]):016x}"
 
-    def join(self, new: Entry) -> Entry:
-        """Let `new` join the line's end and return it: served already if its token is not 0."""
-        return self._change(lambda entries: [*entries, new])[-1]
+    def take_free(self, name: str, mode: str) -> Entry | None:
+        """Enter the line as `name`, served, if nobody is in it; None if somebody is, or was when it was seen last."""
+        text = self._text
+        session, owner = self._store.session, self._me[1]
+        while text is not None and b"\n" not in text:
+            try:
+                token = int(text.partition(b" ")[0]) + 1
+            except ValueError:  # no line of ours: to be read, and complained of, by `join`
+                return None
+            new = f"{token} {name}\n{name} {mode} {token} {session} {owner} {NO_LEASE}".encode()
+            found = self._store.compare_set(self._key, text, new)
+            if found == new:
+                self._alone, self._text = (name, new), new
+                return Entry(name, mode, token, session, owner, NO_LEASE)
+            self._text = text = found if found != text else None  # as expected and not changed: the key was deleted
+        return None
 
-    def join_if_served(self, new: Entry) -> Entry | None:
-        """Do as `join` if that means to be served at once; otherwise change nothing and return None."""
-        entries = self._change(lambda entries: [*entries, new], or_nothing=new.id)
-        if entries[-1:] and entries[-1].id == new.id:
-            return entries[-1]
-        if not self._bury(entries):
-            return None
-        return self.join_if_served(new)
+    def join(self, name: str, mode: str, *, only_if_served: bool = False) -> Entry | None:
+        """Let `name` join the line's end and return its entry: served already if its token is not 0.
 
-    def leave(self, entry: Entry) -> bool:
-        """Take `entry` out, and serve whoever comes next; return whether it was still there."""
+        With `only_if_served` change nothing and return None if it would have to wait.
+        """
+        new = Entry(name, mode, 0, self._store.session, self._me[1], NO_LEASE)
+        while True:
+            entries = self._change(lambda entries: [*entries, new], or_nothing=name if only_if_served else None)
+            if entries[-1:] and entries[-1].id == name:
+                return entries[-1]
+            if not self._bury(entries):
+                return None
+
+    def leave(self, name: str) -> bool:
+        """Take `name` out, and serve whoever comes next; return whether it was still there."""
+        alone, text = self._alone
+        if alone == name:
+            new = b"%b %b" % (text.partition(b" ")[0], self.new_id().encode())
+            found = self._store.compare_set(self._key, text, new)
+            self._text = found if found != text else None
+            if found == new:
+                return True
         was_there = False
 
         def without(entries: list[Entry]) -> list[Entry]:
             nonlocal was_there
-            rest = [other for other in entries if other.id != entry.id]
+            rest = [other for other in entries if other.id != name]
             was_there = len(rest) < len(entries)
             return rest
 
         self._change(without)
-        if entry.id in self._waited:
-            self._waited.discard(entry.id)
-            self._store.delete_key(self._wake_key(entry.id))
+        if name in self._waited:
+            self._waited.discard(name)
+            self._store.delete_key(self._wake_key(name))
         return was_there
 
-    def leave_quietly(self, entry: Entry) -> None:
+    def leave_quietly(self, name: str) -> None:
         """Do as `leave`, on the way out with another error."""
         with suppress(FscoordError):
-            self.leave(entry)
+            self.leave(name)
 
     def await_turn(self, entry: Entry, timeout: float) -> Entry | None:
         """Wait until `entry` is served and return it, served; or, if the time runs out, take it out and return None.
@@ -121,22 +137,23 @@ class Line:
         end = system.time.monotonic() + timeout
         self._waited.add(entry.id)
         wake = [self._wake_key(entry.id)]
-        look = LOOK_S if self._store.has_liveness else SLOW_LOOK_S
         while True:
-            entries = self.entries()
+            self._text = self._read()
+            entries = self._parse(self._text)[1]
             place = next((index for index, other in enumerate(entries) if other.id == entry.id), None)
             if place is None:
                 raise self.lost(entry)
             if entries[place].token:
                 return entries[place]
             before = entries[:place]  # who is behind those who are served looks after all of them
-            if self._bury(before if before[-1].token else before[-1:]):
-                continue
+            suspects = before if before[-1].token else before[-1:]
             left = end - system.time.monotonic()
-            if left <= 0:
+            if left <= 0 and not self._bury(suspects):
                 return self._give_up(entry)
             with suppress(StoreTimeoutError):
-                self._store.wait(wake, min(look, left))
+                sessions = [other.session for other in suspects if other.session]
+                if self._store.wait_sessions(wake, sessions, max(0.0, min(SLOW_LOOK_S, left))):
+                    self._bury(suspects)
 
     def still_holds(self, entry: Entry) -> bool:
         """Return whether `entry` is in line, served."""
@@ -197,7 +214,7 @@ class Line:
             if changed != entries:
                 last, changed, served = self._serve(last, changed)
                 if not or_nothing or any(entry.id == or_nothing for entry in served):
-                    new = self._format(last, changed)
+                    new = format_line(last, self.new_id(), changed)
                     found = self._store.compare_set(self._key, text, new)
                     if found == new:
                         break
@@ -236,19 +253,12 @@ class Line:
         return self._store.get(self._key) if self._store.check([self._key]) else b""
 
     def _parse(self, text: bytes) -> tuple[int, list[Entry]]:
-        if not text:
-            return 0, []
         try:
-            last, *lines = text.decode().split("\n")
-            parts = [line.split(" ") for line in lines]
-            return int(last), [Entry(name, mode, int(token), int(of), owner) for name, mode, token, of, owner in parts]
+            return parse_line(text)
         except ValueError as error:
             raise FscoordError(
                 f"key {key_text(self._key)!r} holds {text[:40]!r}, which is no line of waiters"
             ) from error
-
-    def _format(self, last: int, entries: list[Entry]) -> bytes:
-        return "\n".join([str(last), *("{} {} {} {} {}".format(*entry) for entry in entries)]).encode()
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())

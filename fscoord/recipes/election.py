@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from fscoord import _system as system
 from fscoord.arguments import Key, Timeout, Value, key_bytes, seconds, value_bytes
 from fscoord.errors import StoreTimeoutError
+from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
-from fscoord.recipes._line import Entry
 from fscoord.store import Store
 
 __all__ = ["Election", "Leader"]
@@ -112,17 +112,9 @@ class Election(Exclusive):
             with suppress(StoreTimeoutError):
                 self._store.wait([self._term_key(coming)], min(LOOK_S, left))
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout) -> bool:
-        if not super()._acquire(mode, blocking, timeout):
-            return False
-        try:
-            term = self.token
-            self._store.set(self._term_key(term), self._data)
-            self._store.delete_key(self._term_key(term - 1))
-        except BaseException:
-            self._release()
-            raise
-        return True
+    def _begin(self, served: Entry) -> None:
+        self._store.set(self._term_key(served.token), self._data)
+        self._store.delete_key(self._term_key(served.token - 1))
 
     def _term_key(self, term: int) -> bytes:
         return self._terms + b"%d" % term

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fscoord import _system as system
 from fscoord.arguments import Key, Timeout
+from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
-from fscoord.recipes._line import Entry
 from fscoord.store import Store
 
 __all__ = ["Lock", "RLock"]
@@ -49,15 +49,21 @@ class RLock(Lock):
         self._depth = 0
         self._thread: tuple[int, int] | None = None
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout) -> bool:
-        me = (system.os.getpid(), system.threading.get_ident())
-        if self._thread == me:
-            self._depth += 1
-            return True
-        if not super()._acquire(mode, blocking, timeout):
-            return False
-        self._thread, self._depth = me, 1
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
+        if self._thread != (system.os.getpid(), system.threading.get_ident()):
+            return super()._acquire(mode, blocking, timeout, got)
+        self._depth += 1
+        got.append("")
         return True
+
+    def _begin(self, served: Entry) -> None:  # noqa: ARG002 - its token is not asked for
+        self._depth = 1
+        self._thread = system.os.getpid(), system.threading.get_ident()
+
+    def _undo(self, name: str) -> None:
+        if self._thread == (system.os.getpid(), system.threading.get_ident()):
+            self._thread = None
+        super()._undo(name)
 
     def _release(self) -> None:
         if self._thread != (system.os.getpid(), system.threading.get_ident()):

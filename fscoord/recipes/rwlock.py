@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 
 from fscoord.arguments import Key, Timeout
+from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, Waiter
-from fscoord.recipes._line import Entry
 from fscoord.store import Store
 
 __all__ = ["ReadWriteLock"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fscoord.arguments import Key, Timeout, positive
+from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
-from fscoord.recipes._line import Entry
 from fscoord.store import Store
 
 __all__ = ["Semaphore"]

@@ -142,6 +142,9 @@ class PrefixStore(Store):
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_alive(self._full_all(keys), ranks, timeout)
 
+    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
+
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())
         other._owns_inner = True

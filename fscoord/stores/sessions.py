@@ -45,8 +45,11 @@ class Sessions(Store):
     @property
     def session(self) -> int:
         """See `Store.session`. A handle that has not introduced itself does so now, which writes a record."""
-        self._log.refresh(self._timeout)
-        return self._log.introduce(self._timeout)
+        number = self._log.settled_session
+        if not number:
+            self._log.refresh(self._timeout)
+            number = self._log.introduce(self._timeout)
+        return number
 
     def be_rank(self, rank: int) -> None:
         """See `Store.be_rank`. It writes a record unless the store knows already."""
@@ -94,19 +97,34 @@ class Sessions(Store):
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
-        names = keys_bytes(keys)
-        vigil = Vigil(self._log, self._waiting, [integer("rank", rank) for rank in ranks])
+        needed = [integer("rank", rank) for rank in ranks]
+        log = self._log
+        vigil = Vigil(log, self._waiting, lambda: log.dead_ranks(needed), lambda: log.undead(needed), is_calm=False)
+        return self._wait_watching(keys_bytes(keys), vigil, self._timeout if timeout is None else seconds(timeout))
 
+    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """See `Store.wait_sessions`, and `wait_alive`."""
+        needed = [integer("session", number) for number in numbers]
+        log = self._log
+        vigil = Vigil(
+            log,
+            self._waiting,
+            lambda: log.dead_sessions(needed),
+            lambda: log.undead_sessions(needed),
+            is_calm=True,
+        )
+        return self._wait_watching(keys_bytes(keys), vigil, self._timeout if timeout is None else seconds(timeout))
+
+    def _wait_watching(self, names: list[bytes], vigil: Vigil, limit: float) -> list[int]:
         def look(left: float, absent: list[bytes]) -> list[int] | Missing:
             self._log.refresh(left)
             absent[:] = self._log.inspect(lambda: self._state.missing(names))
             return (vigil.dead(left) or MISSING) if absent else []
 
-        limit = self._timeout if timeout is None else seconds(timeout)
-        return self._await(limit, look, "key", vigilant=True)
+        return self._await(limit, look, "key", vigil=vigil)
 
     def _await(
-        self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str, *, vigilant: bool = False
+        self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str, *, vigil: Vigil | None = None
     ) -> T:
         """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
 
@@ -121,7 +139,7 @@ class Sessions(Store):
                 patience.speak(__name__, lambda: f"{what} {key_names(absent)} in {self.path}")
             return found
 
-        found = self._waiting.until(limit, look_again, lambda: absent[0], vigilant=vigilant)
+        found = self._waiting.until(limit, look_again, lambda: absent[0], vigil.pace if vigil else None)
         if isinstance(found, Missing):
             waited = system.time.monotonic() - patience.started
             raise StoreTimeoutError(

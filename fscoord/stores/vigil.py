@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Final
 
 from fscoord import _system as system
@@ -15,12 +15,15 @@ __all__ = ["Vigil"]
 BEGIN_S: Final = 0.004
 """How long a wait lasts before it looks after the others: most end sooner, and cost nothing more."""
 
+LOOK_S: Final = 0.05
+"""How often those are looked after whose processes are not watched."""
+
 PROBE_S: Final = 0.5
 """How often even those are probed whose processes are watched: a handle may be closed, and its process live on."""
 
 
 class Vigil:
-    """One wait's watch over `ranks`.
+    """One wait's watch over some sessions.
 
     The kernel tells of the death of a process of this host (pidfd_open(2)). The others, on other hosts or in other
     containers, are asked for at each look, which a waiter takes 20 times a second.
@@ -28,38 +31,58 @@ class Vigil:
     Args:
         log: the handle that waits.
         waiting: how it sleeps.
-        ranks: who is needed.
+        dead: returns who of those that are needed is recorded as dead, in the words of whoever waits.
+        undead: returns the sessions that stand for the others.
+        is_calm: whether `undead` knows all of them from the beginning, so that a waiter may sleep for longer as long as
+            the kernel would tell of each of their deaths.
     """
 
-    def __init__(self, log: LogFile, waiting: Waiting, ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        log: LogFile,
+        waiting: Waiting,
+        dead: Callable[[], list[int]],
+        undead: Callable[[], list[int]],
+        *,
+        is_calm: bool,
+    ) -> None:
         self._log = log
         self._waiting = waiting
-        self._ranks = ranks
+        self._dead = dead
+        self._undead = undead
         self._started = self._probed = system.time.monotonic()
         self._watched: set[int] = set()
+        self._is_calm = is_calm
+        self._is_told = False
+
+    def pace(self) -> float:
+        """Return for how many seconds a waiter may sleep at most."""
+        return PROBE_S if self._is_calm and self._is_told else LOOK_S
 
     def dead(self, limit: float) -> list[int]:
-        """Return those of the ranks that are recorded as dead, after recording the deaths that show.
+        """Return those that are recorded as dead, after recording the deaths that show.
 
         Raises:
             StoreTimeoutError: the log's lock, to record one, did not come within `limit` seconds.
         """
-        dead = self._log.dead_ranks(self._ranks)
+        dead = self._dead()
+        self._is_told = False
         now = system.time.monotonic()
         if dead or now - self._started < BEGIN_S or self._log.read_only:
             return dead
         watched: list[int] = []
         others: list[int] = []
-        for number in self._log.undead(self._ranks):
+        for number in self._undead():
             (watched if self._is_watched(number) else others).append(number)
         home = Home.find() if others else None
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
+        self._is_told = all(map(self._is_watched, others))
         if now - self._probed > PROBE_S:
             self._probed = now
             fallen += [number for number in watched if self._log.lives_now(number, None) is False]
         for number in fallen:
             self._log.bury(number, limit)
-        return self._log.dead_ranks(self._ranks) if fallen else []
+        return self._dead() if fallen else []
 
     def _seems_dead(self, number: int, home: Home) -> bool:
         """Return whether the session seems dead; if not, watch its process where that can be done."""

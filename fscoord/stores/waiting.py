@@ -70,23 +70,22 @@ class Waiting:
         limit: float,
         look: Callable[[float], T | Missing],
         lacking: Callable[[], bytes],
-        *,
-        vigilant: bool = False,
+        vigil: Callable[[], float] | None = None,
     ) -> T | Missing:
         """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds.
 
-        After a look in vain `lacking` returns one key without which the next would be in vain too. Who is `vigilant`
-        looks more often, and when a process dies that `watch_process` was told of.
+        After a look in vain `lacking` returns one key without which the next would be in vain too. With a
+        `vigil`, which returns how long a sleep may be, also when a process dies that `watch_process` was told of.
         """
         deadline = system.time.monotonic() + limit
         found = look(limit)
         while isinstance(found, Missing) and system.time.monotonic() < deadline:
             watch = self._listen(deadline)
-            found = self._follow(watch, Ticket(watch, vigilant=vigilant), deadline, look, lacking)
+            found = self._follow(watch, Ticket(watch, vigil), deadline, look, lacking)
         return found
 
     def watch_process(self, pid: int) -> bool:
-        """Have the death of process `pid` end the sleeps of who is vigilant; False if that can't be had."""
+        """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had."""
         watch = self._watch
         return watch is not None and watch.watch_process(pid)
 

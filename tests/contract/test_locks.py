@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from contract.places import HANG_S, Place, start_thread, until
-from contract.third_party import place_of
+from contract.third_party import ThirdPartyPlace, place_of
 from contract.worker import Workers, start
 
+from fscoord._log.bell import bucket
+from fscoord._log.ticket import Ticket
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, _line
 from fscoord.store import Store
@@ -192,6 +194,93 @@ def test_a_name_that_is_too_long_is_refused_at_once(store: Store) -> None:
         Lock(store, "x" * 1010)
 
 
+def test_who_is_alone_writes_once_to_acquire_and_once_to_release() -> None:
+    store = ThirdPartyPlace().base
+    lock = Lock(store, "l")
+    with lock:
+        pass
+    store.asked.clear()
+    with lock:
+        assert store.asked == ["compare_set"]
+    assert store.asked == ["compare_set"] * 2
+
+
+@pytest.mark.parametrize("holds", [True, False], ids=["held", "free again"])
+def test_who_believes_that_nobody_is_in_line_overtakes_nobody(place: Place, store: Store, holds: bool) -> None:
+    class Late(PrefixStore):
+        is_late = False
+
+        def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+            if self.is_late:  # between its look at the line and its write
+                self.is_late = False
+                assert first.acquire()
+                threads.append(start_thread(second.acquire))
+                until(first.waiters)
+                if not holds:
+                    first.release()
+                    threads.pop().join()
+            return super().compare_set(key, expected, desired)
+
+    first, second = (Lock(PrefixStore("x", place.open(how="clone")), "l") for _ in range(2))
+    threads: list[Any] = []
+    view = Late("x", store)
+    late = Lock(view, "l")
+    with late:
+        pass
+    view.is_late = True
+    assert not late.acquire(timeout=0.01)
+    assert len(first.waiters()) == holds
+    if holds:
+        first.release()
+        threads.pop().join()
+    assert second.token == 3
+    second.release()
+    with late:
+        assert late.token == 4
+
+
+def test_of_64_who_wait_one_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    monkeypatch.setattr(Ticket, "sleep", spied := SpiedSleep(Ticket.sleep))
+    lock = Lock(store, "l")
+    assert lock.acquire()
+    gate = threading.Event()
+    threads = line_up(place, 64, lambda lock, _: (gate.wait(HANG_S), lock.release()))
+    waiting = [bucket(lock._line._wake_key(entry.id)) for entry in lock._line.entries()[1:]]
+    until(lambda: sorted(spied.asleep) == sorted(waiting))
+    spied.rung.clear()
+    lock.release()
+    until(lambda: lock.owners() and spied.rung)
+    assert set(spied.rung) == {waiting[0]}  # and whose key has the same place on the bell, which is rare
+    gate.set()
+    for thread in threads:
+        thread.join()
+    place.close()
+
+
+class SpiedSleep:
+    """In the place of `Ticket.sleep`: which buckets are waited for now, and which were rung."""
+
+    def __init__(self, sleep: Callable[[Ticket, float], bool]) -> None:
+        self._sleep = sleep
+        self.asleep: list[int] = []
+        self.rung: list[int] = []
+
+    def __get__(self, ticket: Ticket, _: type) -> Callable[[float], bool]:
+        def sleep(left: float) -> bool:
+            self.asleep.append(ticket._bucket)
+            try:
+                is_rung = self._sleep(ticket, left)
+            finally:
+                self.asleep.remove(ticket._bucket)
+            if is_rung:
+                self.rung.append(ticket._bucket)
+            return is_rung
+
+        return sleep
+
+
 # What goes wrong
 
 
@@ -201,7 +290,7 @@ def test_a_hold_that_was_taken_away_is_noticed(store: Store) -> None:
         lock.check()
     assert lock.acquire()
     lock.check()
-    lock._line.leave(lock._line.entries()[0])  # somebody breaks it
+    lock._line.leave(lock._line.entries()[0].id)  # somebody breaks it
     with pytest.raises(HoldLostError, match="no longer in line"):
         lock.check()
     with pytest.raises(HoldLostError, match="no longer in line"):
@@ -212,12 +301,22 @@ def test_a_hold_that_was_taken_away_is_noticed(store: Store) -> None:
             lock.release()
 
 
+def test_a_hold_that_another_has_taken_away_is_noticed_when_it_is_given_back(place: Place, store: Store) -> None:
+    lock, other = Lock(store, "l"), Lock(place.open(how="clone"), "l")
+    assert lock.acquire()
+    other._line.leave(other._line.entries()[0].id)
+    with pytest.raises(HoldLostError, match="no longer in line"):
+        lock.release()
+    with lock:
+        assert lock.token == 2
+
+
 def test_who_is_taken_out_of_the_line_is_told(place: Place, store: Store) -> None:
     with Lock(store, "l") as lock:
         waiter = start_thread(Lock(place.open(how="clone"), "l").acquire)
         until(lock.waiters)
         entry = lock._line.entries()[1]
-        lock._line.leave(entry)
+        lock._line.leave(entry.id)
         store.set(f"l/wake/{entry.id}", "")
         with pytest.raises(HoldLostError, match="no longer in line"):
             waiter.join()
@@ -277,7 +376,7 @@ def test_an_interruption_at_any_operation_leaves_nothing_held_and_nobody_waiting
             acquired = False
         hit = view.hit
         if acquired:
-            lock._line.leave(lock._line.entries()[0])
+            lock._line.leave(lock._line.entries()[0].id)
         if held:
             lock.release()
         assert lock._line.entries() == []

@@ -51,6 +51,20 @@ def test_a_wait_that_watches_is_a_wait(place: Place) -> None:
     with pytest.raises(StoreTimeoutError) as caught:
         store.wait_alive(["k", "missing"], [1], 0.03)
     assert caught.value.keys == (place.full("missing"),)
+    assert store.wait_sessions(["k"], [store.session]) == []
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.wait_sessions(["k", "missing"], [store.session], 0.03)
+    assert caught.value.keys == (place.full("missing"),)
+
+
+def test_a_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Place) -> None:
+    if not can_tell(place):
+        return
+    one, two = place.open(), place.open(how="clone")
+    alive, number = one.session, two.session
+    two.close()
+    place._opened[-1].close()
+    assert one.wait_sessions(["k"], [alive, number]) == [number]
 
 
 def test_a_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:

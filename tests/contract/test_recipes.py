@@ -89,7 +89,7 @@ def test_work_that_is_interrupted_is_done_by_the_next(place: Place, store: Store
 def test_who_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store: Store) -> None:
     def slow() -> bytes:
         lock = Lock(place.open(how="clone"), "w")
-        lock._line.leave(lock._line.entries()[0])
+        lock._line.leave(lock._line.entries()[0].id)
         assert once(place.open(how="clone"), "w", lambda: "first") == b"first"
         return b"second"
 
@@ -313,7 +313,7 @@ def test_a_leader_that_can_not_say_so_does_not_lead(store: Store) -> None:
 def test_a_leader_finds_out_that_another_one_leads(store: Store) -> None:
     first = Election(store, "e")
     assert first.campaign()
-    first._line.leave(first._line.entries()[0])
+    first._line.leave(first._line.entries()[0].id)
     with Election(store, "e") as second:
         assert second.leader().term == 2
         with pytest.raises(HoldLostError):

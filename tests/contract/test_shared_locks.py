@@ -164,7 +164,7 @@ def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Stor
         assert not ReadWriteLock(store, "l").reader.acquire(blocking=False)
         assert [waiter.token for waiter in lock.waiters()] == [0, 0]
         assert [owner.token for owner in lock.owners()] == [1, 2]
-        lock.reader._line.leave(lock.reader._line.entries()[1])
+        lock.reader._line.leave(lock.reader._line.entries()[1].id)
         assert not order
     for thread in threads:
         thread.join()

@@ -146,6 +146,23 @@ def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: 
         assert waiter.join() == [1]
 
 
+def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = log_ticket.Ticket.sleep
+
+    def spied(ticket: log_ticket.Ticket, left: float) -> bool:
+        pauses.append(ticket._pause)
+        return sleep(ticket, left)
+
+    monkeypatch.setattr(log_ticket.Ticket, "sleep", spied)
+    with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as others:
+        number = store.members([1])[0].number
+        with start_thread(store.wait_sessions, ["k"], [number], math.inf) as waiter:
+            until(lambda: max(pauses, default=0) == vigil.PROBE_S)
+            others[1].kill()
+        assert waiter.result == [number]
+
+
 def test_a_wait_without_events_finds_deaths_by_itself(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S, watch="poll") as store, ranks(path, 2) as others:
         with start_thread(store.wait_alive, ["k"], [1]) as waiter:
