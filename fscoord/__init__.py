@@ -1,5 +1,6 @@
 """Processes that share nothing but a directory find each other and agree."""
 
+from fscoord.capabilities import Capabilities
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
     BarrierError,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     # stores
+    "Capabilities",
     "FileStore",
     "HashStore",
     "Member",

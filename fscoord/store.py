@@ -23,6 +23,7 @@ from fscoord.arguments import (
     positive,
     seconds,
 )
+from fscoord.capabilities import Capabilities
 from fscoord.errors import BarrierError
 from fscoord.members import Liveness
 
@@ -46,6 +47,9 @@ class Store(Liveness):
     timeout, and `~fscoord.StoreError` or one of its kinds when the store fails. A failed write's ``maybe_applied``
     says whether it may have taken effect.
     """
+
+    capabilities: Capabilities = Capabilities()
+    """In what this kind of store differs from others; see `Capabilities`."""
 
     _timeout: float = DEFAULT_TIMEOUT
 

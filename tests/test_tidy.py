@@ -131,8 +131,9 @@ LAYERS = [
     ("_log.file", ["_logger", "_log.*", "_system", "errors"]),
     ("_log.dump", ["_log.*", "_system", "errors"]),
     ("arguments", ["errors"]),
+    ("capabilities", ["arguments"]),
     ("members", ["arguments", "_system", "errors"]),
-    ("store", ["arguments", "members", "_system", "errors"]),
+    ("store", ["arguments", "capabilities", "members", "_system", "errors"]),
     ("environment", ["_system", "errors"]),
     (
         "stores.file",
@@ -145,6 +146,7 @@ LAYERS = [
             "stores.options",
             "stores.sessions",
             "arguments",
+            "capabilities",
             "store",
             "_system",
             "errors",
@@ -171,9 +173,9 @@ LAYERS = [
     ("stores.waiting", ["_logger", "_log.*", "stores.state", "store", "_system", "errors"]),
     ("stores.dump", ["_log.*"]),
     ("stores.options", ["_log.*", "arguments", "_system", "errors"]),
-    ("stores.tcp", ["stores.tcp_connections", "arguments", "store", "_system", "errors"]),
+    ("stores.tcp", ["stores.tcp_connections", "arguments", "capabilities", "store", "_system", "errors"]),
     ("stores.url", ["stores.*", "arguments", "store", "_system", "errors"]),
-    ("stores.*", ["arguments", "members", "store", "_system", "errors"]),
+    ("stores.*", ["arguments", "capabilities", "members", "store", "_system", "errors"]),
     ("_patience", ["_logger", "_system"]),
     ("_fates", ["members", "store", "_system", "errors"]),
     ("_store_timeout", ["arguments", "store", "_system", "errors"]),
@@ -226,6 +228,9 @@ LAYERS = [
         ["launch.*", "rendezvous.*", "stores.prefix", "store", "_logger", "_system", "errors"],
     ),
     ("demo.*", ["demo.*", "_interruptions", "collectives", "store", "stores.*", "_system", "errors"]),
+    ("testing", ["testing.*"]),
+    ("testing.contract", ["testing.contract.*", "store"]),
+    ("testing.contract.*", ["testing.contract.*", "arguments", "store", "_interruptions", "_system", "errors"]),
     ("integrations.*", ["*"]),
     # What the doctor tries must be the very locks, mounts and paths that a log uses, so it may import those of `_log`.
     (
@@ -260,6 +265,7 @@ SYSTEM_ALLOWED = {
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "launch.warden": ({"ctypes", "open", "os", "select", "signal"}, "is a program by itself, outside of the package"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
+    "testing.contract.interrupts": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_interruptions": ({"signal"}, "is about nothing else"),
@@ -269,6 +275,7 @@ SYSTEM_ALLOWED = {
 # Extras, and the only modules that may ask for them.
 EXTRAS = {
     "click": ["cli", "cli.*"],
+    "pytest": ["testing.contract", "testing.contract.*"],
     "rich": ["cli", "cli.*"],
     "torch": ["barriers.torch", "integrations.*", "stores.tcp_connections"],
     "etcd3gw": [],
@@ -398,6 +405,8 @@ def test_help_explains_every_public_name(name: str) -> None:
         assert inspect.getdoc(thing), f"{name}.{public} has no docstring"
         if inspect.isclass(thing):
             silent = [member for member, value in public_members(thing) if not inspect.getdoc(value)]
+            if name.startswith("testing.contract"):  # a test's name is its docstring
+                silent = [member for member in silent if not member.startswith("test_")]
             assert not silent, f"{name}.{public}: no docstring for {silent}, inherited or not"
 
 
@@ -421,7 +430,7 @@ def test_public_names_are_all_there_sorted_and_in_the_reference() -> None:
     assert documented == public
 
 
-PUBLIC_MODULES = ["barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous"]
+PUBLIC_MODULES = ["barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)

@@ -29,6 +29,7 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
+from fscoord.capabilities import Capabilities
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,
@@ -80,6 +81,8 @@ class FileStore(Sessions):
         CorruptLogError: the file is no log of fscoord's.
         UnsupportedFilesystemError: the platform or file system has no such locks, or its mount options make them lie.
     """
+
+    capabilities = Capabilities(processes=True, hosts=True, durable=True, survives_handles=True, sessions=True)
 
     @system.alone_if_faked
     def __init__(

@@ -30,6 +30,7 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
+from fscoord.capabilities import Capabilities
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -94,6 +95,8 @@ class HashStore(Store):
     Args:
         timeout: how long operations wait by default, in seconds or as a `timedelta`.
     """
+
+    capabilities = Capabilities(certain=True)
 
     def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
         self._timeout = seconds(timeout)

@@ -44,6 +44,7 @@ class PrefixStore(Store):
             raise ValueError("store is None; pass the store whose keys the prefix is for")
         if not isinstance(store, Store):
             raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
+        self.capabilities = store.capabilities
         self._prefix = key_bytes(prefix) + b"/"
         self._inner = store
         self._owns_inner = False

@@ -22,6 +22,7 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
+from fscoord.capabilities import Capabilities
 from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
@@ -71,6 +72,15 @@ class TCPStore(Store):
         ImportError: there is no torch.
         StoreUnavailableError: there is no server, or its port is taken.
     """
+
+    capabilities = Capabilities(
+        processes=True,
+        hosts=True,
+        survives_first_handle=False,
+        lists_any_key=False,
+        deletes_at_once=False,
+        value_max=PAYLOAD_MAX,
+    )
 
     def __init__(
         self,

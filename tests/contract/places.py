@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +10,9 @@ import pytest
 from fscoord.store import Store
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
+from fscoord.testing.contract.place import HANG_S, Place as AnyPlace, Thread, start_thread, state, until
 
-HANG_S = 20
-"""The timeout of handles that are not meant to time out."""
+__all__ = ["HANG_S", "KINDS", "Place", "Thread", "open_spec", "open_tcp", "start_thread", "state", "until"]
 
 FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "prefix-file", "nested-file"]
 """A short file is compacted whenever there is the least to gain."""
@@ -38,7 +35,7 @@ def open_tcp() -> Store:
     return TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False)
 
 
-class Place:
+class Place(AnyPlace):
     """One store of some kind, and the handles on it that a test opens."""
 
     def __init__(self, kind: str, directory: str) -> None:
@@ -86,71 +83,9 @@ class Place:
         assert self.is_file
         return {"path": self.path, "lock": self.lock, "prefixes": self.prefixes, "is_short": self.is_short}
 
-    def close(self) -> None:
-        for store in self._opened:
-            store.close()
-
 
 def open_spec(spec: dict[str, Any]) -> Store:
     store = open_file(spec["path"], spec["lock"], is_short=spec["is_short"])
     for prefix in spec["prefixes"]:
         store = PrefixStore(prefix, store)
     return store
-
-
-QUEUES = ("q", "k", "", "bad", "other")
-
-
-def state(store: Store) -> dict[str, Any]:
-    """Return everything that can be seen of `store`: all values, and the lengths of the queues that tests use."""
-    keys = store.list_keys()
-    return {
-        "values": dict(zip(keys, store.multi_get(keys), strict=True)),
-        "num_keys": store.num_keys(),
-        "queues": {name: store.queue_len(name) for name in QUEUES},
-        "timeout": store.timeout,
-    }
-
-
-class Thread:
-    """Run `call` in a thread; `join`, or the end of the ``with``, returns its result or raises what it raised."""
-
-    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
-        self.result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call, arguments))
-        self._thread.start()
-
-    def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        try:
-            self.result = call(*arguments)
-        except BaseException as error:
-            self._error = error
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self) -> Any:
-        self._thread.join(2 * HANG_S)
-        assert not self._thread.is_alive(), "the thread hangs"
-        if self._error:
-            raise self._error
-        return self.result
-
-    def __enter__(self) -> Thread:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.join()
-
-
-def start_thread(call: Callable[..., Any], *arguments: Any) -> Thread:
-    return Thread(call, *arguments)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until `condition` holds; the time limit only bounds a hang."""
-    end = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Who has a store open: what every store answers, and what those answer that can tell the living from the dead."""
+"""Who has a store open: which of the stores of this project can tell the living from the dead, and what comes of it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,6 @@ def test_a_store_says_whether_it_can_tell_who_lives(place: Place) -> None:
     assert place.open().has_liveness is can_tell(place)
 
 
-def test_members_are_the_handles_that_have_said_who_they_are(place: Place) -> None:
-    one, two = place.open(), place.open()
-    one.be_rank(0)
-    two.be_rank(1)
-    if not place.is_file:
-        assert one.members() == []
-        assert one.session == 0
-        return
-    found = {member.number: (member.rank, member.alive) for member in one.members()}
-    alive = "yes" if can_tell(place) else "unknown"
-    assert found[one.session] == (0, alive)
-    assert found[two.session] == (1, alive)
-    assert [member.number for member in two.members([1])] == [two.session]
-    assert two.members([7]) == []
-
-
 def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
     one, two = place.open(), place.open(how="clone")
     one.be_rank(0)
@@ -42,19 +26,6 @@ def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
     place._opened[-1].close()  # a view leaves its store open
     assert one.dead_ranks([0, 1, 2]) == ([1] if can_tell(place) else [])
     assert one.dead_sessions([number]) == ([number] if can_tell(place) else [])
-
-
-def test_a_wait_that_watches_is_a_wait(place: Place) -> None:
-    store = place.open()
-    store.set("k", "v")
-    assert store.wait_alive(["k"], [1, 2]) == []
-    with pytest.raises(StoreTimeoutError) as caught:
-        store.wait_alive(["k", "missing"], [1], 0.03)
-    assert caught.value.keys == (place.full("missing"),)
-    assert store.wait_sessions(["k"], [store.session]) == []
-    with pytest.raises(StoreTimeoutError) as caught:
-        store.wait_sessions(["k", "missing"], [store.session], 0.03)
-    assert caught.value.keys == (place.full("missing"),)
 
 
 def test_a_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Place) -> None:

@@ -1,0 +1,59 @@
+"""`StoreContract`: the tests that every store must pass, to be run on anybody's store with pytest."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fscoord.store import Store
+from fscoord.testing.contract.handles import Handles
+from fscoord.testing.contract.interrupts import Interrupts
+from fscoord.testing.contract.members import Members
+from fscoord.testing.contract.place import HANG_S, Place
+from fscoord.testing.contract.refusals import Refusals
+from fscoord.testing.contract.several import Several
+from fscoord.testing.contract.threads import Threads
+from fscoord.testing.contract.values import Values
+from fscoord.testing.contract.waiting import Waiting
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Members, Interrupts):
+    """The contract of `~fscoord.Store` as a class of tests. A subclass says how to make a store; pytest does the rest::
+
+        class TestMine(StoreContract):
+            def make_store(self, tmp_path):
+                return MyStore(tmp_path / "store")
+
+    What a store claims in its `~fscoord.Store.capabilities` is tested, too. Every test gets a store of its own, and
+    closes the handles that it has opened. It needs pytest (extra ``testing``).
+    """
+
+    @abstractmethod
+    def make_store(self, tmp_path: Any) -> Store:
+        """Return a handle on a new and empty store; called once for each test.
+
+        Args:
+            tmp_path: a fresh directory, as a `pathlib.Path`, that pytest removes later.
+        """
+
+    def another(self, store: Store) -> Store:
+        """Return one more handle on the same store as `store`. As it stands here: a clone."""
+        return store.clone()
+
+    def name_in_errors(self, key: str) -> str:
+        """Return how errors name `key`. As it stands here: as it is."""
+        return key
+
+    @pytest.fixture
+    def place(self, tmp_path: Any) -> Iterator[Place]:
+        """Give a fresh store, and close what was opened on it at the end."""
+        first = self.make_store(tmp_path)
+        first.set_timeout(HANG_S)
+        place = Place(first, self.another, self.name_in_errors)
+        yield place
+        place.close()

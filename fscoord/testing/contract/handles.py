@@ -1,0 +1,92 @@
+"""Handles on one store: what they share, and what is each one's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fscoord.errors import StoreClosedError
+from fscoord.store import Store
+from fscoord.testing.contract.base import ContractTests
+from fscoord.testing.contract.place import Place
+
+__all__ = ["Handles"]
+
+
+class Handles(ContractTests):
+    """Clones, time-outs, closing."""
+
+    def test_a_clone_shares_the_data_and_has_its_own_timeout(self, place: Place) -> None:
+        first = place.open(timeout=7)
+        second = first.clone()
+        assert second.timeout == timedelta(seconds=7)
+        second.set_timeout(3)
+        first.set("k", "1")
+        assert second.get("k") == b"1"
+        assert first.timeout == timedelta(seconds=7)
+        second.close()
+        assert first.get("k") == b"1"
+        third = first.clone()
+        first.close()
+        if first.capabilities.survives_first_handle:
+            place.close()
+        assert third.get("k") == b"1"
+        third.close()
+
+    def test_the_timeout_is_read_back_as_timedelta(self, store: Store) -> None:
+        cases: list[tuple[Any, timedelta]] = [
+            (5, timedelta(seconds=5)),
+            (0.25, timedelta(milliseconds=250)),
+            (timedelta(minutes=1), timedelta(minutes=1)),
+            (0, timedelta(0)),
+            (math.inf, timedelta.max),
+            (timedelta.max, timedelta.max),
+            (1e300, timedelta.max),
+        ]
+        for given, kept in cases:
+            store.set_timeout(given)
+            assert store.timeout == kept
+
+    def test_every_store_has_the_extended_api(self, store: Store) -> None:
+        assert store.has_extended_api() is True
+
+    def test_a_store_is_a_context_manager_that_closes(self, place: Place) -> None:
+        with place.open() as handle:
+            handle.set("k", "1")
+        with pytest.raises(StoreClosedError):
+            handle.get("k")
+        assert place.open().get("k") == b"1"
+
+    def test_a_closed_handle_says_so_whatever_it_is_asked(self, place: Place, store: Store) -> None:
+        handle = place.open()
+        handle.close()
+        handle.close()
+        calls: list[Callable[[], object]] = [
+            lambda: handle.set("k", "1"),
+            lambda: handle.get("k"),
+            lambda: handle.add("k", 1),
+            lambda: handle.compare_set("k", "", "1"),
+            lambda: handle.check(["k"]),
+            lambda: handle.wait(["k"], 0),
+            lambda: handle.delete_key("k"),
+            handle.num_keys,
+            handle.list_keys,
+            lambda: handle.append("k", "1"),
+            lambda: handle.multi_get(["k"]),
+            lambda: handle.multi_set(["k"], ["1"]),
+            lambda: handle.queue_push("k", "1"),
+            lambda: handle.queue_pop("k"),
+            lambda: handle.queue_pop("k", block=False),
+            lambda: handle.queue_len("k"),
+            lambda: handle.barrier("k", 1),
+            handle.clone,
+        ]
+        for call in calls:
+            with pytest.raises(StoreClosedError):
+                call()
+        assert store.num_keys() == 0
+        assert store.queue_len("k") == 0

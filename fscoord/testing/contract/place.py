@@ -1,0 +1,105 @@
+"""`Place`: one store under test and the handles on it; and the threads that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fscoord import _system as system
+from fscoord.store import Store
+
+__all__ = ["HANG_S", "Place", "Thread", "start_thread", "state", "until"]
+
+HANG_S = 20
+"""The timeout of handles that are not meant to time out."""
+
+QUEUES = ("q", "k", "", "bad", "other")
+
+
+class Place:
+    """One fresh store, and the handles on it that a test opens.
+
+    Args:
+        first: the first handle, on an empty store.
+        another: returns one more handle on the store of `first`.
+        full: returns the name that a key has in errors.
+    """
+
+    def __init__(
+        self, first: Store, another: Callable[[Store], Store] | None = None, full: Callable[[str], str] | None = None
+    ) -> None:
+        self.first = first
+        self.full = full or str
+        """Return the name that a key has in errors."""
+        self._another = another or (lambda store: store.clone())
+        self._opened = [first]
+
+    def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
+        """Open another handle: by the path or the address, where there is one, or as a clone."""
+        store = self.first.clone() if how == "clone" else self._another(self.first)
+        self._opened.append(store)
+        store.set_timeout(timeout)
+        return store
+
+    def close(self) -> None:
+        """Close every handle, the first one last."""
+        for store in reversed(self._opened):
+            store.close()
+
+
+def state(store: Store) -> dict[str, Any]:
+    """Return everything that can be seen of `store`: all values, and the lengths of the queues that tests use."""
+    keys = store.list_keys()
+    return {
+        "values": dict(zip(keys, store.multi_get(keys), strict=True)),
+        "num_keys": store.num_keys(),
+        "queues": {name: store.queue_len(name) for name in QUEUES},
+        "timeout": store.timeout,
+    }
+
+
+class Thread:
+    """Run `call` in a thread; `join`, or the end of the ``with``, returns its result or raises what it raised."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.result: Any = None
+        self._error: BaseException | None = None
+        self._thread = system.threading.Thread(target=self._run, args=(call, arguments))
+        self._thread.start()
+
+    def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            self.result = call(*arguments)
+        except BaseException as error:  # noqa: BLE001 - `join` raises it
+            self._error = error
+
+    def is_alive(self) -> bool:
+        """Return whether the call has not ended yet."""
+        return self._thread.is_alive()
+
+    def join(self) -> Any:
+        """Return what the call returned, or raise what it raised."""
+        self._thread.join(2 * HANG_S)
+        assert not self._thread.is_alive(), "the thread hangs"
+        if self._error:
+            raise self._error
+        return self.result
+
+    def __enter__(self) -> Thread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+
+def start_thread(call: Callable[..., Any], *arguments: Any) -> Thread:
+    """Start a `Thread`."""
+    return Thread(call, *arguments)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until `condition` holds; the time limit only bounds a hang."""
+    end = system.time.monotonic() + HANG_S
+    while not condition():
+        assert system.time.monotonic() < end
+        system.time.sleep(0.001)

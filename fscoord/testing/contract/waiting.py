@@ -1,0 +1,200 @@
+"""Waits: who wakes them, when they end by themselves, and what they then say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fscoord import _system as system
+from fscoord.errors import StoreTimeoutError
+from fscoord.store import Store
+from fscoord.testing.contract.base import ContractTests
+from fscoord.testing.contract.place import Place, start_thread
+
+__all__ = ["Waiting"]
+
+LATE_S = 10
+"""How late a wait may end before a test calls it hung."""
+
+
+def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
+    """Call it, and return the time-out in which it must end."""
+    with pytest.raises(StoreTimeoutError) as caught:
+        call()
+    return caught.value
+
+
+def writers(store: Store) -> dict[str, Callable[[], object]]:
+    """Return every way to give the key k the value 1."""
+    return {
+        "set": lambda: store.set("k", "1"),
+        "add": lambda: store.add("k", 1),
+        "compare_set": lambda: store.compare_set("k", "", "1"),
+        "append": lambda: store.append("k", "1"),
+        "multi_set": lambda: store.multi_set(["other", "k"], ["2", "1"]),
+    }
+
+
+class Waiting(ContractTests):
+    """Time-outs and wake-ups."""
+
+    # Time-outs
+
+    def test_get_waits_for_the_timeout_of_the_store_and_names_the_key(self, place: Place) -> None:
+        hasty = place.open(timeout=0.05)
+        start = system.time.monotonic()
+        error = timed_out(lambda: hasty.get("k"))
+        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
+        assert error.keys == (place.full("k"),)
+        assert repr(place.full("k")) in str(error)
+        assert isinstance(error, (TimeoutError, LookupError))
+
+    @pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50)], ids=["float", "timedelta"])
+    def test_wait_has_one_deadline_and_names_every_missing_key(self, place: Place, store: Store, timeout: Any) -> None:
+        store.set("there", "1")
+        store.queue_push("q", "1")
+        start = system.time.monotonic()
+        error = timed_out(lambda: store.wait(["b", "there", "a", "q", "b", "c"], timeout))
+        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
+        assert error.keys == tuple(map(place.full, ["b", "a", "c"]))
+
+    def test_multi_get_has_one_deadline_and_names_every_missing_key(self, place: Place) -> None:
+        hasty = place.open(timeout=0.05)
+        hasty.set("there", "1")
+        start = system.time.monotonic()
+        error = timed_out(lambda: hasty.multi_get(["b", "there", "a", "b"]))
+        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
+        assert error.keys == tuple(map(place.full, ["b", "a"]))
+
+    def test_queue_pop_waits_for_the_timeout_of_the_store_and_names_the_queue(self, place: Place) -> None:
+        hasty = place.open(timeout=0.05)
+        hasty.set("k", "a value is no item")
+        start = system.time.monotonic()
+        error = timed_out(lambda: hasty.queue_pop("k"))
+        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
+        assert error.keys == (place.full("k"),)
+
+    @pytest.mark.parametrize("zero", [0, 0.0, timedelta(0)], ids=["int", "float", "timedelta"])
+    def test_a_timeout_of_zero_looks_once(self, store: Store, zero: Any) -> None:
+        timed_out(lambda: store.wait(["k"], zero))
+        store.set("k", "1")
+        store.wait(["k"], zero)
+        store.set_timeout(zero)
+        assert store.get("k") == b"1"
+        timed_out(lambda: store.get("other"))
+        timed_out(lambda: store.queue_pop("k"))
+
+    @pytest.mark.parametrize(
+        "endless", [math.inf, timedelta.max, 1e300, 10**400], ids=["inf", "max", "1e300", "10**400"]
+    )
+    def test_a_wait_without_limit_ends_when_the_key_comes(self, place: Place, store: Store, endless: Any) -> None:
+        with start_thread(place.open().wait, ["k"], endless) as waiter:
+            store.set("k", "1")
+        assert waiter.result is None
+        store.set_timeout(endless)
+        assert store.get("k") == b"1"
+
+    def test_nothing_to_wait_for_is_there_already(self, store: Store) -> None:
+        store.wait([], 0)
+        store.set_timeout(0)
+        assert store.multi_get([]) == []
+
+    def test_a_time_out_names_sixteen_keys_in_words_and_all_in_its_keys(self, store: Store) -> None:
+        error = timed_out(lambda: store.wait([f"key{i:02}" for i in range(20)], 0))
+        assert len(error.keys) == 20
+        assert "key15" in str(error)
+        assert "key16" not in str(error)
+        assert "and 4 more" in str(error)
+
+    # Wake-ups: the waiter may come before or after the writer; both must end at once, and neither by time-out
+
+    @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
+    def test_every_way_to_write_a_value_wakes_get(self, place: Place, store: Store, how: str) -> None:
+        with start_thread(place.open().get, "k") as waiter:
+            writers(store)[how]()
+        assert waiter.result == b"1"
+
+    @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
+    def test_every_way_to_write_a_value_wakes_wait(self, place: Place, store: Store, how: str) -> None:
+        with start_thread(place.open().wait, ["k"]) as waiter:
+            writers(store)[how]()
+        assert waiter.result is None
+
+    def test_a_push_wakes_both_who_waits_for_the_queue_and_who_pops_it(self, place: Place, store: Store) -> None:
+        with start_thread(place.open().wait, ["q"]) as waiter, start_thread(place.open().queue_pop, "q") as popper:
+            store.queue_push("q", "1")
+            store.queue_push("q", "2")
+        assert waiter.result is None
+        assert popper.result == b"1"
+        assert store.queue_pop("q") == b"2"
+
+    def test_a_wait_for_several_keys_ends_when_the_last_has_come_in_any_order(self, place: Place, store: Store) -> None:
+        keys = ["a", "b", "c", "d"]
+        with start_thread(place.open().wait, keys) as first, start_thread(place.open().multi_get, keys) as second:
+            for key in reversed(keys):
+                store.set(key, key)
+        assert first.result is None
+        assert second.result == [b"a", b"b", b"c", b"d"]
+
+    def test_a_key_that_comes_and_goes_is_waited_for_again(self, place: Place, store: Store) -> None:
+        with start_thread(place.open().wait, ["comes", "stays"]) as waiter:
+            for _ in range(20):
+                store.set("comes", "1")
+                store.delete_key("comes")
+            store.set("stays", "1")
+            store.set("comes", "1")
+        assert waiter.result is None
+
+    def test_many_waiters_on_one_key_all_wake(self, place: Place, store: Store) -> None:
+        threads = [start_thread(place.open().get, "k") for _ in range(6)]
+        store.set("k", "1")
+        assert [thread.join() for thread in threads] == [b"1"] * 6
+
+    def test_many_waiters_on_keys_of_their_own_all_wake(self, place: Place, store: Store) -> None:
+        threads = [start_thread(place.open().get, f"k{i}") for i in range(6)]
+        for i in reversed(range(6)):
+            store.set(f"k{i}", str(i))
+        assert [thread.join() for thread in threads] == [str(i).encode() for i in range(6)]
+
+    def test_several_threads_wait_on_one_handle(self, store: Store) -> None:
+        threads = [start_thread(store.get, f"k{i}") for i in range(4)] + [start_thread(store.queue_pop, "q")]
+        store.queue_push("q", "q")
+        for i in range(4):
+            store.set(f"k{i}", str(i))
+        assert [thread.join() for thread in threads] == [b"0", b"1", b"2", b"3", b"q"]
+
+    def test_blocked_pops_take_each_value_once(self, place: Place, store: Store) -> None:
+        threads = [start_thread(place.open().queue_pop, "q") for _ in range(6)]
+        for i in range(6):
+            store.queue_push("q", str(i))
+        assert sorted(thread.join() for thread in threads) == [str(i).encode() for i in range(6)]
+        assert store.queue_len("q") == 0
+
+    def test_a_pop_that_timed_out_takes_nothing_later(self, place: Place, store: Store) -> None:
+        timed_out(lambda: place.open(timeout=0.05).queue_pop("q"))
+        store.queue_push("q", "1")
+        assert store.queue_len("q") == 1
+        assert store.queue_pop("q") == b"1"
+
+    def test_a_wait_sees_what_its_own_handle_writes_from_another_thread(self, store: Store) -> None:
+        with start_thread(store.get, "k") as waiter:
+            store.set("k", "1")
+        assert waiter.result == b"1"
+
+    def test_a_barrier_lets_all_go_when_the_last_has_come(self, place: Place) -> None:
+        passed: list[int] = []
+
+        def come(number: int) -> None:
+            place.open(how="clone").barrier("b", 5)
+            passed.append(number)
+
+        threads = [start_thread(come, i) for i in range(4)]
+        assert not passed
+        come(4)
+        for thread in threads:
+            thread.join()
+        assert sorted(passed) == [0, 1, 2, 3, 4]

@@ -1,0 +1,63 @@
+"""The flags of the stores, and the table of the documentation that is made of them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from contract.places import Place
+
+from fscoord import Capabilities, FileStore, HashStore, PrefixStore, Store, TCPStore
+
+PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
+STORES: list[type[Store]] = [FileStore, HashStore, TCPStore]
+WORDS = {
+    "processes": "several processes share one store",
+    "hosts": "so do several hosts",
+    "durable": "can survive a power failure",
+    "survives_handles": "outlives its last handle",
+    "survives_first_handle": "outlives its first handle",
+    "sessions": "knows who has it open",
+    "certain": "knows whether a failed write has taken effect",
+    "lists_any_key": "lists keys that are no UTF-8",
+    "deletes_at_once": "a key's value and queue vanish in one step",
+    "value_max": "the longest value",
+}
+
+
+def table() -> str:
+    """Return the table that belongs into the page."""
+    rows = [["", *(f"`{store.__name__}`" for store in STORES)], ["---"] * (len(STORES) + 1)]
+    rows += [[WORDS[flag], *(shown(getattr(store.capabilities, flag)) for store in STORES)] for flag in WORDS]
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
+
+
+def shown(flag: bool | int) -> str:
+    if isinstance(flag, bool):
+        return "yes" if flag else "no"
+    return f"{flag / (1 << 20):.3g} MiB"
+
+
+def test_the_table_in_the_documentation_says_what_the_flags_say() -> None:
+    """When this fails, put `table()` into the page."""
+    assert table() in PAGE.read_text(encoding="utf-8"), f"\n{table()}"
+
+
+def test_the_table_has_every_flag_and_every_flag_is_explained() -> None:
+    assert list(WORDS) == list(Capabilities._fields)
+    for flag in WORDS:
+        assert f"    {flag}: " in (inspect.getdoc(Capabilities) or "").replace("\n", "\n    ")
+
+
+def test_a_view_has_the_flags_of_the_store_behind_it() -> None:
+    for kind in (FileStore, HashStore):
+        with kind() as store:
+            assert PrefixStore("b", PrefixStore("a", store)).capabilities is kind.capabilities
+
+
+def test_what_outlives_its_last_handle_is_found_by_the_next_one(place: Place) -> None:
+    store = place.open()
+    store.set("k", "v")
+    place.close()
+    if store.capabilities.survives_handles:
+        assert place.open().get("k") == b"v"
