@@ -14,8 +14,12 @@ from fscoord.arguments import (
     Timeout,
     Value,
     counter_sum,
+    integer,
     key_bytes,
     key_text,
+    keys_bytes,
+    missing_message,
+    pairs_bytes,
     seconds,
     value_bytes,
 )
@@ -41,32 +45,42 @@ class ThirdPartyStore(Store):
     def _do(self, name: str, step: Callable[[], Any]) -> Any:
         with self.shared.changed:
             self.asked.append(name)
-            if self.closed:
-                raise StoreClosedError("closed")
+            self._check_open()
             result = step()
             self.shared.changed.notify_all()
             return result
 
-    def _until(self, name: str, missing: Callable[[], list[bytes]], timeout: float) -> None:
+    def _until(
+        self, name: str, missing: Callable[[], list[bytes]], timeout: float, take: Callable[[], Any] = lambda: None
+    ) -> Any:
         end = time.monotonic() + timeout
         with self.shared.changed:
             self.asked.append(name)
+            self._check_open()
             while missing():
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise StoreTimeoutError("too late", keys=[key_text(key) for key in missing()], waited=timeout)
+                    names = list(dict.fromkeys(missing()))
+                    message = missing_message("key", names, timeout)
+                    raise StoreTimeoutError(message, keys=[key_text(name) for name in names], waited=timeout)
                 self.shared.changed.wait(min(left, 60))
+                self._check_open()
+            return take()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreClosedError("closed")
 
     def set(self, key: Key, value: Value) -> None:
         self._do("set", lambda: self.shared.values.update({key_bytes(key): value_bytes(value)}))
 
     def get(self, key: Key) -> bytes:
         name = key_bytes(key)
-        self._until("get", lambda: [name][: name not in self.shared.values], self._timeout)
-        return self.shared.values[name]
+        values = self.shared.values
+        return self._until("get", lambda: [name][: name not in values], self._timeout, lambda: values[name])
 
     def add(self, key: Key, amount: int) -> int:
-        name = key_bytes(key)
+        name, amount = key_bytes(key), integer("amount", amount)
 
         def step() -> int:
             total = counter_sum(self.shared.values.get(name), amount, name)
@@ -91,19 +105,23 @@ class ThirdPartyStore(Store):
         return [name for name in names if name not in self.shared.values and not self.shared.queues.get(name)]
 
     def check(self, keys: Iterable[Key]) -> bool:
-        names = [key_bytes(key) for key in keys]
+        names = keys_bytes(keys)
         return self._do("check", lambda: not self._absent(names))
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        names = [key_bytes(key) for key in keys]
+        names = keys_bytes(keys)
         self._until("wait", lambda: self._absent(names), self._timeout if timeout is None else seconds(timeout))
 
     def delete_key(self, key: Key) -> bool:
         name = key_bytes(key)
-        return self._do("delete_key", lambda: self.shared.values.pop(name, None) is not None)
+
+        def step() -> bool:
+            return bool(self.shared.queues.pop(name, [])) | (self.shared.values.pop(name, None) is not None)
+
+        return self._do("delete_key", step)
 
     def num_keys(self) -> int:
-        return len(self.shared.values)
+        return self._do("num_keys", lambda: len(self.shared.values))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
         start = key_bytes(prefix)
@@ -112,16 +130,19 @@ class ThirdPartyStore(Store):
     def append(self, key: Key, value: Value) -> None:
         name, more = key_bytes(key), value_bytes(value)
         values = self.shared.values
-        self._do("append", lambda: values.update({name: values.get(name, b"") + more}))
+        self._do("append", lambda: values.update({name: value_bytes(values.get(name, b"") + more)}))
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        names = [key_bytes(key) for key in keys]
+        names = keys_bytes(keys)
         values = self.shared.values
-        self._until("multi_get", lambda: [name for name in names if name not in values], self._timeout)
-        return [values[name] for name in names]
+
+        def absent() -> list[bytes]:
+            return [name for name in names if name not in values]
+
+        return self._until("multi_get", absent, self._timeout, lambda: [values[name] for name in names])
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        pairs = {key_bytes(key): value_bytes(value) for key, value in zip(keys, values, strict=True)}
+        pairs = pairs_bytes(keys, values)
         self._do("multi_set", lambda: self.shared.values.update(pairs))
 
     def queue_push(self, key: Key, value: Value) -> None:
@@ -129,16 +150,26 @@ class ThirdPartyStore(Store):
         self._do("queue_push", lambda: self.shared.queues.setdefault(name, []).append(data))
 
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        queue = self.shared.queues.setdefault(key_bytes(key), [])
-        if not queue and not block:
-            raise QueueEmptyError("empty")
-        self._until("queue_pop", lambda: [] if queue else [key_bytes(key)], self._timeout)
-        return queue.pop(0)
+        name, queues = key_bytes(key), self.shared.queues
+        if block:
+            absent = [name]
+            return self._until(
+                "queue_pop", lambda: absent[: not queues.get(name)], self._timeout, lambda: queues[name].pop(0)
+            )
+
+        def step() -> bytes:
+            if not queues.get(name):
+                raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
+            return queues[name].pop(0)
+
+        return self._do("queue_pop", step)
 
     def queue_len(self, key: Key) -> int:
-        return len(self.shared.queues.get(key_bytes(key), []))
+        name = key_bytes(key)
+        return self._do("queue_len", lambda: len(self.shared.queues.get(name, [])))
 
     def clone(self) -> ThirdPartyStore:
+        self._check_open()
         other = ThirdPartyStore(self.shared)
         other.set_timeout(self.timeout)
         return other

@@ -1,0 +1,135 @@
+"""The suite itself: somebody else's store that keeps the contract passes it, and stores that do not are found out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from contract.third_party import ThirdPartyStore
+
+from fscoord.testing import StoreContract
+
+
+class TestSomebodyElsesStore(StoreContract):
+    """All abstract methods of `Store` and no more."""
+
+    def make_store(self, tmp_path: Any) -> ThirdPartyStore:
+        return ThirdPartyStore()
+
+
+WRONG = """
+from fscoord import Capabilities, HashStore, StoreTimeoutError
+from fscoord.testing import StoreContract
+
+
+class Contract(StoreContract):
+    def make_store(self, tmp_path):
+        return self.wrong()
+
+    def another(self, store):
+        other = self.wrong()
+        other._shared = store._shared
+        return other
+
+
+class TestEqualAppendIsLost(Contract):
+    class wrong(HashStore):
+        def append(self, key, value):
+            if self.compare_set(key, value, value) != value:
+                super().append(key, value)
+
+
+class TestPopLeavesItem(Contract):
+    class wrong(HashStore):
+        def queue_pop(self, key, block=True):
+            value = super().queue_pop(key, block)
+            if self.queue_len(key) == 0:
+                self.queue_push(key, value)
+            return value
+
+
+class TestCompareSetCompares(Contract):
+    class wrong(HashStore):
+        def compare_set(self, key, expected, desired):
+            self.set(key, desired)
+            return desired.encode()
+
+
+class TestUnequalLengths(Contract):
+    class wrong(HashStore):
+        def multi_set(self, keys, values):
+            for key, value in zip(keys, values):
+                self.set(key, value)
+
+
+class TestNamesOneKey(Contract):
+    class wrong(HashStore):
+        def wait(self, keys, timeout=None):
+            for key in keys:
+                super().wait([key], timeout)
+
+
+class TestClosed(Contract):
+    class wrong(HashStore):
+        def close(self):
+            pass
+
+
+class TestKeysOfQueues(Contract):
+    class wrong(HashStore):
+        def num_keys(self):
+            return super().num_keys() + len(self._shared.queues)
+
+
+class TestKindsOfKeys(Contract):
+    class wrong(HashStore):
+        def get(self, key):
+            return super().get(key) + b"!" * isinstance(key, bytes)
+
+
+class TestClaimsLimit(Contract):
+    class wrong(HashStore):
+        capabilities = Capabilities(value_max=10)
+
+
+class TestClaimsLiveness(Contract):
+    class wrong(HashStore):
+        has_liveness = True
+
+
+class TestHasNoStore(StoreContract):
+    pass
+"""
+FOUND_BY = {
+    "EqualAppendIsLost": "append_appends_always_even_an_equal_value",
+    "PopLeavesItem": "a_queue_gives_its_values_in_their_order_once",
+    "CompareSetCompares": "of_those_who_create_a_key_one_wins_and_all_know_it",
+    "UnequalLengths": "multi_set_of_unequal_lengths_writes_nothing",
+    "NamesOneKey": "wait_has_one_deadline_and_names_every_missing_key[float]",
+    "Closed": "a_closed_handle_says_so_whatever_it_is_asked",
+    "KeysOfQueues": "keys_are_those_with_a_value_sorted",
+    "KindsOfKeys": "every_text_is_a_key_and_its_bytes_are_the_same_key['']",
+    "ClaimsLimit": "a_value_over_the_limit_that_the_store_claims_is_refused",
+    "ClaimsLiveness": "a_store_that_can_tell_who_lives_keeps_sessions",
+    "HasNoStore": "a_fresh_store_has_no_keys",
+}
+
+
+def test_a_store_that_breaks_the_contract_is_found_out(tmp_path: Path) -> None:
+    (tmp_path / "test_wrong.py").write_text(WRONG)
+    tests = [f"test_wrong.py::Test{kind}::test_{test}" for kind, test in FOUND_BY.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--basetemp=tmp", *tests],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    found = re.findall(r"^(?:FAILED|ERROR) test_wrong.py::Test(\w+)", done.stdout, re.MULTILINE)
+    assert sorted(set(found)) == sorted(FOUND_BY), done.stdout + done.stderr
+    assert done.returncode == 1
