@@ -7,12 +7,24 @@ from typing import Any
 
 import pytest
 
+from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
 from fscoord.testing.contract.place import HANG_S, Place as AnyPlace, Thread, start_thread, state, until
 
-__all__ = ["HANG_S", "KINDS", "Place", "Thread", "open_spec", "open_tcp", "start_thread", "state", "until"]
+__all__ = [
+    "HANG_S",
+    "KINDS",
+    "Place",
+    "Thread",
+    "open_spec",
+    "open_tcp",
+    "start_thread",
+    "state",
+    "until",
+    "wait_in_vain",
+]
 
 FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "prefix-file", "nested-file"]
 """A short file is compacted whenever there is the least to gain."""
@@ -89,3 +101,16 @@ def open_spec(spec: dict[str, Any]) -> Store:
     for prefix in spec["prefixes"]:
         store = PrefixStore(prefix, store)
     return store
+
+
+def wait_in_vain(store: Any) -> None:
+    """Wait for what never comes until a file store listens: on a busy machine a short time is over before it does."""
+    limit = 0.01
+    while True:
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], limit)
+        watch = store._waiting._watch
+        if watch is not None and watch.is_announced:
+            return
+        assert limit < HANG_S
+        limit *= 2

@@ -18,6 +18,7 @@ from unit.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
 from fscoord._log import succession
+from fscoord.stores import lifetime
 
 LIMIT_S = 20
 
@@ -37,6 +38,12 @@ def used(path: Path, compactions: int = 0) -> FileStore:
     for _ in range(compactions):
         store.compact()
     return store
+
+
+def is_killed(store: FileStore) -> None:
+    """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
+    store._log.close()
+    lifetime.end(store)
 
 
 def close_unremoved(store: FileStore) -> None:
@@ -182,7 +189,7 @@ def test_who_is_killed_while_it_ends_a_log_leaves_the_old_life_or_a_new_one(
 ) -> None:
     for number in range(100):
         path = tmp_path / f"store{number}"
-        used(path, compactions)._log.close()  # as one that was killed
+        is_killed(used(path, compactions))
         status = os.waitstatus_to_exitcode(in_child(die_at(number, part, lambda path=path: open_one(path).close())))  # type: ignore[misc]
         is_over = not path.exists() or read_newest(path).finished
         with FileStore(path, timeout=LIMIT_S) as store:

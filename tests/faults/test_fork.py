@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread
+from contract.places import start_thread, wait_in_vain
 from faults.interrupts import At, interrupt
 
 from fscoord import FileStore, _system as system
@@ -434,15 +434,11 @@ def test_a_fork_of_a_process_that_waits(path: str, fork: Callable[[], int]) -> N
 @every_fork
 def test_a_child_reads_no_events_of_its_parent(path: str, fork: Callable[[], int]) -> None:
     def work(store: FileStore) -> list[str]:
-        with pytest.raises(StoreTimeoutError):
-            store.wait(["never"], 0.01)
-        watch = store._waiting._watch
-        assert watch is not None
+        wait_in_vain(store)
         return inotify_instances()
 
     with FileStore(path, timeout=HANG_S) as store:
-        with pytest.raises(StoreTimeoutError):
-            store.wait(["never"], 0.01)
+        wait_in_vain(store)
         (mine,) = inotify_instances()
         with Child(fork, work, store) as child:
             (theirs,) = child.result()
