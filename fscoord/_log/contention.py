@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.lock import LogLock
-from fscoord._log.reader import DIRTY, LogReader, Suspect, Vanished
+from fscoord._log.reader import DIRTY, LOOK_S, LogReader, Suspect
 from fscoord.errors import FscoordError, StoreTimeoutError
 
 __all__ = ["Contender"]
+
+SHARED_LOOK_S: Final = 1.0
+"""As `reader.LOOK_S`, while the lock is waited for, where a look is a request to a server."""
 
 
 class Contender(LogReader):
@@ -31,18 +36,23 @@ class Contender(LogReader):
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self._lock_timeout(waited)
+        oldest = SHARED_LOOK_S if self._is_shared else LOOK_S
+        if not self._lock.can_block and system.time.monotonic() - self._looked > oldest:
+            self._read_unlocked()  # the next attempt says so if the log has gone meanwhile
         self._lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not self._is_shared)
 
     def _reopen_for_lock(self) -> int:
-        try:
-            return self._reopen(self._write_flags, set())  # this thread is never interrupted
-        except Vanished:
-            raise OSError(system.errno.ESTALE, "the log goes on in another file") from None
+        """Return another descriptor of the file in use, for the thread that is to wait for its lock in the kernel.
+
+        Others use this handle meanwhile, and may go on in another file. So nothing is concluded here, nor changed: that
+        thread compares the file with the one that its waiters wait for.
+        """
+        return paths.open_descriptor(self.file, self._write_flags)
 
     def _lock_timeout(self, waited: float) -> StoreTimeoutError:
         number = self._lock.holder()
         if isinstance(number, int) and number not in self.sessions:
-            self._read_introductions()
+            self._read_unlocked()
         holder = str(self.sessions.get(number, f"session {number}")) if isinstance(number, int) else number
         if number == 0:
             holder = "a process that has not written yet"
@@ -53,8 +63,8 @@ class Contender(LogReader):
             waited=waited,
         )
 
-    def _read_introductions(self) -> None:
-        """Read on without the lock, which does not come."""
+    def _read_unlocked(self) -> None:
+        """Read on without the lock, which does not come: who has it may be told there, or the log may have gone."""
         with self.mutex:
             if self._shared.busy:
                 return

@@ -103,7 +103,8 @@ class _Request:
                     return
                 self.fd = waiter.reopen()
                 block = waiter.lock.block
-                if _place(self.fd, self.place[2]) != self.place:  # its log goes on in another file
+                if _place(self.fd, self.place[2]) != self.place:  # its log goes on in another file, or has gone
+                    waiter.lock.can_block = False  # or it would come back at once, for as long as the lock is held
                     waiter.gone = True
                     waiter.wake.set()
                     system.close_quietly(self.fd)

@@ -21,9 +21,9 @@ from faults.holder import Holder
 from faults.interrupts import At, interrupt
 
 from fscoord import FileStore
-from fscoord._log import file as log_file, line as log_line, lock as log_lock
+from fscoord._log import file as log_file, line as log_line, lock as log_lock, path as log_path
 from fscoord._log.reader import Suspect
-from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
+from fscoord.errors import StoreClosedError, StoreError, StoreGoneError, StoreTimeoutError
 
 KINDS = ["ofd", "flock", "soft"]
 KERNEL_KINDS = ["ofd", "flock"]
@@ -339,9 +339,59 @@ def test_a_wait_goes_on_by_trying_where_no_descriptor_is_left(
     def reopen(*_: Any) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(log_file.LogFile, "_reopen", reopen)
+    monkeypatch.setattr(log_file.LogFile, "_reopen_for_lock", reopen)
     with FileStore(path, timeout=0.05) as store, held(path, "ofd"), pytest.raises(StoreTimeoutError):
         store.set("k", "1")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone(
+    steps: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits in the kernel opens the file in use, while another follows a seal on the same handle. It
+    found a file that was not the one in use any more, and declared the log replaced, for good.
+    """
+    with FileStore(path, timeout=HANG_S) as store:
+        store.set("k", "1")
+        opened = log_path.open_descriptor
+
+        def open_and_go_on(*given: Any, **named: Any) -> int:
+            monkeypatch.setattr(log_path, "open_descriptor", opened)
+            fd = opened(*given, **named)
+            for _ in range(steps):
+                store.compact()
+                store.set("k", "2")
+            return fd
+
+        monkeypatch.setattr(log_path, "open_descriptor", open_and_go_on)
+        os.close(store._log._reopen_for_lock())
+        assert store.get("k") == b"2"
+        store.set("k", "3")
+
+
+@every_kernel_kind
+@pytest.mark.parametrize("replaced", [False, True])
+def test_who_waits_for_the_lock_of_a_log_that_has_gone_is_told_while_another_holds_it(
+    lock: str, replaced: bool, path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And does not open what is there instead over and over meanwhile."""
+    opened: list[int] = []
+    reopen = log_file.LogFile._reopen_for_lock
+
+    def count(log: log_file.LogFile) -> int:
+        opened.append(1)
+        return reopen(log)
+
+    monkeypatch.setattr(log_file.LogFile, "_reopen_for_lock", count)
+    with FileStore(path, lock=lock, timeout=HANG_S) as store:
+        store.set("k", "1")
+        with held(path, lock):
+            os.unlink(path)
+            if replaced:
+                FileStore(path, lock=lock).close()
+            with pytest.raises(StoreGoneError):
+                store.set("k", "2")
+    assert len(opened) <= 2
 
 
 # Interruptions of the hand-over
