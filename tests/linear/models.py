@@ -10,10 +10,12 @@ EMPTY = "empty"
 
 
 def value(state: bytes | None, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
-    """A value, or None: set, add, compare_set, delete_key, append, and read (None where there is no value)."""
+    """A value, or None: set, add, compare_set, delete_key, append, has, and read (None where there is no value)."""
     name, *given = operation
     if name == "read":
         return state, state
+    if name == "has":
+        return state, state is not None
     if name == "set":
         return given[0], None
     if name == "add":

@@ -11,11 +11,11 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linear.models import EMPTY
+from linear.operations import call, draw_queue, draw_value
 
 from fscoord import _system as system
 from fscoord.collectives import barrier, broadcast, gather, synchronize
-from fscoord.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from fscoord.errors import StoreError, StoreTimeoutError
 from fscoord.recipes.lock import Lock
 from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.store import Store
@@ -144,53 +144,6 @@ def history(worker: Worker, seed: int, count: int, values: list[str], queues: li
             worker.report((number, "never", repr(error)))
             continue
         worker.report((number, "done", result, time.monotonic()))
-
-
-def draw_value(rng: random.Random, number: int, seed: int) -> tuple[Any, ...]:
-    mine = b"%d" % (seed % 1000 * 1000 + number)
-    return rng.choice(
-        [
-            ("read",), ("read",), ("read",), ("set", mine), ("add", rng.randrange(1, 5)), ("append", b"7"),
-            ("compare_set", b"", mine), ("compare_set", b"7", mine), ("compare_set", mine[:-1], b"7"), ("delete_key",),
-        ]
-    )  # fmt: skip
-
-
-def draw_queue(rng: random.Random, number: int, seed: int) -> tuple[Any, ...]:
-    return rng.choice([("push", b"%d.%d" % (seed, number)), ("push", b"same"), ("pop",), ("pop",), ("len",)])
-
-
-def call(store: Store, key: str, operation: tuple[Any, ...]) -> Any:
-    name, *given = operation
-    if name == "read":
-        return read(store, key)
-    if name == "push":
-        return store.queue_push(key, given[0])
-    if name == "pop":
-        try:
-            return store.queue_pop(key, block=False)
-        except QueueEmptyError:
-            return EMPTY
-    if name == "len":
-        return store.queue_len(key)
-    return getattr(store, name)(key, *given)
-
-
-def read(store: Store, key: str) -> bytes | None:
-    """Return the value of `key`, or None if it has none. (To look once is not to wait for the lock either, where
-    looking takes it: then nothing was seen, and it looks again.)
-    """
-    usual = store.timeout
-    store.set_timeout(0)
-    try:
-        while True:
-            try:
-                return store.get(key)
-            except StoreTimeoutError as error:
-                if error.keys:
-                    return None
-    finally:
-        store.set_timeout(usual)
 
 
 # Collectives and ends

@@ -1,0 +1,268 @@
+"""Mistakes that a log like this one invites: each a change of one place in the source, and the tests that find it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SCHEDULES = "tests/simulation/test_schedules.py"
+
+
+class Mutant(NamedTuple):
+    """In ``module`` of the package, `old`, which stands there once, becomes `new`; one of `tests` must fail then."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "a torn tail is not voided",
+        "_log/file.py",
+        """\
+        self._trouble = DIRTY
+        if self._pending or self._torn:
+            self._void_tail()
+        session = self._lock.session
+""",
+        """\
+        self._trouble = DIRTY
+        session = self._lock.session
+""",
+        (SCHEDULES, "tests/faults/test_tail_exhaustive.py"),
+    ),
+    Mutant(
+        "the lock is given back before the write",
+        "_log/appending.py",
+        "        self._write(data)\n        system.os.lseek(self._rfd, size, 1)",
+        "        self._lock.unlock()\n        self._write(data)\n        system.os.lseek(self._rfd, size, 1)",
+        (SCHEDULES,),
+    ),
+    Mutant(
+        "a bell is marked after the look at the log",
+        "stores/waiting.py",
+        """\
+                if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
+                    ticket.arm(bucket(awaited))
+                left = deadline - system.time.monotonic()
+                found = look(max(left, 0.0))
+""",
+        """\
+                left = deadline - system.time.monotonic()
+                found = look(max(left, 0.0))
+                if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
+                    ticket.arm(bucket(awaited))
+""",
+        (SCHEDULES,),
+    ),
+    Mutant(
+        "the chain begins anew with each read",
+        "_log/record.py",
+        "    return int(length)\n\n\ndef encode_void",
+        "    return int(length) + 1\n\n\ndef encode_void",
+        ("tests/unit/test_record.py", "tests/unit/test_tail.py", SCHEDULES),
+    ),
+    Mutant(
+        "no read to the end before a decision",
+        "_log/file.py",
+        """\
+            data = system.os.read(self._rfd, CHUNK)
+            if data:
+                self._advance(data, locked=True)
+""",
+        """\
+            data = b""
+            if data:
+                self._advance(data, locked=True)
+""",
+        (SCHEDULES,),
+    ),
+    Mutant(
+        "a look at the name is left out: the link count is believed",
+        "_log/succession.py",
+        "        if (named.st_dev, named.st_ino) != self.root.identity or (is_root and found.st_nlink == 0):",
+        "        if is_root and found.st_nlink == 0:",
+        ("tests/unit/test_generations.py", "tests/faults/test_paths.py"),
+    ),
+    Mutant(
+        "the bell is rung before the write",
+        "stores/file.py",
+        """\
+        self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
+        if self._log.bell:
+            self._waiting.ring((name,))
+""",
+        """\
+        if self._log.bell:
+            self._waiting.ring((name,))
+        self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
+""",
+        (SCHEDULES,),
+    ),
+    Mutant(
+        "the log is not opened for appending",
+        "_log/contention.py",
+        "    _write_flags: int = system.os.O_RDWR | system.os.O_APPEND",
+        "    _write_flags: int = system.os.O_RDWR",
+        ("tests/unit/test_file_store.py", SCHEDULES),
+    ),
+    Mutant(
+        "a forked child unlocks what it inherited",
+        "_log/lock.py",
+        "        self.grant = None\n        self.unlock = _nothing\n\n    def close",
+        "        self.grant = None\n        self.unlock()\n        self.unlock = _nothing\n\n    def close",
+        ("tests/faults/test_fork.py",),
+    ),
+    Mutant(
+        "a deadline is set anew at each look",
+        "stores/waiting.py",
+        "                left = deadline - system.time.monotonic()\n",
+        "                deadline = system.time.monotonic() + limit\n                left = limit\n",
+        ("tests/contract/test_waiting.py",),
+    ),
+    Mutant(
+        "a file that was opened again need not be the same",
+        "_log/reader.py",
+        "        if (found.st_dev, found.st_ino) != self._identity:",
+        "        if found.st_dev != self._identity[0]:",
+        ("tests/unit/test_generations.py", "tests/unit/test_reader.py", "tests/faults/test_paths.py"),
+    ),
+    Mutant(
+        "a frame's checksum is not looked at",
+        "_log/record.py",
+        "    if crc32(padded[:8], chain) != checksum or not BODY_MIN <= length <= BODY_MAX:",
+        "    if not BODY_MIN <= length <= BODY_MAX:",
+        ("tests/unit/test_tail.py", "tests/faults/test_flips.py"),
+    ),
+    Mutant(
+        "what stands in the place of a generation is taken for it",
+        "_log/succession.py",
+        "            if (header.log_id, header.generation) != (successor.log_id, successor.generation):",
+        "            if header.generation != successor.generation:",
+        ("tests/unit/test_generations.py",),
+    ),
+    Mutant(
+        "a seal is appended before the generation that it names is whole",
+        "_log/compaction.py",
+        """\
+            place = _write(fd, header, entries)
+            system.os.fsync(fd)
+            paths.sync_directory(self.path, self._descriptors)
+            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            is_sealing = True
+            self._append(record.SEAL, b"", successor.seal(), session)
+""",
+        """\
+            entries = list(entries)
+            with open(system.os.devnull, "r+b") as nowhere:
+                place = _write(nowhere.fileno(), header, entries)
+            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            is_sealing = True
+            self._append(record.SEAL, b"", successor.seal(), session)
+            _write(fd, header, entries)
+            system.os.fsync(fd)
+""",
+        ("tests/faults/test_compaction.py", "tests/unit/test_generations.py"),
+    ),
+    Mutant(
+        "who died is not asked again with the lock",
+        "_log/presence.py",
+        '            if self.lives(number, Home.find()) is not False:\n                return False, 0, b""\n',
+        "",
+        ("tests/faults/test_liveness.py",),
+    ),
+    Mutant(
+        "session numbers are forgotten in a compaction, and given again",
+        "_log/compaction.py",
+        "            if number in ranked or number == self._last_session or number not in self.deaths:",
+        "            if number not in self.deaths:",
+        ("tests/unit/test_generations.py",),
+    ),
+    Mutant(
+        "a lower restart count is let in",
+        "_log/runs.py",
+        "        if known == job and (number == count or (number > count >= 0)):",
+        "        if known == job and number == count:",
+        ("tests/unit/test_runs.py",),
+    ),
+    Mutant(
+        "damage is believed without the lock",
+        "_log/reader.py",
+        "            if not locked:\n                raise Suspect\n",
+        "",
+        (SCHEDULES, "tests/faults/test_race.py"),
+    ),
+    Mutant(
+        "who stops listening does not hand on",
+        "_log/watch.py",
+        "            self._asleep.discard(ticket)\n            self._hand_on()",
+        "            self._asleep.discard(ticket)",
+        ("tests/faults/test_bell_traps.py",),
+    ),
+    Mutant(
+        "an fsync that failed is forgotten",
+        "_log/appending.py",
+        """\
+            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+""",
+        """\
+            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+""",
+        ("tests/faults/test_io_errors.py",),
+    ),
+    Mutant(
+        "a lock that came for who had given up is not given back",
+        "_log/line.py",
+        """\
+            if waiter is None:
+                system.close_quietly(self.fd)
+                self.fd = -1
+                return
+            lock = waiter.lock
+""",
+        """\
+            if waiter is None:
+                self.fd = -1
+                return
+            lock = waiter.lock
+""",
+        ("tests/faults/test_lock_traps.py", SCHEDULES),
+    ),
+    Mutant(
+        "the lock is not taken before an update",
+        "_log/file.py",
+        "                        if grant is None:\n                            lock.try_lock()\n",
+        "                        if grant is None:\n                            pass\n",
+        (SCHEDULES,),
+    ),
+    Mutant(
+        "behind a seal one goes on with the old generation's lock",
+        "_log/file.py",
+        """\
+                if lock is not self._lock:  # of what follows not all may have been read
+                    return MOVED
+""",
+        """\
+                lock = self._lock
+""",
+        (SCHEDULES,),
+    ),
+    Mutant(
+        "after an append the reader's offset is not moved on",
+        "_log/appending.py",
+        "        self._offset += size\n",
+        "",
+        ("tests/unit/test_reader.py", SCHEDULES),
+    ),
+    Mutant(
+        "a pop does not look whether the queue is empty by now",
+        "stores/file.py",
+        '            return (queue[0], record.POP, b"") if queue else (None, 0, b"")',
+        '            return (queue[0] if queue else b"", record.POP, b"")',
+        (SCHEDULES,),
+    ),
+)
+"""Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

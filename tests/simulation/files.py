@@ -1,0 +1,381 @@
+"""A file system with open-file-description locks and events, for the tasks of a `Scheduler`.
+
+It is one directory. A write may be seen, or end with its process, after any byte; an inode number is given again as
+soon as it is free; the disk may be full for a while.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import random
+import stat
+from struct import Struct
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from simulation.scheduler import Killed, Process, Scheduler
+
+_FLOCK = Struct("hhqqi4x")  # struct flock, fcntl(2)
+FOREVER = 1 << 63
+
+
+class Inode:
+    """A file: its bytes, names, locks (whose, kind, first byte, end) and watchers."""
+
+    def __init__(self, number: int, mode: int) -> None:
+        self.number, self.mode = number, mode
+        self.data = bytearray()
+        self.names = 0
+        self.opened: set[int] = set()
+        self.locks: list[tuple[int, int, int, int]] = []
+        self.events: list[Events] = []
+
+
+class Opened:
+    """An open file description."""
+
+    def __init__(self, inode: Inode, flags: int, process: Process, path: str) -> None:
+        self.inode, self.flags, self.process, self.path = inode, flags, process, path
+        self.place = 0
+
+
+class Events:
+    """What `_events.Inotify` is, on these files."""
+
+    readable = True
+
+    def __init__(self, files: Files, path: str, mask: int) -> None:
+        inode = files.names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        self.processes: dict[int, int] = {}
+        self._files, self._inode, self.mask, self._is_rung = files, inode, mask, False
+        inode.events.append(self)
+
+    def raise_event(self, mask: int) -> None:
+        if mask & self.mask:
+            self._is_rung = True
+
+    def wait(self, limit: float) -> bool:
+        scheduler = self._files.scheduler
+        scheduler.step("wait for events", f"{limit:.6f}")
+        rung = scheduler.block(lambda: self._is_rung, scheduler.now + limit)
+        self._is_rung = False
+        return rung
+
+    def watch_process(self, pid: int) -> bool:
+        return False
+
+    def count_ended(self) -> int:
+        return 0
+
+    def interrupt(self) -> None:
+        self._is_rung = True
+
+    def close(self) -> None:
+        if self in self._inode.events:
+            self._inode.events.remove(self)
+
+
+MODIFY, ATTRIB, DELETE_SELF = 0x0002, 0x0004, 0x0400  # inotify(7)
+
+
+class Files:
+    """The directory `DIRECTORY`, and all that is open."""
+
+    DIRECTORY = "/simulated"
+
+    def __init__(self, scheduler: Scheduler, rng: random.Random) -> None:
+        self.scheduler, self.rng = scheduler, rng
+        self.names: dict[str, Inode] = {}
+        self.opened: dict[int, Opened] = {}
+        self.kept: dict[str, Inode] = {}
+        self.full_until = 0
+        self.torn = 0
+        self.tears = rng.choice([0.05, 0.3, 0.7])
+        self._next = 1000
+        self._inode_numbers = set(range(2, 40))
+        self.directory = Inode(1, stat.S_IFDIR | 0o700)
+
+    def take_over(self, files: Files) -> None:
+        """Let this be the directory that `files` was, with nothing open."""
+        self.names, self.kept, self._inode_numbers = files.names, files.kept, files._inode_numbers
+
+    def make(self, mode: int) -> Inode:
+        number = min(self._inode_numbers)
+        self._inode_numbers.discard(number)
+        return Inode(number, stat.S_IFREG | mode)
+
+    def open(self, inode: Inode, flags: int, process: Process, path: str) -> int:
+        self._next += 1
+        inode.opened.add(self._next)
+        self.opened[self._next] = Opened(inode, flags, process, path)
+        return self._next
+
+    def find(self, fd: int) -> Opened:
+        found = self.opened.get(fd)
+        if found is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return found
+
+    def close(self, fd: int) -> None:
+        inode = self.find(fd).inode
+        del self.opened[fd]
+        inode.opened.discard(fd)
+        inode.locks = [lock for lock in inode.locks if lock[0] != fd]
+        self.release(inode)
+
+    def release(self, inode: Inode) -> None:
+        if not inode.names and not inode.opened:
+            self._inode_numbers.add(inode.number)
+
+    def bury(self, process: Process) -> None:
+        """The kernel closes what `process` had open."""
+        for fd, opened in list(self.opened.items()):
+            if opened.process is process:
+                self.close(fd)
+
+    def ring(self, inode: Inode, mask: int) -> None:
+        for events in inode.events:
+            events.raise_event(mask)
+
+    def drop_name(self, path: str) -> None:
+        inode = self.names.pop(path)
+        inode.names -= 1
+        self.kept[path] = inode
+        self.ring(inode, ATTRIB | (0 if inode.opened else DELETE_SELF))
+        self.release(inode)
+
+    # -- locks -----------------------------------------------------------------------------------------------------
+
+    def conflict(self, inode: Inode, fd: int, kind: int, start: int, end: int) -> tuple[int, int, int, int] | None:
+        for lock in inode.locks:
+            if lock[0] != fd and lock[2] < end and start < lock[3] and 1 in (kind, lock[1]):  # 1 is F_WRLCK
+                return lock
+        return None
+
+    def set_lock(self, inode: Inode, fd: int, kind: int, start: int, end: int) -> None:
+        kept = []
+        for lock in inode.locks:
+            if lock[0] == fd and lock[2] < end and start < lock[3]:
+                kept += [
+                    (fd, lock[1], first, last) for first, last in ((lock[2], start), (end, lock[3])) if first < last
+                ]
+            else:
+                kept.append(lock)
+        if kind != 2:  # F_UNLCK
+            kept.append((fd, kind, start, end))
+        inode.locks = kept
+
+
+class Fcntl:
+    """`fcntl`, as far as fscoord uses it on Linux, with the numbers of Linux."""
+
+    F_RDLCK, F_WRLCK, F_UNLCK = 0, 1, 2
+    F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = 36, 37, 38
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def fcntl(self, fd: int, command: int, given: bytes) -> bytes:
+        files = self._files
+        if files.scheduler.is_over:
+            return given
+        kind, _, start, length, _ = _FLOCK.unpack(given)
+        name = {36: "GETLK", 37: "SETLK", 38: "SETLKW"}[command]
+        files.scheduler.step(name, f"{fd} {kind} {start:x}+{length}")
+        opened = files.find(fd)
+        inode, end = opened.inode, start + length if length else FOREVER
+        conflict = files.conflict(inode, fd, kind, start, end)
+        if command == self.F_OFD_GETLK:
+            if conflict is None:
+                return _FLOCK.pack(self.F_UNLCK, 0, start, length, 0)
+            return _FLOCK.pack(conflict[1], 0, conflict[2], conflict[3] - conflict[2], -1)
+        access = opened.flags & os.O_ACCMODE
+        if (kind == self.F_WRLCK and access == os.O_RDONLY) or (kind == self.F_RDLCK and access == os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if kind != self.F_UNLCK and conflict is not None:
+            if command == self.F_OFD_SETLK:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            files.scheduler.block(lambda: files.conflict(inode, fd, kind, start, end) is None, math.inf)
+            files.find(fd)
+        files.set_lock(inode, fd, kind, start, end)
+        return given
+
+
+PASSED_ON = frozenset(("path", "fspath", "fsencode", "fsdecode", "strerror", "environ", "geteuid"))
+
+
+class Os(ModuleType):
+    """`os`, as far as `fscoord.FileStore` uses it; each call is a step."""
+
+    def __init__(self, files: Files, alive: Any) -> None:
+        super().__init__("os")
+        self._files, self._alive = files, alive
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PASSED_ON or name.isupper():
+            return getattr(os, name)
+        raise AttributeError(f"the simulation has no os.{name}")
+
+    def _find(self, path: str) -> Inode:
+        files = self._files
+        if path == files.DIRECTORY:
+            return files.directory
+        inode = files.names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return inode
+
+    def getpid(self) -> int:
+        return self._files.scheduler.process.number
+
+    def kill(self, pid: int, _: int) -> None:
+        self._files.scheduler.step("kill", pid)
+        if not self._alive(pid):
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+    def sched_yield(self) -> None:
+        self._files.scheduler.give_way()
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        files = self._files
+        files.scheduler.step("open", path.removeprefix(files.DIRECTORY))
+        if path not in files.names and path != files.DIRECTORY and flags & os.O_CREAT:
+            self._have_space()
+            inode = files.names[path] = files.make(mode)
+            inode.names = 1
+        elif flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        return files.open(self._find(path), flags, files.scheduler.process, path)
+
+    def close(self, fd: int) -> None:
+        files = self._files
+        if fd in files.opened and not files.scheduler.is_over:  # else the process is dead, and the kernel has done it
+            files.close(fd)  # no step, for whoever collects garbage must not die of it
+
+    def link(self, source: str, target: str) -> None:
+        files = self._files
+        files.scheduler.step("link", target)
+        inode = self._find(source)
+        if target in files.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        files.names[target] = inode
+        inode.names += 1
+
+    def unlink(self, path: str) -> None:
+        self._files.scheduler.step("unlink", path)
+        self._find(path)
+        self._files.drop_name(path)
+
+    def listdir(self, path: str) -> list[str]:
+        self._files.scheduler.step("listdir")
+        names = [os.path.basename(name) for name in self._files.names]
+        self._files.rng.shuffle(names)
+        return names
+
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> Any:
+        self._files.scheduler.step("stat", path)
+        return _status(self._find(path))
+
+    def chmod(self, path: str, mode: int) -> None:
+        self._files.scheduler.step("chmod", path)
+        inode = self._find(path)
+        inode.mode = stat.S_IFREG | mode
+        self._files.ring(inode, ATTRIB)
+
+    # -- what is open ----------------------------------------------------------------------------------------------
+
+    def fstat(self, fd: int) -> Any:
+        self._files.scheduler.step("fstat", fd)
+        return _status(self._files.find(fd).inode)
+
+    def lseek(self, fd: int, offset: int, whence: int) -> int:
+        opened = self._files.find(fd)
+        opened.place = offset + (opened.place if whence == 1 else 0)
+        return opened.place
+
+    def read(self, fd: int, size: int) -> bytes:
+        self._files.scheduler.step("read", fd)
+        opened = self._files.find(fd)
+        data = bytes(opened.inode.data[opened.place : opened.place + size])
+        opened.place += len(data)
+        return data
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        self._files.scheduler.step("pread", f"{fd} {offset}")
+        return bytes(self._files.find(fd).inode.data[offset : offset + size])
+
+    def write(self, fd: int, data: bytes) -> int:
+        files = self._files
+        files.scheduler.step("write", f"{fd} {len(data)}")
+        opened = files.find(fd)
+        assert opened.flags & os.O_ACCMODE != os.O_RDONLY
+        room = len(data)
+        if files.scheduler.steps < files.full_until:
+            room = files.rng.choice([0, 0, 1, len(data) // 2, len(data) - 1])
+            self._have_space(room)
+        done = 0
+        while done < room:
+            part = room - done
+            if part > 1 and files.rng.random() < files.tears:
+                part = files.rng.randrange(1, part)
+            place = len(opened.inode.data) if opened.flags & os.O_APPEND else opened.place
+            opened.inode.data[place : place + part] = data[done : done + part]
+            opened.place, done = place + part, done + part
+            files.ring(opened.inode, MODIFY)
+            if done < room:
+                try:
+                    files.scheduler.step("write on", f"{fd} {done}")
+                except Killed:
+                    files.torn += 1
+                    raise
+        files.torn += 0 < done < len(data)
+        return done
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        self._files.scheduler.step("pwrite", f"{fd} {offset}")
+        inode = self._files.find(fd).inode
+        if len(inode.data) < offset:
+            inode.data.extend(bytes(offset - len(inode.data)))
+        inode.data[offset : offset + len(data)] = data
+        self._files.ring(inode, MODIFY)
+        return len(data)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        self._files.scheduler.step("ftruncate", f"{fd} {size}")
+        self._have_space()
+        inode = self._files.find(fd).inode
+        del inode.data[size:]
+        inode.data.extend(bytes(size - len(inode.data)))
+        self._files.ring(inode, MODIFY)
+
+    def fsync(self, fd: int) -> None:
+        self._files.scheduler.step("fsync", fd)
+        self._files.find(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self.fsync(fd)
+
+    def utime(self, fd: int) -> None:
+        self._files.scheduler.step("utime", fd)
+        self._files.ring(self._files.find(fd).inode, ATTRIB)
+
+    def _have_space(self, room: int = 0) -> None:
+        if not room and self._files.scheduler.steps < self._files.full_until:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _status(inode: Inode) -> Any:
+    return SimpleNamespace(
+        st_dev=1,
+        st_ino=inode.number,
+        st_nlink=inode.names,
+        st_size=len(inode.data),
+        st_mode=inode.mode,
+        st_uid=os.geteuid(),
+    )

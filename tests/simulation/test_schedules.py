@@ -1,0 +1,71 @@
+"""Processes that interleave at every call of the system, by thousands of seeded schedules; see `simulation.scheduler`.
+
+A failure names its schedule: ``FSCOORD_SCHEDULE=n pytest TEST`` runs that one alone, and prints its last steps. A
+schedule that found a mistake is kept in `FOUND`, under what it found.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+from simulation import runs, waits, workload
+from simulation.workload import Run
+
+FOUND: dict[str, list[int]] = {"calls": [2067227628], "waits": [], "restarts": [], "lives": []}
+
+
+def schedules(kind: str, rng: random.Random, count: int) -> list[int]:
+    """The ones to run: `FSCOORD_SCHEDULE` alone; or those that found a mistake once, and `count` new ones. The
+    continuous check has the same each time.
+    """
+    one = os.environ.get("FSCOORD_SCHEDULE")
+    if "CI" in os.environ:
+        rng = random.Random(kind)
+    return [int(one)] if one else FOUND[kind] + [rng.randrange(2**32) for _ in range(count)]
+
+
+def each(numbers: list[int], run: Callable[[int], Any]) -> list[Any]:
+    """Run the schedules; the first that fails is named."""
+    done = []
+    for number in numbers:
+        try:
+            done.append(run(number))
+        except Exception as error:
+            raise AssertionError(f"FSCOORD_SCHEDULE={number} fails: {type(error).__name__}: {error}") from error
+    return done
+
+
+def test_whatever_the_schedule_calls_are_linearizable_and_nothing_acknowledged_is_lost(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """Two to four processes of one or two threads make calls, and compact, while some are killed at any step, and
+    others come; some are stopped, and the disk is full for a while. The history is linearizable to its end, which a
+    new process reads; and a reader of its own finds the same in the log.
+    """
+    numbers = schedules("calls", rng, scale(600))
+    ran: list[Run] = each(numbers, workload.run)
+    if len(ran) >= 100:
+        for what in ("kills", "stops", "fulls", "generations", "tears"):
+            assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
+
+
+def test_whatever_the_schedule_a_wait_ends_when_what_it_waits_for_is_there(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """And where the file system tells of events it does so at once, not at the next slow poll, unless somebody was
+    killed or stopped.
+    """
+    each(schedules("waits", rng, scale(300)), waits.run)
+
+
+def test_whatever_the_schedule_runs_never_mix(rng: random.Random, scale: Callable[[int], int]) -> None:
+    each(schedules("restarts", rng, scale(150)), runs.run_restarts)
+
+
+def test_whatever_the_schedule_a_log_ends_with_its_last_participant(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    each(schedules("lives", rng, scale(150)), runs.run_lives)

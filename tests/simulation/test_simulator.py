@@ -1,0 +1,201 @@
+"""The simulator itself: one seed is one schedule, what is dead does nothing, and it finds what it should."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulation import waits, workload
+from simulation.files import FOREVER, Fcntl, Files
+from simulation.scheduler import ScheduleError
+from simulation.world import World
+
+import fscoord
+from fscoord import _system as system
+
+FILE = f"{Files.DIRECTORY}/file"
+TESTS = Path(__file__).parent.parent
+
+
+def test_a_seed_gives_the_same_schedule_here_and_in_another_interpreter(seed: int) -> None:
+    seeds = [seed + number for number in range(5)]
+    here = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
+    again = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
+    assert here == again
+    assert len(set(here)) == len(here)
+    program = (
+        "from simulation import waits, workload\n"
+        f"for seed in {seeds}: print(workload.run(seed).counted['trace'], waits.run(seed).trace)\n"
+    )
+    paths = os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(TESTS)])
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "7"}
+    there = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert there.stdout.split() == [str(trace) for pair in zip(here[:5], here[5:], strict=True) for trace in pair]
+
+
+def test_a_deadlock_is_found_and_tells_the_last_steps() -> None:
+    def take(first: str, second: str) -> None:
+        for name in (first, second):
+            fd = system.os.open(name, os.O_RDWR | os.O_CREAT)
+            system.fcntl.fcntl(fd, Fcntl.F_OFD_SETLKW, lock(Fcntl.F_WRLCK))
+
+    found = []
+    for seed in range(100):
+        world = World(seed)
+        with world.installed():
+            world.start(lambda: take(FILE, FILE + "2"))
+            world.start(lambda: take(FILE + "2", FILE))
+            try:
+                world.scheduler.run()
+            except ScheduleError as error:
+                found.append(str(error))
+    assert found
+    assert all("deadlock of" in text and "SETLKW" in text for text in found)
+
+
+def lock(kind: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, 0, 10, 1, 0)
+
+
+def test_what_is_waited_for_and_never_comes_is_a_deadlock() -> None:
+    world = World(1)
+    with world.installed():
+        world.start(lambda: world.scheduler.block(lambda: False, math.inf))
+        with pytest.raises(ScheduleError, match="deadlock"):
+            world.scheduler.run()
+
+
+def test_a_task_that_goes_on_for_ever_is_found() -> None:
+    world = World(1, steps_max=1000)
+
+    def spin() -> None:
+        while True:
+            system.os.sched_yield()
+
+    with world.installed():
+        world.start(spin)
+        with pytest.raises(ScheduleError, match="still go on"):
+            world.scheduler.run()
+
+
+def test_the_clock_jumps_to_the_next_deadline_when_all_wait() -> None:
+    world, woken = World(1), []
+
+    def sleep(seconds: float) -> None:
+        system.time.sleep(seconds)
+        woken.append((seconds, round(system.time.monotonic() - began)))
+
+    began = world.scheduler.now
+    with world.installed():
+        for seconds in (3600, 60, 86400):
+            world.start(lambda seconds=seconds: sleep(seconds))
+        world.scheduler.run()
+    assert woken == [(60, 60), (3600, 3600), (86400, 86400)]
+
+
+def test_the_killed_do_nothing_more_and_leave_their_locks_and_a_torn_write(rng: random.Random) -> None:
+    """At whatever step: what the other finds is a beginning of what was written, and the lock free in the end."""
+    sizes = set()
+    for _ in range(100):
+        world = World(rng.randrange(2**32))
+        size: list[int] = []
+
+        def write(world: World = world) -> None:
+            fd = system.os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            system.fcntl.fcntl(fd, Fcntl.F_OFD_SETLKW, lock(Fcntl.F_WRLCK))
+            try:
+                system.os.write(fd, b"0123456789")
+                system.os.sched_yield()
+            finally:
+                system.os.write(fd, b"more")
+            world.exit()
+
+        def look(world: World = world, size: list[int] = size) -> None:
+            fd = system.os.open(FILE, os.O_RDWR | os.O_CREAT)
+            world.scheduler.block(lambda: not world.lives(1), math.inf)
+            system.fcntl.fcntl(fd, Fcntl.F_OFD_SETLK, lock(Fcntl.F_WRLCK))
+            data = system.os.read(fd, 100)
+            assert b"0123456789more".startswith(data)
+            size.append(len(data))
+            world.exit()
+
+        with world.installed():
+            victim = world.start(write)
+            world.start(look)
+            world.scheduler.meddle_at = world.rng.randrange(1, 9)
+            world.scheduler.meddle = lambda world=world, victim=victim: world.lives(1) and world._kill(victim)
+            world.scheduler.run()
+        sizes.update(size)
+    assert len(sizes) > 5, f"only {sizes}"
+
+
+def test_ranges_are_locked_and_unlocked_in_parts() -> None:
+    files = Files(World(1).scheduler, random.Random(1))
+    inode = files.make(0o600)
+    files.set_lock(inode, 1, Fcntl.F_WRLCK, 10, 20)
+    files.set_lock(inode, 1, Fcntl.F_UNLCK, 12, 15)
+    assert sorted(inode.locks) == [(1, Fcntl.F_WRLCK, 10, 12), (1, Fcntl.F_WRLCK, 15, 20)]
+    assert files.conflict(inode, 2, Fcntl.F_RDLCK, 12, 15) is None
+    assert files.conflict(inode, 2, Fcntl.F_RDLCK, 0, FOREVER) is not None
+    assert files.conflict(inode, 1, Fcntl.F_WRLCK, 0, FOREVER) is None
+    files.set_lock(inode, 2, Fcntl.F_RDLCK, 30, 40)
+    assert files.conflict(inode, 3, Fcntl.F_RDLCK, 30, 40) is None
+    assert files.conflict(inode, 3, Fcntl.F_WRLCK, 39, 41) is not None
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_counter_without_a_lock_loses_counts_and_one_with_a_lock_does_not(
+    is_locked: bool, rng: random.Random
+) -> None:
+    results = set()
+    for _ in range(100):
+        world = World(rng.randrange(2**32))
+
+        def count() -> None:
+            fd = system.os.open(FILE, os.O_RDWR | os.O_CREAT)
+            for _ in range(3):
+                if is_locked:
+                    system.fcntl.fcntl(fd, Fcntl.F_OFD_SETLKW, lock(Fcntl.F_WRLCK))
+                total = int.from_bytes(system.os.pread(fd, 1, 0), "little") + 1
+                system.os.pwrite(fd, bytes([total]), 0)
+                system.fcntl.fcntl(fd, Fcntl.F_OFD_SETLK, lock(Fcntl.F_UNLCK))
+
+        with world.installed():
+            for _ in range(3):
+                world.start(count)
+            world.scheduler.run()
+        results.add(world.files.names[FILE].data[0])
+    assert results == {9} if is_locked else len(results) > 2
+
+
+def test_an_inode_number_is_given_again_at_once() -> None:
+    world, numbers = World(1), []
+
+    def recreate() -> None:
+        for _ in range(3):
+            fd = system.os.open(FILE, os.O_RDWR | os.O_CREAT)
+            numbers.append(system.os.fstat(fd).st_ino)
+            system.os.unlink(FILE)
+            assert system.os.fstat(fd).st_nlink == 0
+            system.os.close(fd)
+
+    with world.installed():
+        world.start(recreate)
+        world.scheduler.run()
+    assert len(set(numbers)) == 1
+
+
+def test_what_the_simulation_does_not_have_is_not_done_to_real_files() -> None:
+    world = World(1)
+    with world.installed():
+        world.start(lambda: system.os.rename(FILE, FILE + "2"))
+        with pytest.raises(AttributeError, match=r"the simulation has no os\.rename"):
+            world.scheduler.run()

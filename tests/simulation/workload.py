@@ -1,0 +1,188 @@
+"""Random calls of logical processes on one `FileStore`, and what must be true of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from linear import models, operations
+from linear.checker import LINEARIZABLE, UNKNOWN, Call, check_each
+from simulation.files import Files
+from simulation.world import PATH, World
+from unit.plain_reader import Log, read_newest
+
+from fscoord import FileStore, StoreError, StoreUnavailableError
+
+VALUES, QUEUES = ("v1", "v2"), ("q1",)
+LIMIT_S = 1000.0
+
+
+def model(key: str) -> tuple[Any, Any]:
+    return (models.queue, ()) if key in QUEUES else (models.value, None)
+
+
+@dataclass
+class File:
+    """A simulated file, as `plain_reader.read_newest` wants a path."""
+
+    files: Files
+    name: str = PATH
+
+    def read_bytes(self) -> bytes:
+        return bytes(self.files.names[self.name].data)
+
+    def with_name(self, name: str) -> File:
+        return File(self.files, f"{Files.DIRECTORY}/{name}")
+
+
+@dataclass
+class Run:
+    """What one seed draws, and the history of its calls; a moment is a count of what has begun or ended."""
+
+    world: World
+    options: dict[str, Any]
+    count: int
+    calls: list[tuple[str, Call]] = field(default_factory=list)
+    moments: Any = field(default_factory=lambda: itertools.count(1))
+    refused: int = 0
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def open(self, **more: Any) -> FileStore:
+        """Open the store. Who finds the disk full tries again."""
+        while True:
+            try:
+                return FileStore(PATH, timeout=LIMIT_S, **self.options | more)
+            except StoreUnavailableError:
+                self.refused += 1
+
+    def do(self, store: FileStore, key: str, operation: tuple[Any, ...]) -> None:
+        """Make one call, and write it into the history: at first as one that never returns."""
+        start, place = next(self.moments), len(self.calls)
+        self.calls.append((key, Call(start, math.inf, operation, UNKNOWN)))
+        try:
+            result = operations.call(store, key, operation)
+        except StoreError as error:
+            assert isinstance(error, StoreUnavailableError), error
+            self.refused += 1
+            if not error.maybe_applied:
+                self.calls[place] = (key, Call(start, math.inf, ("len",) if key in QUEUES else ("read",), UNKNOWN))
+            return
+        except ValueError:  # it is no integer that was to be added to: the state is what a read would find
+            assert operation[0] == "add"
+            self.calls[place] = (key, Call(start, math.inf, ("read",), UNKNOWN))
+            return
+        self.calls[place] = (key, Call(start, next(self.moments), operation, result))
+
+    def work(self, store: FileStore, rng: random.Random, name: int, *, shares: bool) -> None:
+        """Make random calls, on a handle that another thread may share."""
+        for number in range(self.count):
+            key = rng.choice(VALUES + QUEUES)
+            draw = operations.draw_queue if key in QUEUES else operations.draw_value
+            operation = draw(rng, number, name)
+            if shares and operation == ("read",):  # for that the handle's time-out would be changed
+                operation = ("has",)
+            self.do(store, key, operation)
+            if rng.random() < 0.05:
+                self.compact(store)
+
+    def compact(self, store: FileStore) -> None:
+        try:
+            store.compact()
+        except StoreUnavailableError:
+            self.refused += 1
+
+    def process(self, name: int, threads: int) -> None:
+        """Start a process with so many threads on one handle; should it be killed, another takes its place."""
+        seed = self.world.rng.random()
+        opened: list[FileStore] = []
+        left = [threads]
+
+        def thread(number: int) -> None:
+            if not number:
+                opened.append(self.open(rank=name if name % 2 else None))
+            else:
+                self.world.scheduler.block(lambda: bool(opened), math.inf)
+            self.work(opened[0], random.Random(f"{seed} {number}"), name * 10 + number, shares=threads > 1)
+            left[0] -= 1
+            if not left[0]:
+                opened[0].close()
+                self.world.exit()
+
+        calls: list[Callable[[], None]] = [lambda number=number: thread(number) for number in range(threads)]
+        self.world.start(*calls, then=lambda: self.process(name + 100, threads))
+
+
+def run(seed: int) -> Run:
+    """Draw a world by `seed`, let it happen, and judge what happened."""
+    world = World(seed)
+    rng = world.rng
+    options = {
+        "compact_bytes": rng.choice([None, None, 300, 900]),
+        "watch": rng.choice(["auto", "poll"]),
+        "durable": rng.random() < 0.2,
+    }
+    this = Run(world, options, rng.randrange(3, 8))
+    with world.installed():
+        for name in range(rng.randrange(2, 5)):
+            this.process(name, rng.choice([1, 1, 1, 2]))
+        world.plan(rng.choice([0, 0, 1, 2, 3]), rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 0, 1, 2]))
+        world.scheduler.run()
+    this.counted = {
+        "kills": world.kills,
+        "stops": world.stops,
+        "fulls": world.fulls,
+        "generations": sum(name.startswith(f"{PATH}.1.") for name in world.files.kept),
+        "tears": world.files.torn,
+        "steps": world.scheduler.steps,
+        "trace": world.scheduler.trace,
+    }
+    with_end(this)
+    return this
+
+
+def with_end(this: Run) -> None:
+    """Read everything in the end, by a new process, and judge."""
+    ending = this.world.sequel()
+    found: dict[str, Any] = {}
+
+    def last() -> None:
+        store = this.open()
+        for key in VALUES:
+            this.do(store, key, ("read",))
+            found[key] = this.calls[-1][1].result
+        store.set("last", "1")
+        log = read_newest(File(ending.files))  # type: ignore[arg-type]
+        check_log(log, found)
+        for _ in range(len(log.queues.get(b"q1", ())) + 1):
+            this.do(store, "q1", ("pop",))
+        assert this.calls[-1][1].result == models.EMPTY
+        store.close()
+        ending.exit()
+
+    with ending.installed():
+        ending.start(last)
+        ending.scheduler.run()
+    judge(this)
+
+
+def check_log(log: Log, found: dict[str, Any]) -> None:
+    """The log, read by a reader of its own, ends whole, and adds up to what the store says."""
+    assert log.ends == "whole", (log.ends, log.offset)
+    for key, value in found.items():
+        assert log.values.get(key.encode()) == value, (key, value, log.values)
+    assert log.values[b"last"] == b"1"
+
+
+def judge(this: Run) -> None:
+    """Fail unless the history is linearizable; one that is too hard to tell fails, too."""
+    verdicts = check_each(this.calls, model)
+    wrong = {
+        key: [verdict, *sorted((call for name, call in this.calls if name == key), key=lambda call: call.start)]
+        for key, verdict in verdicts.items()
+        if verdict != LINEARIZABLE
+    }
+    assert not wrong, wrong

@@ -1,0 +1,193 @@
+"""The simulated system under the whole package: each logical process has its own registries, locks and descriptors."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from simulation.files import Events, Fcntl, Files, Os
+from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
+
+from fscoord import _events, _system as system
+from fscoord._log import line, shared, watch
+from fscoord._log.ticket import Ticket
+from fscoord.stores import lifetime
+
+PATH = f"{Files.DIRECTORY}/log"
+
+
+class Own:
+    """A registry of a module, of which each process has its own."""
+
+    def __init__(self, world: World, name: str, make: Callable[[], Any]) -> None:
+        self._world, self._name, self._make = world, name, make
+
+    def _mine(self) -> Any:
+        alone = self._world.scheduler.process.alone
+        if self._name not in alone:
+            alone[self._name] = self._make()
+        return alone[self._name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mine(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._mine()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._mine()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._mine()[key]
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._mine()
+
+
+class World:
+    """Logical processes that share one directory.
+
+    Args:
+        seed: draws the schedule, and all else that happens.
+
+    Attributes:
+        kills: how many processes were killed.
+    """
+
+    def __init__(self, seed: int, steps_max: int = 60_000) -> None:
+        self.rng = random.Random(seed)
+        self.scheduler = Scheduler(self.rng, steps_max)
+        self.files = Files(self.scheduler, self.rng)
+        self.kills = self.stops = self.fulls = 0
+        self._living: dict[int, Process] = {}
+        self._plan: list[tuple[int, str]] = []
+        self._on_death: dict[int, Callable[[], None]] = {}
+        self._tickets = 0
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def start(self, *calls: Callable[[], object], name: str = "", then: Callable[[], None] | None = None) -> Process:
+        """Start a process with a thread for each of `calls`; should it be killed, `then` is called."""
+        process = self.scheduler.make_process()
+        self._living[process.number] = process
+        if then is not None:
+            self._on_death[process.number] = then
+        for call in calls:
+            self.scheduler.spawn(process, call, name)
+        return process
+
+    def lives(self, number: int) -> bool:
+        return number in self._living
+
+    def exit(self) -> None:
+        """The process of the task that runs is over: it is killed no more, and the kernel closes what it had open."""
+        process = self.scheduler.process
+        self._living.pop(process.number, None)
+        self._on_death.pop(process.number, None)
+        self.files.bury(process)
+        process.is_dead = True
+
+    def plan(self, kills: int = 0, stops: int = 0, fulls: int = 0, *, within: int = 600) -> None:
+        """Let so many things happen within so many steps from now on."""
+        here = self.scheduler.steps
+        for what, count in (("kill", kills), ("stop", stops), ("full", fulls)):
+            self._plan += [(here + at, what) for at in drawn(self.rng, count, within)]
+        self._plan.sort()
+        self.scheduler.meddle = self._meddle
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        self.scheduler.meddle_at = self._plan[0][0] if self._plan else float("inf")
+
+    def _meddle(self) -> None:
+        while self._plan and self._plan[0][0] <= self.scheduler.steps:
+            _, what = self._plan.pop(0)
+            if what == "full":
+                self.fulls += 1
+                self.files.full_until = self.scheduler.steps + self.rng.randrange(1, 60)
+            elif self._living:
+                victim = self._living[self.rng.choice(sorted(self._living))]
+                if what == "kill":
+                    self._kill(victim)
+                else:
+                    self.stops += 1
+                    self.scheduler.stop(victim, self.rng.choice([0.001, 0.03, 0.2, 3.0]))
+        self._set_alarm()
+
+    def _kill(self, victim: Process) -> None:
+        self.kills += 1
+        del self._living[victim.number]
+        self.scheduler.kill(victim)
+        self.files.bury(victim)
+        then = self._on_death.pop(victim.number, None)
+        if then is not None:
+            then()
+
+    def sequel(self) -> World:
+        """Return a world that begins with the files of this one, when all of its processes are gone."""
+        world = World(self.rng.randrange(2**32))
+        world.files.take_over(self.files)
+        return world
+
+    # -- the system ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def installed(self, *, hears: bool = True) -> Iterator[World]:
+        """Put the simulated system under the package; if it `hears`, there are events of files."""
+        scheduler, threads = self.scheduler, Threading(self.scheduler)
+        guards = Own(self, "guards", lambda: [threads.RLock()])
+        own: dict[Any, dict[str, Any]] = {
+            system: {
+                "os": Os(self.files, self.lives),
+                "fcntl": Fcntl(self.files),
+                "threading": threads,
+                "time": Time(scheduler),
+                "hostname": lambda: "simulated",
+                "boot_id": lambda: b"simulated boot!!",
+                "start_time": lambda pid="self": scheduler.process.number if pid == "self" else int(pid),
+                "namespace": lambda kind: 1,
+                "is_zombie": lambda pid: False,
+                "random_bytes": lambda count: self.rng.randbytes(count),
+                "mount_table": lambda: ["1 1 8:1 / / rw - ext4 /dev/sda1 rw"],
+                "has_inotify": lambda: hears,
+                "has_ofd_locks": lambda: True,
+            },
+            _events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
+            line: {"_requests": Own(self, "requests", dict), "_guard": guards},
+            shared: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},
+            watch: {"_watches": Own(self, "watches", weakref.WeakValueDictionary), "_guard": guards},
+            Ticket: {"__hash__": lambda ticket: self._number(ticket)},
+        }
+        before = {thing: {name: getattr(thing, name) for name in names} for thing, names in own.items()}
+        stores, participants = set(lifetime._open_stores), set(lifetime._participants)
+        draws, collects = random.getstate(), gc.isenabled()
+        random.seed(self.rng.random())
+        gc.disable()  # what is thrown away in a circle would be closed at any step
+        try:
+            for thing, names in own.items():
+                for name, value in names.items():
+                    setattr(thing, name, value)
+            yield self
+        finally:
+            scheduler.is_over = True
+            for thing, names in before.items():
+                for name, value in names.items():
+                    setattr(thing, name, value)
+            lifetime._participants.intersection_update(participants)
+            for store in set(lifetime._open_stores) - stores:
+                del lifetime._open_stores[store]
+            random.setstate(draws)
+            if collects:
+                gc.enable()
+
+    def _number(self, ticket: Any) -> int:
+        """Sets of tickets are in the same order in each run of a seed."""
+        number = getattr(ticket, "simulated_number", 0)
+        if not number:
+            self._tickets += 1
+            number = ticket.simulated_number = self._tickets
+        return int(number)
