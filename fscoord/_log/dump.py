@@ -10,7 +10,7 @@ from fscoord._log import path as paths, record, tail
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
 from fscoord._log.successor import Successor
-from fscoord.errors import CorruptLogError, FscoordError
+from fscoord.errors import FscoordError
 
 __all__ = ["Entry", "dump_log"]
 
@@ -57,14 +57,14 @@ def dump_log(path: str) -> Iterator[Entry]:
         try:
             header, offset, chain = Header.decode(read_header(fd))
         except ValueError as error:
-            raise _corrupt(path, 0, str(error)) from None
-        way = _Way()
+            raise paths.damaged(path, path, 0, str(error)) from None
+        way = _Way(path)
         yield from _records(path, fd, offset, chain, header, way)
         while way.successor is not None:
             successor, way.successor = way.successor, None
             file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
             system.close_quietly(fd)
-            fd, header, offset, chain = _open_generation(file, successor)
+            fd, header, offset, chain = _open_generation(path, file, successor)
             yield from _records(file, fd, offset, chain, header, way)
     except FscoordError:
         raise
@@ -79,34 +79,33 @@ class _Way:
 
     successor: Successor | None = None
 
+    def __init__(self, log: str) -> None:
+        self.log = log
+
     def note(self, path: str, offset: int, kind: int, value: bytes) -> bytes:
         """Take in a seal or a forward record; return the name that it says."""
         try:
             named = Successor.from_seal(value) if kind == record.SEAL else Successor.from_forward(value)
         except ValueError as error:
-            raise _corrupt(path, offset, str(error)) from None
+            raise paths.damaged(self.log, path, offset, str(error)) from None
         self.successor = named
         return named.name
 
 
-def _open_generation(file: str, successor: Successor) -> tuple[int, Header, int, int]:
+def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, Header, int, int]:
     fd = paths.open_descriptor(file, system.os.O_RDONLY)
     try:
         paths.check(file, fd, 0, read_only=True)
         try:
             header, offset, chain = Header.decode(read_header(fd))
         except ValueError as error:
-            raise _corrupt(file, 0, str(error)) from None
+            raise paths.damaged(path, file, 0, str(error)) from None
         if header.log_id != successor.log_id:
-            raise _corrupt(file, 0, "it is not the generation that was to follow")
+            raise paths.damaged(path, file, 0, "it is not the generation that was to follow")
     except BaseException:
         system.close_quietly(fd)
         raise
     return fd, header, offset, chain
-
-
-def _corrupt(path: str, offset: int, reason: str) -> CorruptLogError:
-    return CorruptLogError(f"{path} is damaged at offset {offset}: {reason}", path=path, offset=offset, reason=reason)
 
 
 def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _Way) -> Iterator[Entry]:
@@ -129,7 +128,7 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
         if isinstance(verdict, tail.Torn):
             return
         if isinstance(verdict, tail.Damage):
-            raise _corrupt(path, verdict.offset, verdict.reason)
+            raise paths.damaged(way.log, path, verdict.offset, verdict.reason)
         yield _void(fd, verdict.offset - record.VOID_SIZE, chain, header.generation)
         offset, chain, data, position = verdict.offset, verdict.chain, b"", 0
         system.os.lseek(fd, offset, 0)
@@ -149,7 +148,7 @@ def _entry(path: str, offset: int, found: record.Record, generation: int, way: _
         try:
             value = str(record.Session.decode(value)).encode("utf-8", "surrogateescape")
         except ValueError as error:
-            raise _corrupt(path, offset, str(error)) from None
+            raise paths.damaged(way.log, path, offset, str(error)) from None
     elif kind in (record.SEAL, record.FORWARD):
         value = way.note(path, offset, kind, value)
     return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value, generation)

@@ -117,7 +117,8 @@ def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) ->
         header, size, chain = Header.decode(data)
     except ValueError as error:
         raise CorruptLogError(
-            f"{path} can't be used: {error}. Nothing was changed; choose another path, or remove the file",
+            f"{path} can't be used: {error}. Nothing was changed; choose another path, or see what"
+            f" `fscoord verify {path}` says before you remove the file",
             path=path,
             offset=0,
             reason=str(error),

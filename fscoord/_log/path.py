@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from fscoord import _system as system
-from fscoord.errors import InsecurePathError, StoreUnavailableError
+from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
-__all__ = ["check", "create", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
+__all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
 
 BIRTH_SUFFIX = ".new"
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
@@ -38,6 +38,17 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     }.get(number or 0, "")
     return StoreUnavailableError(
         f"{path}: {doing} failed: {text}{advice}", path=path, maybe_applied=maybe_applied, errno=number
+    )
+
+
+def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
+    """Return what to raise because `file`, of the log `path`, is damaged at `offset`, with the next step."""
+    return CorruptLogError(
+        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify {path}` tells what is"
+        " safe to do",
+        path=path,
+        offset=offset,
+        reason=reason,
     )
 
 

@@ -334,13 +334,7 @@ class LogReader(Roster):
         return StoreGoneError(f"{self.path} {message}", path=self.path)
 
     def _corrupt(self, damage: tail.Damage) -> CorruptLogError:
-        return CorruptLogError(
-            f"{self.path} is damaged at offset {damage.offset}: {damage.reason}. Nothing was repaired; what comes"
-            " before it can be read with `fscoord dump`",
-            path=self.path,
-            offset=damage.offset,
-            reason=damage.reason,
-        )
+        return paths.damaged(self.path, self.file, damage.offset, damage.reason)
 
     def after_fork(self) -> None:
         """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""

@@ -20,7 +20,7 @@ from fscoord._log.runs import Run
 from fscoord._log.shared import shared_by
 from fscoord._log.signpost import Root
 from fscoord._log.successor import Place, Successor
-from fscoord.errors import CorruptLogError, FscoordError, StaleRunError, StoreError
+from fscoord.errors import FscoordError, StaleRunError, StoreError
 
 __all__ = ["NEVER", "Successive"]
 
@@ -213,8 +213,7 @@ class Successive(Contender):
             if (header.log_id, header.generation) != (successor.log_id, successor.generation):
                 raise ValueError("it is not the generation that was to follow")
         except ValueError as error:
-            reason = str(error)
-            raise CorruptLogError(f"{file} can't be used: {reason}", path=file, offset=0, reason=reason) from None
+            raise paths.damaged(self.path, file, 0, str(error)) from None
         ours = self.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
             raise StoreError(f"{file}: its kind of lock, or durability, is not that of {self.path}", path=file)

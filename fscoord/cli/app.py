@@ -21,6 +21,7 @@ from fscoord.cli.options import common
 from fscoord.cli.queues import length, pop, push
 from fscoord.cli.run import run as launch
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
+from fscoord.cli.verify import verify
 
 __all__ = ["cli", "run"]
 
@@ -61,7 +62,7 @@ def cli(ctx: click.Context) -> int:
 
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
-    *(members, dump, compact, completion),
+    *(members, dump, verify, compact, completion),
 )
 for verb in VERBS:
     cli.add_command(verb)

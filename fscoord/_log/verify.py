@@ -1,0 +1,318 @@
+"""`verify_log`: say of every file of a log whether it is sound, and where not, what is wrong and what is safe to do.
+
+Nothing is changed. The log may be in use: what may only be unfinished is looked at again with writers kept away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record
+from fscoord._log.opening import read_header
+from fscoord._log.record import Header
+from fscoord._log.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn, check_content, each
+from fscoord._log.successor import Place, Successor, parse_name
+from fscoord.errors import FscoordError
+
+__all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "verify_log"]
+
+SOUND: Final = "sound"
+TORN: Final = "torn"
+EMPTY: Final = "empty"
+DAMAGED: Final = "damaged"
+
+FINDINGS_MAX: Final = 1000
+"""How many places are told of one by one; of the others, that there are more."""
+_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
+
+_TORN_ADVICE = "nothing: whoever wrote it was never told that it is there, and the next to write steps over it"
+_DAMAGE_ADVICE = (
+    "end the processes that use it, and keep the files; what comes before the damage can be read with `fscoord dump`"
+)
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be, or that people may wonder about.
+
+    Attributes:
+        file: the path of the file that it is in.
+        offset: where it begins there, in bytes.
+        size: how many bytes it concerns.
+        is_damage: whether it keeps the store from being used; all else takes care of itself.
+        says: what is wrong.
+        advice: what is safe to do about it.
+    """
+
+    file: str
+    offset: int
+    size: int
+    is_damage: bool
+    says: str
+    advice: str
+
+
+class Generation(NamedTuple):
+    """One file of a log.
+
+    Attributes:
+        file: its path.
+        generation: its number; 0 has the log's own name.
+        size: how much of it was read, in bytes.
+        records: how many sound records it holds, voids not counted.
+        voids: how many torn records are skipped in it.
+        ends: ``"whole"``, ``"sealed"`` (the log goes on in another), ``"torn"``, ``"empty"`` or ``"damaged"``.
+    """
+
+    file: str
+    generation: int
+    size: int
+    records: int
+    voids: int
+    ends: str
+
+
+class Report(NamedTuple):
+    """What `verify_log` found.
+
+    Attributes:
+        path: the path of the log.
+        verdict: ``"sound"``; ``"torn"`` (sound, and the last record was never finished); ``"empty"`` (no writer has
+            opened it yet); or ``"damaged"``.
+        generations: its files, in their order; those between the first and the last that are still there have no part
+            in it any more.
+        findings: what there is to tell, in the same order.
+        more: how many findings are not in that list, for there are too many.
+    """
+
+    path: str
+    verdict: str
+    generations: tuple[Generation, ...]
+    findings: tuple[Finding, ...]
+    more: int = 0
+
+
+Tell = Callable[[str, int, int], object]
+"""Called with the path of a file, how many bytes of it were read, and how many there are."""
+
+
+def verify_log(path: str, *, limit: float, tell: Tell) -> Report:
+    """Read the whole log at `path` and say what is wrong with it.
+
+    Args:
+        path: the log's own name.
+        limit: how many seconds to wait for the log's lock, if something looks unfinished.
+        tell: is told how far it has got.
+
+    Raises:
+        StoreUnavailableError: it can't be opened or read.
+        InsecurePathError: it is a link, or no regular file.
+        StoreTimeoutError: the lock did not come, so that nothing can be said for certain.
+        UnsupportedFilesystemError: this file system has no locks of the log's kind.
+    """
+    missed: Successor | None = None
+    while True:
+        verification = _Verification(path, limit, tell, missed)
+        try:
+            return verification.run()
+        except _Superseded as error:
+            missed = error.successor
+        except FscoordError:
+            raise
+        except OSError as error:
+            raise paths.unavailable(error, path, "reading the log") from error
+
+
+class _Superseded(Exception):
+    """A generation has gone since another named it: the log goes on in a later one, so begin again."""
+
+    def __init__(self, successor: Successor) -> None:
+        super().__init__()
+        self.successor = successor
+
+
+class _Verification:
+    """One attempt to read all of a log."""
+
+    def __init__(self, path: str, limit: float, tell: Tell, missed: Successor | None) -> None:
+        self.tell = tell
+        self._path, self._limit, self._missed = path, limit, missed
+        self.generations: list[Generation] = []
+        self._findings: list[Finding] = []
+        self._more = 0
+        self._root: Header | None = None
+
+    def run(self) -> Report:
+        successor = self._read_file(self._path, None)
+        while successor is not None:
+            directory = system.os.path.dirname(self._path)
+            successor = self._read_file(system.os.path.join(directory, system.os.fsdecode(successor.name)), successor)
+        self._look_beside()
+        ends = self.generations[-1].ends if self.generations else DAMAGED
+        if any(finding.is_damage for finding in self._findings):
+            verdict = DAMAGED
+        else:
+            verdict = ends if ends in (TORN, EMPTY) else SOUND
+        return Report(self._path, verdict, tuple(self.generations), tuple(self._findings), self._more)
+
+    def find(self, finding: Finding) -> None:
+        if len(self._findings) < FINDINGS_MAX:
+            self._findings.append(finding)
+        else:
+            self._more += 1
+
+    def damage(self, file: str, offset: int, size: int, says: str, advice: str = _DAMAGE_ADVICE) -> None:
+        self.find(Finding(file, offset, size, True, says, advice))
+
+    def _read_file(self, file: str, named: Successor | None) -> Successor | None:
+        """Read one file of the log, which `named` has named; return what names the next."""
+        try:
+            fd = paths.open_descriptor(file, system.os.O_RDONLY)
+        except OSError as error:
+            if named is None or error.errno not in _GONE or isinstance(error, FscoordError):
+                raise
+            self._miss(file, named)
+            return None
+        try:
+            paths.check(file, fd, 0, read_only=True)
+            begin = self._read_header(file, fd, named)
+            if begin is None:
+                return None
+            quiet = Quiet(self._path, fd, begin[0].lock_kind, self._limit)
+            try:
+                return _Reading(self, file, named, begin[0]).read(Scan(fd, begin[1], quiet, durable=begin[0].durable))
+            finally:
+                quiet.end()
+        finally:
+            system.close_quietly(fd)
+
+    def _miss(self, file: str, named: Successor) -> None:
+        """A file that was named is not there: it has been superseded meanwhile, or somebody has deleted it."""
+        if named != self._missed:
+            raise _Superseded(named)
+        says = f"generation {named.generation} of the log is missing: what it held is lost"
+        self.damage(file, 0, 0, says, "restore this file from a copy; without it only what was before can be had")
+
+    def _read_header(self, file: str, fd: int, named: Successor | None) -> tuple[Header, Place] | None:
+        data = read_header(fd)
+        if named is None and Header.is_partial(data):
+            says = (
+                "no writer has opened it yet" if not data else "whoever created it died before its header was written"
+            )
+            self.find(Finding(file, 0, len(data), False, says, "nothing: the next to open it for writing begins it"))
+            self.generations.append(Generation(file, 0, len(data), 0, 0, EMPTY))
+            return None
+        try:
+            header, size, chain = Header.decode(data)
+            if named is not None and (header.log_id, header.generation) != (named.log_id, named.generation):
+                raise ValueError("it is not the generation that was to follow")
+            if self._root is not None and (header.lock_kind, header.durable) != (
+                self._root.lock_kind,
+                self._root.durable,
+            ):
+                raise ValueError(f"its kind of lock, or durability, is not that of {self._path}")
+        except ValueError as error:
+            size = system.os.fstat(fd).st_size
+            self.damage(file, 0, size, str(error))
+            self.generations.append(Generation(file, named.generation if named else 0, size, 0, 0, DAMAGED))
+            return None
+        self._root = self._root or header
+        return header, Place(size, chain)
+
+    def _look_beside(self) -> None:
+        """Tell of files beside the log that look like a part of it and are none."""
+        directory, base = system.os.path.split(self._path)
+        known = {system.os.path.basename(generation.file) for generation in self.generations}
+        newest = max((generation.generation for generation in self.generations), default=0)
+        for name in sorted(system.os.listdir(directory)):
+            number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
+            if name in known or number is None:
+                continue
+            if number > newest:
+                says = f"it looks like generation {number} of the log, and no seal names it: its maker died, or works"
+            else:
+                says = f"it is generation {number} of the log, or was to be, and has no part in it any more"
+            file = system.os.path.join(directory, name)
+            self.find(Finding(file, 0, 0, False, says, "nothing: one of the next compactions removes it"))
+
+
+class _Reading:
+    """The reading of one file."""
+
+    def __init__(self, whole: _Verification, file: str, named: Successor | None, header: Header) -> None:
+        self._whole, self._file, self._named, self._header = whole, file, named, header
+        self._successor: Successor | None = None
+        self._sealed_at = 0
+        self._is_snapshot_seen = not (named and named.size)
+        self._records = self._voids = 0
+        self._ends = "whole"
+
+    def read(self, scan: Scan) -> Successor | None:
+        self._pass_snapshot(scan.place)
+        for piece in scan.pieces():
+            if isinstance(piece, Sound):
+                self._take(piece)
+            elif isinstance(piece, Skipped):
+                self._voids += 1
+            elif isinstance(piece, Torn):
+                self._ends = TORN
+                says = "the record that begins here was never finished: its writer died, or its disk was full"
+                self._whole.find(Finding(self._file, piece.offset, piece.end - piece.offset, False, says, _TORN_ADVICE))
+            else:
+                self._damage(piece)
+            self._whole.tell(self._file, piece.end, scan.size())
+        size = scan.place.offset
+        if not self._is_snapshot_seen and self._ends != DAMAGED:
+            self._bad(0, size, "its snapshot does not end where, or as, the seal that names it says")
+        if self._sealed_at and self._ends != DAMAGED:
+            self._ends = "sealed"
+        self._whole.generations.append(
+            Generation(self._file, self._header.generation, size, self._records, self._voids, self._ends)
+        )
+        return self._successor
+
+    def _take(self, piece: Sound) -> None:
+        self._records += len(piece.records) + len(piece.others)
+        is_special = any(found[0] != record.BELL for found in piece.others) or self._sealed_at
+        is_special = is_special or any(found[0] == record.MULTI_SET for found in piece.records)
+        if not is_special and (self._is_snapshot_seen or piece.end < self._promised.offset):
+            return
+        for start, end, found in each(piece):
+            if self._sealed_at and found[0] != record.FORWARD:
+                says = "it was written behind the seal, where nobody reads on: whoever wrote it was told that it counts"
+                self._bad(start, end, f"a record of kind {chr(found[0])!r} at {start}: {says}")
+            self._note(start, end, found)
+            self._pass_snapshot(Place(end, record.unpack_frame(piece.data, start - piece.offset)[1]))
+
+    def _note(self, start: int, end: int, found: record.Record) -> None:
+        try:
+            successor = check_content(found)
+            if successor is not None:
+                if found[0] == record.SEAL and successor.generation != self._header.generation + 1:
+                    raise ValueError(f"the seal names generation {successor.generation}, which is not the next")
+                if found[0] == record.FORWARD and self._header.generation:
+                    raise ValueError("only generation 0 may say where the log goes on without being sealed")
+                if self._successor is None or successor.generation > self._successor.generation:
+                    self._successor = successor
+        except ValueError as error:
+            self._bad(start, end, str(error))
+        if found[0] == record.SEAL:
+            self._sealed_at = self._sealed_at or start
+
+    @property
+    def _promised(self) -> Place:
+        assert self._named is not None, "who promises a snapshot has a name"
+        return Place(self._named.size, self._named.chain)
+
+    def _pass_snapshot(self, place: Place) -> None:
+        if not self._is_snapshot_seen and place == self._promised:
+            self._is_snapshot_seen = True
+
+    def _damage(self, piece: Damaged) -> None:
+        self._bad(piece.offset, piece.end, piece.reason)
+        self._is_snapshot_seen = True  # if it is not, then because of this
+
+    def _bad(self, start: int, end: int, says: str) -> None:
+        self._ends = DAMAGED
+        self._whole.damage(self._file, start, end - start, says)

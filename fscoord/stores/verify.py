@@ -1,0 +1,34 @@
+"""`verify`: whether a store's file is sound, and where not, what is wrong and what is safe to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fscoord._log import path as paths
+from fscoord._log.verify import Finding, Generation, Report, Tell, verify_log
+
+__all__ = ["Finding", "Generation", "Report", "verify"]
+
+
+def _tell_nobody(file: str, done: int, size: int) -> None:
+    """Progress is for people."""
+
+
+def verify(path: Any, *, limit: float = 10.0, tell: Tell = _tell_nobody) -> Report:
+    """Read the whole log at `path`, all its generations, and say what is wrong with it. Nothing is changed.
+
+    It may be in use: what looks unfinished is looked at again under a shared lock, which keeps writers out until the
+    end of that file is read. As in ``fsck -n``, what is found is for people to act on.
+
+    Args:
+        path: the path of a file store.
+        limit: how many seconds to wait for that lock.
+        tell: is called with the path of a file, how many bytes of it were read, and how many there are.
+
+    Raises:
+        StoreUnavailableError: it can't be opened or read.
+        InsecurePathError: it is a link, or no regular file.
+        StoreTimeoutError: the lock did not come, so that nothing can be said for certain; the error names the holder.
+        UnsupportedFilesystemError: this file system has no locks of the log's kind.
+    """
+    return verify_log(paths.resolve(path), limit=limit, tell=tell)

@@ -1,0 +1,401 @@
+"""verify: it finds what keeps a store from being used, where it is, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.faulty import faulty_os
+from faults.logs import Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
+from faults.processes import Processes, result
+from faults.test_flips import LOGS, contents, flip
+from hypothesis import given, strategies as st
+
+from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
+from fscoord._log import record, resync, scan
+from fscoord._log.record import Header
+from fscoord._log.successor import Place, Successor, generation_name
+from fscoord.stores.verify import Report, verify
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def damage(report: Report) -> list[tuple[int, int]]:
+    """Where something is damaged, and how many bytes that is."""
+    return [(finding.offset, finding.size) for finding in report.findings if finding.is_damage]
+
+
+def reported(path: str) -> int | None:
+    """At which offset a handle says that the log is damaged."""
+    try:
+        look_at(path)
+    except CorruptLogError as error:
+        return error.offset
+    return None
+
+
+# -- what it says of sound logs
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "records", "voids"),
+    [
+        ("v1/every-kind.log", "sound", [24], 0),
+        ("v1/torn.log", "torn", [5], 0),
+        ("v1/voided.log", "sound", [13], 2),
+        ("v1/durable.log", "sound", [13], 2),
+        ("v1-generations/generations.log", "sound", [5, 4], 0),
+    ],
+)
+def test_the_golden_logs_are_sound(name: str, verdict: str, records: list[int], voids: int) -> None:
+    report = verify(DATA / name)
+    assert (report.verdict, damage(report)) == (verdict, [])
+    assert [generation.records for generation in report.generations] == records
+    assert report.generations[0].voids == voids
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_log_that_is_cut_anywhere_is_torn_and_never_damaged(durable: bool, path: str, rng: random.Random) -> None:
+    data = make(path, write_every_kind, durable=durable)
+    ends = {step.end for step in steps(data)}
+    for size in rng.sample(moments(data, 82, all_of_them=True), 120):
+        put(path, data[:size])
+        report = verify(path)
+        assert report.verdict == ("sound" if size == 82 or size in ends else "torn")
+        assert report.generations[0].records == len([end for end in ends if end <= size])
+
+
+@pytest.mark.parametrize("size", [0, 8, 81])
+def test_a_part_of_a_header_is_an_empty_log(size: int, path: str) -> None:
+    put(path, make(path, write_every_kind)[:size])
+    report = verify(path)
+    assert (report.verdict, damage(report)) == ("empty", [])
+
+
+def test_nothing_is_written_and_a_right_to_read_is_enough(tmp_path: Path, as_nobody: Callable[..., Any]) -> None:
+    tmp_path.chmod(0o755)
+    path = tmp_path / "log"
+    tear(str(path), 30, b"k", b"v" * 50)
+    path.chmod(0o444)
+    before = (contents(str(path)), path.stat().st_mtime_ns, sorted(os.listdir(tmp_path)))
+    for directory in [tmp_path, *tmp_path.parents]:
+        if not stat.S_IMODE(directory.stat().st_mode) & 0o001:
+            directory.chmod(0o711)
+    assert as_nobody(lambda: verify(path).verdict) == "torn"
+    with faulty_os() as faulty:
+        verify(path)
+    assert {name for name, _ in faulty.calls} <= {"open", "read", "fstat", "stat", "listdir"}
+    assert (contents(str(path)), path.stat().st_mtime_ns, sorted(os.listdir(tmp_path))) == before
+
+
+def test_a_path_that_leads_to_no_log_is_an_error(path: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        verify(path)
+    with pytest.raises(InsecurePathError):
+        verify(tmp_path)
+    os.symlink(DATA / "v1/torn.log", path)
+    with pytest.raises(InsecurePathError):
+        verify(path)
+
+
+# -- what it says of damage
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_it_finds_a_flipped_bit_exactly_if_a_handle_does(name: str, path: str, rng: random.Random) -> None:
+    write, durable = LOGS[name]
+    write(path, durable)
+    data = contents(path)
+    for bit in rng.sample(range(8 * len(data)), 60):
+        put(path, flip(data, bit))
+        report = verify(path)
+        found = damage(report)
+        assert (found[0][0] if found else None) == reported(path)
+        assert report.verdict == ("damaged" if found else "sound")
+
+
+def test_what_stands_behind_a_damaged_record_is_found_again(path: str) -> None:
+    data = make(path, write_every_kind)
+    found = steps(data)
+    for bad in found[1:-1]:
+        for offset in (bad.start, bad.start + 5, bad.start + 9, bad.start + 13, bad.end - 1):
+            put(path, flip(data, 8 * offset))
+            report = verify(path)
+            assert damage(report) == [(bad.start, bad.end - bad.start)]
+            assert report.generations[0].records == len(found) - 1
+            assert report.generations[0].ends == "damaged"
+
+
+def test_each_of_several_damages_is_told(path: str) -> None:
+    data = make(path, write_every_kind)
+    found = steps(data)
+    bad = [found[2], found[5], found[-1]]
+    for step in bad:
+        data = flip(data, 8 * (step.end - 3))
+    put(path, data)
+    assert damage(verify(path)) == [(step.start, step.end - step.start) for step in bad]
+
+
+def test_a_log_inside_a_value_is_not_taken_for_what_follows(path: str, tmp_path: Path) -> None:
+    inner = make(str(tmp_path / "inner"), write_every_kind)
+    data = make(path, lambda handle: [handle.write(b"log", inner), handle.write(b"k", b"v")])
+    bad = steps(data)[1]
+    for offset in (bad.start + 9, bad.end - 2):
+        put(path, flip(data, 8 * offset))
+        report = verify(path)
+        assert damage(report) == [(bad.start, bad.end - bad.start)]
+        assert report.generations[0].records == 2
+    put(path, flip(data[: bad.end], 8 * (bad.end - 2)))
+    assert verify(path).generations[0].records == 1
+
+
+def test_a_hole_of_many_blocks_ends_where_records_begin_again(path: str, rng: random.Random) -> None:
+    data = make(path, lambda handle: [handle.write(b"%d" % number, bytes([1]) * 100) for number in range(900)])
+    found = steps(data)
+    start, end = found[100].start, found[700].start
+    put(path, data[:start] + rng.randbytes(end - start) + data[end:])
+    assert damage(verify(path)) == [(start, end - start)]
+
+
+def test_more_damages_than_anybody_reads_are_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fscoord._log.verify.FINDINGS_MAX", 2)
+    data = make(path, lambda handle: [handle.write(b"k", b"v") for _ in range(12)])
+    for step in steps(data)[1::2]:
+        data = flip(data, 8 * (step.end - 2))
+    put(path, data)
+    report = verify(path)
+    assert (len(report.findings), report.more, report.verdict) == (2, 4, "damaged")
+
+
+def test_what_only_a_newer_version_knows_is_damage_to_this_one(path: str) -> None:
+    make(path, write_every_kind)
+    header, size, chain = Header.decode(contents(path))
+    assert header.generation == 0
+    strange, _ = record.encode(ord("Q"), b"", b"", 1, 0, chain)
+    put(path, contents(path)[:size] + strange)
+    report = verify(path)
+    assert damage(report) == [(size, len(strange))]
+    assert "newer" in report.findings[0].says
+    harmless, _ = record.encode(ord("q"), b"", b"", 1, 0, chain)
+    put(path, contents(path)[:size] + harmless)
+    assert verify(path).verdict == "sound"
+
+
+@pytest.mark.parametrize("kind", [record.MULTI_SET, record.SESSION, record.DEATH, record.SEAL, record.FORWARD])
+def test_a_record_that_says_nothing_sensible_is_damage_whatever_its_checksum(kind: int, path: str) -> None:
+    make(path, write_every_kind)
+    _, size, chain = Header.decode(contents(path))
+    senseless, chain = record.encode(kind, b"", b"?", 1, 0, chain)
+    behind, _ = record.encode(record.SET, b"k", b"v", 1, 0, chain)
+    put(path, contents(path)[:size] + senseless + behind)
+    assert damage(verify(path))[0] == (size, len(senseless))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"), [(b"hello, world", "no fscoord log"), (b"fscoord\n\2\0" + bytes(90), "version 2")]
+)
+def test_a_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str) -> None:
+    put(path, data)
+    report = verify(path)
+    assert (report.verdict, damage(report)) == ("damaged", [(0, len(data))])
+    assert says in report.findings[0].says
+
+
+# -- generations
+
+
+@pytest.fixture
+def store(path: str) -> FileStore:
+    """A log in its generation 2, and closed."""
+    with FileStore(path) as store:
+        for number in range(3):
+            store.set("k", str(number))
+            if number < 2:
+                store.compact()
+    return store
+
+
+def newest(path: str) -> str:
+    (name,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.2.")]
+    return os.path.join(os.path.dirname(path), name)
+
+
+def test_generations_are_followed_to_the_newest(store: FileStore, path: str) -> None:
+    report = verify(path)
+    assert [(found.generation, found.ends) for found in report.generations] == [(0, "sealed"), (2, "whole")]
+    assert report.findings == ()
+
+
+def test_damage_in_a_later_generation_is_told_with_its_file(store: FileStore, path: str) -> None:
+    file = newest(path)
+    put(file, contents(file)[:-1] + b"?")
+    report = verify(path)
+    assert report.verdict == "damaged"
+    assert {finding.file for finding in report.findings} == {file}
+    with pytest.raises(CorruptLogError, match="fscoord verify"):
+        FileStore(path)
+
+
+def test_a_generation_that_was_deleted_is_named(store: FileStore, path: str) -> None:
+    os.unlink(newest(path))
+    report = verify(path)
+    assert report.verdict == "damaged"
+    assert "generation 2 of the log is missing" in report.findings[0].says
+
+
+def test_a_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
+    put(newest(path), make(path + "2", write_every_kind))
+    assert "not the generation that was to follow" in verify(path).findings[0].says
+
+
+def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
+    with FileStore(path) as store:
+        store.compact()
+    (name,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.1.")]
+    file = os.path.join(os.path.dirname(path), name)
+    assert verify(path).verdict == "sound"
+    put(file, contents(file)[: Header.decode(contents(file))[1]])
+    assert "snapshot" in verify(path).findings[0].says
+
+
+def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v")
+        store.compact()
+    last = steps(contents(path))[-1]
+    chain = int.from_bytes(contents(path)[last.start + 4 : last.start + 8], "little")
+    behind, _ = record.encode(record.SET, b"k", b"lost", 1, 0, chain)
+    with open(path, "ab") as file:
+        file.write(behind)
+    report = verify(path)
+    assert damage(report) == [(last.end, len(behind))]
+    assert "behind the seal" in report.findings[0].says
+
+
+def test_a_file_that_no_seal_names_is_told_and_harmless(store: FileStore, path: str) -> None:
+    orphan = os.path.join(os.path.dirname(path), generation_name(b"log", 3, bytes(6)).decode())
+    put(orphan, contents(newest(path)))
+    report = verify(path)
+    assert report.verdict == "sound"
+    assert [(finding.file, finding.is_damage) for finding in report.findings] == [(orphan, False)]
+
+
+def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
+    make(path, write_every_kind)
+    _, size, chain = Header.decode(contents(path))
+    seal = Successor(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
+    data, _ = record.encode(record.SEAL, b"", seal, 1, 0, chain)
+    put(path, contents(path)[:size] + data)
+    assert "not the next" in verify(path).findings[0].says
+
+
+# -- a log in use
+
+
+def test_beside_writers_that_tear_all_the_time_nothing_is_called_damaged(path: str, rng: random.Random) -> None:
+    with opened(path):
+        pass
+    count, looks, records = 600, 0, 0
+    with Processes("race_worker") as processes:
+        writers = [processes.start_role("write", path, writer, count, rng.randrange(1 << 32)) for writer in (1, 2)]
+        while any(writer.poll() is None for writer in writers):
+            report = verify(path, limit=60)
+            assert damage(report) == []
+            assert report.generations[0].records >= records, "an older state was seen after a newer one"
+            looks, records = looks + 1, report.generations[0].records
+        assert sum(result(writer, 60)["tears"] for writer in writers) > 0
+    assert looks > 0
+    report = verify(path)
+    assert damage(report) == []
+    assert report.generations[0].records >= 2 * count
+
+
+def test_beside_writers_that_compact_all_the_time_nothing_is_called_damaged(path: str) -> None:
+    with FileStore(path):
+        pass
+    newest = 0
+    with Processes("compacting_worker") as processes:
+        writers = [processes.start_role("write", path, writer, 400) for writer in (1, 2)]
+        while any(writer.poll() is None for writer in writers):
+            report = verify(path, limit=60)
+            assert damage(report) == []
+            assert report.generations[-1].generation >= newest, "an older state was seen after a newer one"
+            newest = report.generations[-1].generation
+        assert max(result(writer, 60)["generation"] for writer in writers) > 3
+    assert verify(path).verdict == "sound"
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock"])
+def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str, path: str) -> None:
+    with FileStore(path, lock=lock) as store:
+        store.set("k", "v")
+        whole = contents(path)
+        log_lock = store._log._lock
+        with store._log.mutex:
+            log_lock.try_lock()
+            try:
+                assert verify(path, limit=0).verdict == "sound", "a whole log needs no lock"
+                put(path, whole + whole[-30:-10])
+                with pytest.raises(StoreTimeoutError) as caught:
+                    verify(path, limit=0)
+                assert caught.value.holder == ("session 1" if lock == "ofd" else f"{os.uname().nodename}:{os.getpid()}")
+            finally:
+                log_lock.unlock()
+    assert verify(path).verdict == "damaged"
+
+
+# -- how what follows damage is found
+
+
+@given(st.binary(max_size=40), st.binary(max_size=60), st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1))
+def test_a_frame_tells_what_it_was_chained_over(key: bytes, value: bytes, chain: int, writer: int) -> None:
+    data, _ = record.encode(record.SET, key, value, writer, 1, chain)
+    assert resync.implied_chain(data) == chain
+
+
+def test_every_record_is_found_from_before_it(path: str) -> None:
+    data = make(path, write_every_kind)
+    found = steps(data)
+    chains = [int.from_bytes(data[step.start + 4 : step.start + 8], "little") for step in found]
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for before, after, chain in zip(found, found[1:], chains, strict=False):
+            assert resync.find_next(fd, Place(before.start, 12345)) == Place(after.start, chain)
+        assert resync.find_next(fd, Place(found[-1].start, 12345)) is None
+    finally:
+        os.close(fd)
+
+
+def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its bytes looks like the beginning of a record that reaches to the end."""
+    monkeypatch.setattr(resync, "_WORK_MIN", 0)
+    put(path, make(path, write_every_kind) + b"\1\1\1\0" * 100_000)
+    with faulty_os() as faulty:
+        report = verify(path)
+    assert report.verdict == "damaged"
+    assert [name for name, _ in faulty.calls].count("read") < 500
+
+
+def test_records_longer_than_what_is_read_at_once_are_read_whole(path: str) -> None:
+    sizes = [scan.CHUNK, scan.CHUNK - 27, 5, 3 << 20, 0]
+
+    def write(handle: Handle) -> None:
+        for size in sizes:
+            handle.write(b"k", b"x" * size)
+
+    make(path, write)
+    report = verify(path)
+    assert (report.verdict, report.generations[0].records) == ("sound", 1 + len(sizes))
+    os.truncate(path, os.path.getsize(path) - (2 << 20))
+    report = verify(path)
+    assert (report.verdict, report.generations[0].records) == ("torn", 4)
