@@ -29,6 +29,7 @@ from fscoord.errors import (
 )
 from fscoord.members import Member
 from fscoord.store import Store
+from fscoord.stores.etcd import EtcdStore
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     # stores
     "Capabilities",
+    "EtcdStore",
     "FileStore",
     "HashStore",
     "Member",

@@ -192,6 +192,13 @@ LAYERS = [
     ("stores.verify", ["_log.*"]),
     ("stores.options", ["_log.*", "arguments", "_system", "errors"]),
     ("stores.tcp", ["stores.tcp_connections", "arguments", "capabilities", "store", "_system", "errors"]),
+    ("stores.etcd_address", []),  # a part of stores.etcd, as are the next five
+    ("stores.etcd_requests", []),
+    ("stores.etcd_cluster", ["stores.etcd_*", "_system", "errors"]),
+    ("stores.etcd_stream", ["_system"]),
+    ("stores.etcd_handle", ["_patience", "stores.etcd_*", "arguments", "store", "_system", "errors"]),
+    ("stores.etcd_sessions", ["stores.etcd_*", "arguments", "members", "_system", "errors"]),
+    ("stores.etcd", ["stores.etcd_*", "arguments", "capabilities", "_system", "errors"]),
     ("stores.url", ["stores.*", "arguments", "store", "_system", "errors"]),
     ("stores.*", ["arguments", "capabilities", "members", "store", "_system", "errors"]),
     ("_patience", ["_logger", "_system"]),
@@ -296,7 +303,7 @@ EXTRAS = {
     "pytest": ["testing.contract", "testing.contract.*"],
     "rich": ["cli", "cli.*"],
     "torch": ["barriers.torch", "integrations.*", "stores.tcp_connections"],
-    "etcd3gw": [],
+    "urllib3": ["stores.etcd_cluster"],
 }
 
 

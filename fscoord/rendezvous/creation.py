@@ -28,7 +28,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """Open the store that `params` name, and return the backend on it, and the store.
 
     The option ``store_type`` says what the endpoint is: ``file`` (a path, or nothing), ``tcp`` (``host[:port]``),
-    ``etcd`` (likewise) or ``hash`` (a name within this process). Without it the endpoint decides:
+    ``etcd`` (``host[:port]``, several with commas between them, and ``/prefix`` for a place of one's own) or ``hash``
+    (a name within this process). Without it the endpoint decides:
 
     - nothing: a temporary file, for this process and those that it tells of ``store.path``;
     - what begins with ``file:`` or holds a slash: a file; ``scheme://...``: a store of that scheme;
@@ -94,10 +95,15 @@ def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
     elif store_type == "hash" and not endpoint.lower().startswith("mem:"):
         address = f"mem:{_quoted(endpoint)}"
     elif store_type == "etcd" and "://" not in endpoint:
-        address = f"etcd://{endpoint}"
+        address = f"etcd://{endpoint}" if "/" in endpoint else f"etcd://{endpoint}/{_prefix_of(params.run_id)}"
     else:
         address = endpoint
     return _connect(address, timeout=timeout)
+
+
+def _prefix_of(run_id: str) -> str:
+    """Return where in etcd a rendezvous is for which nobody named a place: one for each run."""
+    return f"fscoord/rendezvous/run-{_quoted(_quoted(run_id).replace('/', '%2F'))}"
 
 
 def _quoted(text: str) -> str:

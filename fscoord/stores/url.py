@@ -21,10 +21,6 @@ Converter = Callable[[str], Any]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-_LATER = {
-    "etcd": "an EtcdStore, which needs an etcd server and the extra fscoord[etcd]",
-}
-
 
 class _Scheme(NamedTuple):
     opener: Opener
@@ -42,6 +38,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     - ``mem:NAME``: `HashStore`, the same one for everybody in this process who says NAME.
     - ``mem:``: a `HashStore` of one's own.
     - ``tcp://host:port``: `TCPStore` (extra ``torch``), as a client unless ``?is_master=1``.
+    - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``); 2379 is the port where none is said.
 
     Whatever stands for itself in the path or in an option but has a meaning in a URL is percent-encoded
     (``%3F`` is a question mark). A path with a colon before its first slash is written ``./a:b``.
@@ -51,9 +48,10 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
         options: what the store's constructor takes besides the path: for ``file:`` ``timeout``, ``world_size``,
             ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``,
             ``compact_bytes`` and ``run_id``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``, ``world_size``,
-            ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``. They can also stand in the URL's
-            query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``. An argument counts for
-            more than the query.
+            ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:`` ``timeout``,
+            ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can also stand in
+            the URL's query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``. An argument
+            counts for more than the query.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or makes no sense.
@@ -153,8 +151,6 @@ def _scheme(name: str) -> _Scheme:
     if name in _schemes:
         return _schemes[name]
     known = ", ".join(f"{scheme}:" for scheme in sorted(_schemes))
-    if name in _LATER:
-        raise ValueError(f"{name}: stands for {_LATER[name]}; this version of fscoord has none yet, only {known}")
     raise ValueError(
         f"unknown scheme {name}: in the store's address; known are {known}."
         " (A path with a colon before its first slash is written ./a:b)"
@@ -207,6 +203,15 @@ def _open_tcp(host: str, path: str, **options: Any) -> Store:
     return TCPStore(name.removeprefix("[").removesuffix("]"), int(port), **options)
 
 
+def _open_etcd(host: str, path: str, **options: Any) -> Store:
+    prefix = path.removeprefix("/")
+    if not host or not prefix:
+        raise ValueError(f"etcd://{host}{path} is not of the form etcd://host:port,host:port/prefix")
+    from fscoord.stores.etcd import EtcdStore
+
+    return EtcdStore(host, prefix, **options)
+
+
 register_scheme(
     "file",
     _open_file,
@@ -236,5 +241,19 @@ register_scheme(
         "wait_for_workers": _yes,
         "multi_tenant": _yes,
         "use_libuv": _yes,
+    },
+)
+register_scheme(
+    "etcd",
+    _open_etcd,
+    {
+        "timeout": float,
+        "user": str,
+        "password": str,
+        "tls": _yes,
+        "cacert": str,
+        "cert": str,
+        "key": str,
+        "session_ttl": int,
     },
 )

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import KINDS, Place, open_tcp
+from contract.places import KINDS, Place, etcd, open_tcp
+from with_etcd.server import Server
 
 from fscoord.store import Store
 
@@ -16,6 +17,16 @@ def _torch_has_opened_what_it_keeps(request: pytest.FixtureRequest) -> None:
     """Its first server opens a pipe for the whole process, which no test is to be blamed for."""
     if any(item.get_closest_marker("torch") for item in request.session.items):
         open_tcp().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _etcd_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """It begins before the first test, so that none is to be blamed for the process."""
+    if any(item.get_closest_marker("etcd") for item in request.session.items):
+        etcd.append(Server())
+    yield
+    while etcd:
+        etcd.pop().stop()
 
 
 @pytest.fixture(params=KINDS)

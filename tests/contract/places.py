@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
 import pytest
+from with_etcd.server import Server
 
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store
@@ -30,7 +32,19 @@ FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "prefix-f
 """A short file is compacted whenever there is the least to gain."""
 HASH_KINDS = ["hash", "prefix-hash", "nested-hash"]
 TCP_KINDS = ["tcp", "prefix-tcp"]
-KINDS = [*HASH_KINDS, *FILE_KINDS, *(pytest.param(kind, marks=pytest.mark.torch) for kind in TCP_KINDS)]
+LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
+"""A Ctrl-C between two steps of urllib3 leaves a socket to Python's collector, which closes it and says so. That it is
+closed, every test looks (`_nothing_leaks`)."""
+ETCD_KINDS = ["etcd", "prefix-etcd"]
+KINDS = [
+    *HASH_KINDS,
+    *FILE_KINDS,
+    *(pytest.param(kind, marks=pytest.mark.torch) for kind in TCP_KINDS),
+    *(pytest.param(kind, marks=[pytest.mark.etcd, LEFT_TO_THE_COLLECTOR]) for kind in ETCD_KINDS),
+]
+_numbers = itertools.count()
 PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}
 
 
@@ -47,6 +61,14 @@ def open_tcp() -> Store:
     return TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False)
 
 
+etcd: list[Server] = []
+"""The server of this session, if etcd is among the kinds; see `shared_etcd`."""
+
+
+def open_etcd(place: int) -> Store:
+    return etcd[0].open(f"place{place}", HANG_S)
+
+
 class Place(AnyPlace):
     """One store of some kind, and the handles on it that a test opens."""
 
@@ -55,6 +77,8 @@ class Place(AnyPlace):
         family, _, rest = kind.partition("-")
         self.prefixes = PREFIXES.get(family, [])
         self.is_file = "file" in kind
+        self.number = next(_numbers)
+        self.is_etcd = "etcd" in kind
         self.is_server = "tcp" in kind
         """Whether all ends with the first handle, and keys that are no UTF-8 can't be listed."""
         self.path = os.path.join(directory, "store")
@@ -63,6 +87,8 @@ class Place(AnyPlace):
         self._opened: list[Store] = []
         if self.is_file:
             self.base = self._keep(open_file(self.path, self.lock, is_short=self.is_short))
+        elif self.is_etcd:
+            self.base = self._keep(open_etcd(self.number))
         elif self.is_server:
             self.base = self._keep(open_tcp())
         else:
@@ -79,6 +105,8 @@ class Place(AnyPlace):
         """Open another handle: by the path, where there is one, or as a clone."""
         if self.is_file and how == "path":
             store = self._keep(open_file(self.path, self.lock, is_short=self.is_short))
+        elif self.is_etcd and how == "path":
+            store = self._keep(open_etcd(self.number))
         else:
             store = self._keep(self.base.clone())
         for prefix in self.prefixes:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from contract.places import Place
 
-from fscoord import Capabilities, FileStore, HashStore, PrefixStore, Store, TCPStore
+from fscoord import Capabilities, EtcdStore, FileStore, HashStore, PrefixStore, Store, TCPStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
-STORES: list[type[Store]] = [FileStore, HashStore, TCPStore]
+STORES: list[type[Store]] = [FileStore, HashStore, TCPStore, EtcdStore]
 WORDS = {
     "processes": "several processes share one store",
     "hosts": "so do several hosts",

@@ -8,8 +8,12 @@ from contract.places import Place
 from fscoord import StoreTimeoutError, barrier
 
 
+def keeps_sessions(place: Place) -> bool:
+    return place.is_file or place.is_etcd
+
+
 def can_tell(place: Place) -> bool:
-    return place.is_file and place.lock != "soft"
+    return keeps_sessions(place) and place.lock != "soft"
 
 
 def test_a_store_says_whether_it_can_tell_who_lives(place: Place) -> None:
@@ -47,7 +51,7 @@ def test_a_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
 
 @pytest.mark.parametrize("call", ["be_rank", "dead_ranks", "wait_alive"])
 def test_a_rank_is_an_integer(call: str, place: Place) -> None:
-    if not place.is_file:
+    if not keeps_sessions(place):
         return  # it keeps no ranks
     store = place.open()
     bad: object = "1"

@@ -210,9 +210,3 @@ def test_an_unreachable_host_is_a_lost_connection(create, network, events):
     with pytest.raises(RendezvousConnectionError, match="address in use"):
         create("192.0.2.1", is_host=False)
     assert events()[-1].message.startswith("RendezvousConnectionError: ")
-
-
-@pytest.mark.parametrize("store_type", [name for name in ("tcp", "etcd") if name not in url._schemes])
-def test_a_store_that_this_version_has_not_says_so(create, store_type):
-    with pytest.raises(ValueError, match="this version of fscoord has none yet"):
-        create("localhost", store_type=store_type)

@@ -229,14 +229,6 @@ def test_a_timeout_of_zero_looks_once() -> None:
 # Schemes
 
 
-@pytest.mark.parametrize(("address", "needs"), [("etcd://head:2379/job/", "etcd")])
-def test_a_scheme_that_comes_later_says_what_it_will_need_and_that_it_is_not_there(address: str, needs: str) -> None:
-    message = refused(address)
-    assert f"fscoord[{needs}]" in message
-    assert "this version" in message
-    assert "file:, mem:" in message
-
-
 def test_an_unknown_scheme_is_an_error_that_lists_the_known() -> None:
     message = refused("redis://host/0")
     assert "redis:" in message

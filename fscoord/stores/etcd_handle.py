@@ -1,0 +1,181 @@
+"""`EtcdHandle`: the part of an `~fscoord.EtcdStore` that makes transactions, and waits for what others write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from fscoord import _system as system
+from fscoord._patience import Patience
+from fscoord.arguments import key_names, key_text, missing_message
+from fscoord.errors import LimitExceededError, StoreGoneError, StoreTimeoutError
+from fscoord.store import Store
+from fscoord.stores.etcd_requests import (
+    OPERATIONS_MAX,
+    Names,
+    Request,
+    compare,
+    found,
+    grouped,
+    range_of,
+    revision_of,
+    ungrouped,
+    watch,
+)
+
+if TYPE_CHECKING:
+    from fscoord.stores.etcd_cluster import Cluster
+
+__all__ = ["Done", "EtcdHandle", "Look", "Watched"]
+
+T = TypeVar("T")
+
+SLICE_S: Final = 10.0
+"""How long a watch goes on before the keys are read again: so a member that lost the others, or its network, without a
+word is found out."""
+
+BROKEN_PAUSE_S: Final = 0.02
+"""How long to do nothing after a watch that ended at once."""
+
+
+class Watched(NamedTuple):
+    """Keys to be told of: `key`, or all from there to before `end`; when they are written, or when they are deleted."""
+
+    key: bytes
+    end: bytes | None = None
+    deletions: bool = False
+
+
+class Look(NamedTuple):
+    """What a wait has seen at `revision`: names that are `missing`, and for each what is to be watched."""
+
+    revision: int
+    missing: Sequence[bytes]
+    watched: Sequence[Sequence[Watched]]
+    also: Sequence[Watched] = ()
+    """What ends the sleep whatever is missing."""
+
+
+class Done(NamedTuple):
+    """What became of a write: whether its conditions held, the answers to what was done then, and the revision."""
+
+    is_done: bool
+    answers: list[dict[str, Any]]
+    revision: int
+
+
+class EtcdHandle(Store):
+    """A handle on the keys below one prefix of an etcd cluster."""
+
+    _cluster: Cluster
+    _names: Names
+    _session_number = 0
+    """The session that this handle writes in, 0 for none yet."""
+
+    def _read(self, operations: Sequence[Request], limit: float | None = None) -> tuple[list[dict[str, Any]], int]:
+        """Return the answer to each of the range `operations`, all at one revision, and that revision."""
+        from fscoord.stores.etcd_cluster import CompactedError
+
+        allowed = self._timeout if limit is None else limit
+        while True:
+            answers: list[dict[str, Any]] = []
+            revision = 0
+            try:
+                for start in range(0, max(1, len(operations)), OPERATIONS_MAX):
+                    batch = operations[start : start + OPERATIONS_MAX]
+                    if revision:
+                        batch = [{"request_range": {**each["request_range"], "revision": revision}} for each in batch]
+                    reply = self._cluster.call("kv/txn", {"success": grouped(batch)}, allowed)
+                    revision = revision or revision_of(reply)
+                    answers += ungrouped(reply.get("responses", ()))
+            except CompactedError:  # between two batches
+                continue
+            return answers, revision
+
+    def _write(
+        self,
+        success: Sequence[Request],
+        conditions: Sequence[Request] = (),
+        failure: Sequence[Request] = (),
+    ) -> Done:
+        """Do `success` if all `conditions` hold, or else `failure`.
+
+        A handle that has a session writes only as long as the session lives: others may have been told that it is dead.
+        """
+        if len(success) > OPERATIONS_MAX:
+            raise LimitExceededError(
+                f"{self._cluster}: {len(success)} keys are over the {OPERATIONS_MAX} that etcd writes at once; nothing"
+                " was written"
+            )
+        number = self._own_session()
+        if number:
+            life = self._names.life(number)
+            conditions = [*conditions, compare(life, "create", 0, "GREATER")]
+            failure = [*failure, range_of(life, keys_only=True)]
+        body = {"compare": list(conditions), "success": grouped(success), "failure": list(failure)}
+        reply = self._cluster.call("kv/txn", body, self._timeout, writes=True)
+        answers = ungrouped(reply.get("responses", ()))
+        is_done = bool(reply.get("succeeded"))
+        if number and not is_done and not found(answers.pop()):
+            raise StoreGoneError(
+                f"{self._cluster}: session {number} of this handle was taken for dead, because etcd heard nothing of it"
+                " for longer than session_ttl; nothing was written. Open the store again"
+            )
+        return Done(is_done, answers, revision_of(reply))
+
+    def _own_session(self) -> int:
+        """Return the number of the session that this handle writes in, 0 for none."""
+        return self._session_number
+
+    def _await(self, limit: float, look: Callable[[float], T | Look], what: str) -> T:
+        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over."""
+        patience = Patience()
+        left = limit
+        while True:
+            seen = look(left)
+            if not isinstance(seen, Look):
+                return seen
+            left = limit - (system.time.monotonic() - patience.started)
+            missing = list(seen.missing)
+            if left > 0:
+                patience.speak(__name__, lambda: f"{what} {key_names(missing)} in {self._cluster}")  # noqa: B023
+                missing = self._sleep(seen, min(left, SLICE_S))
+            waited = system.time.monotonic() - patience.started
+            left = max(0.0, limit - waited)
+            if missing and waited >= limit:
+                raise StoreTimeoutError(
+                    f"{self._cluster}: {missing_message(what, missing, waited)}",
+                    keys=[key_text(name) for name in missing],
+                    waited=waited,
+                )
+
+    def _sleep(self, seen: Look, limit: float) -> list[bytes]:
+        """Wait until all that `seen` lacked has been written, or `limit` seconds; return what has not come."""
+        ends = system.time.monotonic() + limit
+        is_broken = True
+        coming = dict(enumerate(seen.missing))
+        requests, owners = [], dict[int, int]()
+        for index, ranges in enumerate([*seen.watched, seen.also]):
+            for each in ranges:
+                number = len(owners) + 1
+                owners[number] = index
+                ignored = "NOPUT" if each.deletions else "NODELETE"
+                requests.append(watch(each.key, each.end, seen.revision + 1, number, ignored))
+        stream = self._cluster.open_stream("watch", requests, limit)
+        try:
+            while coming and stream is not None:
+                news = stream.next(ends - system.time.monotonic())
+                if news is None or news.get("canceled"):
+                    break
+                if news.get("events"):
+                    is_broken = False
+                    owner = owners[int(news.get("watch_id", 0))]
+                    if owner == len(seen.missing):
+                        return []
+                    coming.pop(owner, None)
+        finally:
+            if stream is not None:
+                self._cluster.close_stream(stream)
+        if is_broken:
+            system.time.sleep(max(0.0, min(BROKEN_PAUSE_S, ends - system.time.monotonic())))
+        return list(coming.values())
