@@ -40,7 +40,7 @@ LAYERS = [
     ("_log.path", ["_system", "errors"]),
     ("_log.tail", ["_log.record", "_system", "errors"]),
     ("_log.bell", ["_log.path", "_system", "errors"]),
-    ("_log.news", ["_log.bell", "_log.consumer", "_log.record"]),
+    ("_log.news", ["_log.bell", "_log.consumer", "_log.record", "_log.spill"]),
     ("_log.node", ["_log.bell", "_log.mount", "_log.path", "_system", "errors"]),
     ("_log.watch", ["_logger", "_events", "_log.bell", "_log.node", "_log.ticket", "_log.path", "_system", "errors"]),
     ("_log.stuck", ["_logger", "_system"]),
@@ -48,7 +48,8 @@ LAYERS = [
     ("_log.shared", ["_system"]),
     ("_log.successor", []),
     ("_log.runs", []),
-    ("_log.consumer", ["_log.record"]),
+    ("_log.spill", ["_log.record", "_log.successor", "_system"]),
+    ("_log.consumer", ["_log.spill"]),
     ("_log.roster", ["_log.session"]),
     (
         "_log.reader",
@@ -58,6 +59,21 @@ LAYERS = [
             "_log.record",
             "_log.roster",
             "_log.session",
+            "_log.spill",
+            "_log.successor",
+            "_log.tail",
+            "_system",
+            "errors",
+        ],
+    ),
+    (
+        "_log.shelf",
+        [
+            "_log.contention",
+            "_log.path",
+            "_log.reader",
+            "_log.record",
+            "_log.spill",
             "_log.successor",
             "_log.tail",
             "_system",
@@ -74,7 +90,6 @@ LAYERS = [
     (
         "_log.succession",
         [
-            "_log.contention",
             "_log.lock",
             "_log.opening",
             "_log.path",
@@ -82,6 +97,7 @@ LAYERS = [
             "_log.record",
             "_log.runs",
             "_log.shared",
+            "_log.shelf",
             "_log.signpost",
             "_log.successor",
             "_system",
@@ -169,7 +185,7 @@ LAYERS = [
             "errors",
         ],
     ),
-    ("stores.state", ["_log.record", "_system", "errors"]),  # a part of stores.file, as are the next two
+    ("stores.state", ["_log.record", "_log.spill", "_system", "errors"]),  # a part of stores.file, as are the next two
     ("stores.vigil", ["_log.*", "stores.waiting", "_system"]),
     (
         "stores.sessions",

@@ -33,10 +33,11 @@ class Appender(Presence):
         self._write(data)
         system.os.lseek(self._rfd, size, 1)
         self._trouble = APPLYING
+        records = ((kind, key, value, session, time_ns),)
         if kind in record.DATA_KINDS:
-            self._consumer.apply(((kind, key, value, session, time_ns),))
+            self._consumer.apply(records if size <= self._spill_at else self._leave_long(records, data))
         else:
-            self._note(((kind, key, value, session, time_ns),))
+            self._note(records)
         self._offset += size
         self._chain = chain
         self._trouble = DIRTY

@@ -109,7 +109,7 @@ class Compactor(Appender):
                 yield record.DEATH, b"", encode_death(number, who.alive_id), session, self.deaths[number]
         for kind in [record.BELL] * self.bell + [record.LEAVE] * self.left:
             yield kind, b"", b"", session, now
-        for kind, key, value in self._consumer.snapshot():
+        for kind, key, value in self._consumer.snapshot(self.fetch):
             yield kind, key, value, session, now
 
     def _remembered(self) -> Iterator[tuple[int, Session]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from fscoord._log.record import Record
+from fscoord._log.spill import Fetch, SpilledRecord, Spot
 
 __all__ = ["Consumer"]
 
@@ -13,13 +13,19 @@ __all__ = ["Consumer"]
 class Consumer(Protocol):
     """Who makes sense of the data records."""
 
-    def apply(self, records: Sequence[Record]) -> None:
-        """Take in the next records."""
+    def apply(self, records: Sequence[SpilledRecord]) -> None:
+        """Take in the next records. Only those that set, append or push one value may have left it in the file."""
+
+    def expect_long(self, keys: set[bytes]) -> None:
+        """Records of these keys come next whose values are left in the file."""
+
+    def rehome(self, spots: Iterable[Spot]) -> bool:
+        """The log goes on in another file, whose snapshot has the long values at `spots`; False if some lack."""
 
     def reset(self) -> None:
         """Forget every record: they come again from the first."""
 
-    def snapshot(self) -> Iterable[tuple[int, bytes, bytes]]:
+    def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
         """Return kind, key and value of records that amount to all those that were taken in."""
 
     def live_size(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _system as system
-from fscoord._log import path as paths, record, signpost
+from fscoord._log import path as paths, record, signpost, spill
 from fscoord._log.compaction import MOVED, NEVER, Compactor
 from fscoord._log.consumer import Consumer
 from fscoord._log.mount import Mount, find_mount
@@ -56,6 +56,7 @@ class LogFile(Compactor):
         self._directory_synced = False
         self.mount: Mount = mount or find_mount(path)
         self._compact_at = wanted.compact_bytes or NEVER
+        self._spill_at = wanted.spill_bytes or spill.NEVER
         try:
             self._open()
         except FscoordError:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from fscoord._log import record
 from fscoord._log.bell import SIZE, bucket
 from fscoord._log.consumer import Consumer
-from fscoord._log.record import Record
+from fscoord._log.spill import Fetch, SpilledRecord, Spot
 
 __all__ = ["News"]
 
@@ -20,11 +20,11 @@ class News:
         self._buckets: set[int] = set()
         self.is_of_all = False
 
-    def apply(self, records: Sequence[Record]) -> None:
+    def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Take in the next records."""
         self._consumer.apply(records)
         for kind, key, value, _, _ in records:
-            if kind == record.MULTI_SET:
+            if kind == record.MULTI_SET and isinstance(value, bytes):
                 self._buckets.update(bucket(name) for name, _ in record.decode_pairs(value))
             else:
                 self._buckets.add(bucket(key))
@@ -34,9 +34,17 @@ class News:
         self._consumer.reset()
         self.is_of_all = True
 
-    def snapshot(self) -> Iterable[tuple[int, bytes, bytes]]:
+    def expect_long(self, keys: set[bytes]) -> None:
+        """Say so to the consumer."""
+        self._consumer.expect_long(keys)
+
+    def rehome(self, spots: Iterable[Spot]) -> bool:
+        """Say so to the consumer."""
+        return self._consumer.rehome(spots)
+
+    def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
         """Return what the consumer amounts to."""
-        return self._consumer.snapshot()
+        return self._consumer.snapshot(fetch)
 
     def live_size(self) -> int:
         """Return about how many bytes of a log that takes."""

@@ -11,13 +11,16 @@ from fscoord._log.record import Header
 from fscoord._log.runs import Run
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["COMPACT_BYTES", "Opened", "Wanted", "open_log"]
+__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "Opened", "Wanted", "open_log"]
 
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
 
 COMPACT_BYTES: Final = 256 * 1024
 """From which length on a log is compacted, unless asked for otherwise: once in 6,000 small writes to few keys, then."""
+
+SPILL_BYTES: Final = 128 * 1024
+"""From which length on a value is left in the file. What is read of small records at once is shorter."""
 
 
 class Wanted(NamedTuple):
@@ -32,6 +35,7 @@ class Wanted(NamedTuple):
         coherence: how to read what other hosts wrote, one of `mount.COHERENCES`; None: as the mount wants it.
         compact_bytes: a log that is shorter is not compacted unasked; 0: none is.
         run: the run that the handle belongs to; None: whichever there is.
+        spill_bytes: values of so many bytes or more are not kept in memory; 0: all are.
     """
 
     lock_kind: int
@@ -42,6 +46,7 @@ class Wanted(NamedTuple):
     coherence: str | None = None
     compact_bytes: int = 0
     run: Run | None = None
+    spill_bytes: int = 0
 
     @property
     def is_soft(self) -> bool:

@@ -10,8 +10,8 @@ before ``_offset``, unless ``_trouble`` says that an interruption left that in d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
@@ -19,12 +19,11 @@ from fscoord._log.consumer import Consumer
 from fscoord._log.record import Header, Record
 from fscoord._log.roster import Roster
 from fscoord._log.session import decode_death
+from fscoord._log.spill import NEVER, SpilledRecord
 from fscoord._log.successor import Place, Successor
 from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
 
 __all__ = ["LogReader"]
-
-T = TypeVar("T")
 
 CHUNK: Final = 1 << 16
 LOOK_S: Final = 0.05
@@ -75,6 +74,8 @@ class LogReader(Roster):
     _read_flags: int = system.os.O_RDONLY
     _short_is_end = False
     """Whether a read that brings less than was asked for has seen the end of the file, as a direct one has."""
+    _spill_at = NEVER
+    """From how many bytes on a value is left in the file."""
 
     def __init__(self, path: str, consumer: Consumer, participants: int) -> None:
         super().__init__(participants)
@@ -126,6 +127,8 @@ class LogReader(Roster):
 
         def _look(self, now: float) -> None: ...
 
+        def _leave_long(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]: ...
+
     def _reopen(self, flags: int, keep: set[int]) -> int:
         """Return another descriptor of the generation in use, which must still be the same file, added to `keep`."""
         try:
@@ -168,7 +171,7 @@ class LogReader(Roster):
                 self._trouble = APPLYING
                 try:
                     if records:
-                        self._consumer.apply(records)
+                        self._consumer.apply(records if used <= self._spill_at else self._leave_long(records, data))
                     if others:
                         self._note(others)
                 except ValueError as error:
@@ -269,18 +272,6 @@ class LogReader(Roster):
     def _finished(self) -> StoreError:
         count = f"{self._participants} participants" if self._participants else "its participants"
         return self._gone(f"is finished: all {count} have closed it")
-
-    def inspect(self, answer: Callable[[], T]) -> T:
-        """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""
-        shared = self._shared
-        with shared.mutex:
-            if shared.busy:
-                raise self._entered_twice()
-            try:
-                shared.busy = True
-                return answer()
-            finally:
-                shared.busy = False
 
     # -- trouble ---------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,13 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, signpost
-from fscoord._log.contention import Contender
 from fscoord._log.lock import LogLock
 from fscoord._log.opening import Wanted, open_log, read_header
 from fscoord._log.reader import ASTRAY, DIRTY, Vanished, readers
 from fscoord._log.record import Header
 from fscoord._log.runs import Run
 from fscoord._log.shared import shared_by
+from fscoord._log.shelf import Shelf
 from fscoord._log.signpost import Root
 from fscoord._log.successor import Place, Successor
 from fscoord.errors import FscoordError, StaleRunError, StoreError
@@ -28,7 +28,7 @@ NEVER: Final = float("inf")
 _GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 
 
-class Successive(Contender):
+class Successive(Shelf):
     """The part of `~fscoord._log.file.LogFile` that knows which file of the log is the one to use.
 
     Attributes:
@@ -177,6 +177,8 @@ class Successive(Contender):
             self._forget()
         else:
             self._stand(place or start)
+            if place is not None:
+                self._rehome(place)
         self._compact_at = max(self._wanted.compact_bytes, 2 * self._offset) if self._wanted.compact_bytes else NEVER
         self._trouble = trouble
         return True

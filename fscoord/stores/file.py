@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
 from fscoord._log.coherence import open_log_file
 from fscoord._log.file import Decide, LogFile
+from fscoord._log.reader import Suspect
+from fscoord._log.spill import Fetch
 from fscoord._log.watch import MODES
 from fscoord._logger import logger
 from fscoord.arguments import (
@@ -36,9 +38,9 @@ from fscoord.errors import (
     QueueEmptyError,
 )
 from fscoord.stores import lifetime
-from fscoord.stores.options import COMPACT_BYTES, check_platform, chosen_path, wanted_log
+from fscoord.stores.options import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
 from fscoord.stores.sessions import Sessions
-from fscoord.stores.state import State
+from fscoord.stores.state import State, whole
 from fscoord.stores.waiting import MISSING, Missing, Waiting
 
 __all__ = ["FileStore"]
@@ -74,6 +76,8 @@ class FileStore(Sessions):
         compact_bytes: a log that is shorter is not compacted; ``None`` or 0: none is, unless `compact` is called.
         run_id: a job and its restart count, or an id without order. A new run begins with an empty store, and whoever
             belongs to an older one gets `~fscoord.StaleRunError`. ``None``: whichever run there is.
+        spill_bytes: values of so many bytes or more are not kept in memory, but read from the file when they are asked
+            for; ``None`` or 0: all are kept.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
@@ -102,6 +106,7 @@ class FileStore(Sessions):
         coherence: str | None = None,
         compact_bytes: int | None = COMPACT_BYTES,
         run_id: str | tuple[str, int] | None = None,
+        spill_bytes: int | None = SPILL_BYTES,
     ) -> None:
         check_platform()
         self._timeout = seconds(timeout)
@@ -109,12 +114,12 @@ class FileStore(Sessions):
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
         one_of("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
-        log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id}
+        log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id, "spill_bytes": spill_bytes}
         self._wanted = wanted_log(**log, limit=self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
             integer("rank", rank)
-        self._state = State()
+        self._state = State(self._wanted.spill_bytes)
         self._remove_temporary: Callable[[], object] | None = None
         if path is None:
             path, self._remove_temporary = lifetime.temporary_file(self)
@@ -142,7 +147,7 @@ class FileStore(Sessions):
         integer("amount", amount)
 
         def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
-            total = counter_sum(self._state.get(name), amount, name)
+            total = counter_sum(self._state.get(name, self._log.fetch), amount, name)
             return total, record.ADD, b"%d" % total
 
         return int(self._update(record.ADD, key_bytes(key), b"", decide))
@@ -152,7 +157,7 @@ class FileStore(Sessions):
         wanted = value_bytes(expected)
 
         def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
-            current = self._state.get(name)
+            current = self._state.get(name, self._log.fetch)
             if current == wanted or (current is None and not wanted):
                 return value, record.COMPARE_SET, value
             return wanted if current is None else current, 0, b""
@@ -199,7 +204,7 @@ class FileStore(Sessions):
 
         def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
             queue = self._state.queues.get(name)
-            return (queue[0], record.POP, b"") if queue else (None, 0, b"")
+            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")
 
         def look(left: float, absent: list[bytes]) -> bytes | Missing:
             absent[:] = [name]
@@ -228,7 +233,7 @@ class FileStore(Sessions):
 
         def look(left: float, absent: list[bytes]) -> bytes | Missing:
             absent[:] = [name]
-            value = self._look(left, lambda: self._state.get(name))
+            value = self._look_into(left, lambda fetch: self._state.get(name, fetch))
             return MISSING if value is None else value
 
         return self._await(self._timeout, look, "the value of key")
@@ -252,13 +257,13 @@ class FileStore(Sessions):
         """See `Store.multi_get`."""
         names = keys_bytes(keys)
 
-        def answer() -> tuple[list[bytes], list[bytes]]:
+        def answer(fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
             values = self._state.values
             absent = [name for name in dict.fromkeys(names) if name not in values]
-            return absent, [] if absent else [bytes(values[name]) for name in names]
+            return absent, [] if absent else [whole(values[name], fetch) for name in names]
 
         def look(left: float, absent: list[bytes]) -> list[bytes] | Missing:
-            absent[:], found = self._look(left, answer)
+            absent[:], found = self._look_into(left, answer)
             return MISSING if absent else found
 
         return self._await(self._timeout, look, "the value of key")
@@ -328,3 +333,11 @@ class FileStore(Sessions):
         """Return `answer` of one moment in the life of the store, and of no moment before this call."""
         self._log.refresh(limit)
         return self._log.inspect(answer)
+
+    def _look_into(self, limit: float, answer: Callable[[Fetch], T]) -> T:
+        """As `_look`, for an `answer` that needs the bytes of long values; if they can't be had so, with the lock."""
+        self._log.refresh(limit)
+        try:
+            return self._log.inspect(lambda: answer(self._log.glance))
+        except Suspect:
+            return cast(T, self._log.update(0, b"", b"", lambda _, __: (answer(self._log.fetch), 0, b""), limit))

@@ -7,12 +7,12 @@ from typing import Any
 from fscoord import _system as system
 from fscoord._log.lock import KINDS
 from fscoord._log.mount import COHERENCES
-from fscoord._log.opening import COMPACT_BYTES, Wanted
+from fscoord._log.opening import COMPACT_BYTES, SPILL_BYTES, Wanted
 from fscoord._log.runs import run_of
 from fscoord.arguments import one_of, positive
 from fscoord.errors import UnsupportedFilesystemError
 
-__all__ = ["COMPACT_BYTES", "check_platform", "chosen_path", "wanted_log"]
+__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "check_platform", "chosen_path", "wanted_log"]
 
 
 def check_platform() -> None:
@@ -52,8 +52,9 @@ def wanted_log(
     coherence: str | None,
     compact_bytes: int | None,
     run_id: str | tuple[str, int] | None,
+    spill_bytes: int | None,
 ) -> Wanted:
-    """Return what these arguments ask of a log.
+    """Return what these arguments ask of a log. Under pyfakefs all values stay in memory.
 
     Raises:
         ValueError: one of them is none of those there are.
@@ -63,4 +64,6 @@ def wanted_log(
     if coherence is not None:
         one_of("coherence", coherence, COHERENCES)
     compact = 0 if compact_bytes in (None, 0) else positive("compact_bytes", compact_bytes)
-    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id))
+    spill = 0 if spill_bytes in (None, 0) else positive("spill_bytes", spill_bytes)
+    spill = 0 if system.is_faked() else spill
+    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id), spill)

@@ -47,11 +47,11 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
         url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
         options: what the store's constructor takes besides the path: for ``file:`` ``timeout``, ``world_size``,
             ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``,
-            ``compact_bytes`` and ``run_id``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``, ``world_size``,
-            ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:`` ``timeout``,
-            ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can also stand in
-            the URL's query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``. An argument
-            counts for more than the query.
+            ``compact_bytes``, ``run_id`` and ``spill_bytes``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``,
+            ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:``
+            ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can
+            also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``.
+            An argument counts for more than the query.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or makes no sense.
@@ -228,6 +228,7 @@ register_scheme(
         "mode": _octal,
         "compact_bytes": int,
         "run_id": str,
+        "spill_bytes": int,
     },
 )
 register_scheme("mem", _open_memory, {"timeout": float})

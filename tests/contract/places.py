@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE_KINDS = ["file-ofd", "file-flock", "file-soft", "short file-ofd", "prefix-file", "nested-file"]
-"""A short file is compacted whenever there is the least to gain."""
+"""A short file is compacted whenever there is the least to gain, and all its values but empty ones are left in it."""
 HASH_KINDS = ["hash", "prefix-hash", "nested-hash"]
 TCP_KINDS = ["tcp", "prefix-tcp"]
 LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings(
@@ -49,10 +49,11 @@ PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}
 
 
 def open_file(path: str, lock: str, timeout: float = HANG_S, *, is_short: bool = False) -> Store:
-    from fscoord._log.opening import COMPACT_BYTES
+    from fscoord._log.opening import COMPACT_BYTES, SPILL_BYTES
     from fscoord.stores.file import FileStore
 
-    return FileStore(path, lock=lock, timeout=timeout, compact_bytes=1 if is_short else COMPACT_BYTES)
+    compact, spill = (1, 1) if is_short else (COMPACT_BYTES, SPILL_BYTES)
+    return FileStore(path, lock=lock, timeout=timeout, compact_bytes=compact, spill_bytes=spill)
 
 
 def open_tcp() -> Store:
