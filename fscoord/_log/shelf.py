@@ -25,10 +25,14 @@ T = TypeVar("T")
 _LOST: Final = ASTRAY | ENDED | REOPEN | STALE
 """Trouble in which the descriptor may be another file's."""
 _SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
+TRIES: Final = 4
+"""How often in a row the server may have forgotten the file."""
 
 
 class Shelf(Contender):
     """The part of `~fscoord._log.file.LogFile` that keeps long values out of memory."""
+
+    _forgotten = 0
 
     def _leave_long(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]:
         """Return `records`, which begin `data`, for the consumer: what is long stays in the file."""
@@ -74,9 +78,11 @@ class Shelf(Contender):
                 value = self._read_past_cache(spilled)
             size = self._offset if value is not None else system.os.fstat(self._rfd).st_size
         except OSError as error:
-            if self._is_shared and error.errno in _SERVER_FORGOT:
+            self._forgotten += 1
+            if self._is_shared and error.errno in _SERVER_FORGOT and self._forgotten % TRIES:
                 raise
             raise paths.unavailable(error, self.path, "reading a long value") from error
+        self._forgotten = 0
         if size < self._offset:
             raise self._gone(f"was truncated to {size} bytes, and {self._offset} were read")
         if value is None:

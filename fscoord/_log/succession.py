@@ -74,6 +74,7 @@ class Successive(Shelf):
         session = self._lock.session
         self._lock.close()
         self._rfd = self._root_fd = self._lock.fd = -1  # these numbers are not ours any more, or no good
+        astray = self._trouble & ASTRAY  # on the way into this generation, and did not arrive
         self._trouble |= ASTRAY  # should this be interrupted, or fail half-way
         root_fd = self._open_root()
         try:
@@ -87,7 +88,7 @@ class Successive(Shelf):
             self._root_fd = root_fd
         else:
             self._drop(root_fd)
-        self._trouble &= ~ASTRAY
+        self._trouble &= ~ASTRAY | astray
 
     def _reopen(self, flags: int, keep: set[int]) -> int:
         try:

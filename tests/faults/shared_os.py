@@ -31,6 +31,7 @@ class SharedOs(FaultyOs):
         self.refuses_direct = ""
         self.zeros = self.hidden = self.hides = 0
         counted_open, counted_read, counted_fstat = self.open, self.read, self.fstat
+        counted_pread = self.pread
 
         def open_(path: str, flags: int, *mode: int) -> int:
             self.opened.append((path, flags))
@@ -49,6 +50,13 @@ class SharedOs(FaultyOs):
                 return bytes(len(data))
             return data
 
+        def pread(fd: int, size: int, offset: int) -> bytes:
+            data: bytes = counted_pread(fd, size, offset)
+            if data and self.zeros and fd not in self.direct:
+                self.zeros -= 1
+                return bytes(len(data))
+            return data
+
         def fstat(fd: int) -> Any:
             found = counted_fstat(fd)
             if self.hides and found.st_size > self.hidden:
@@ -58,7 +66,7 @@ class SharedOs(FaultyOs):
                 return os.stat_result(fields)
             return found
 
-        self.open, self.read, self.fstat = open_, read, fstat
+        self.open, self.read, self.pread, self.fstat = open_, read, pread, fstat
 
 
 @contextmanager

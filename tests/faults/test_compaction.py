@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from fscoord import FileStore, FscoordError
 from fscoord.store import Store
 
 LIMIT_S = 20
+SPILL = (None, 100)
+"""From which length on values are left in the file, by the number of compactions before: of what `fill` writes, one."""
 ERRORS = [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE, errno.EACCES]
 
 
@@ -82,13 +85,15 @@ def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, tmp_pat
     for number in range(200):
         path = tmp_path / f"store{number}"
         fill(path, compactions)
-        with FileStore(path, timeout=LIMIT_S) as store, FileStore(path, timeout=LIMIT_S) as other:
+        opened = partial(FileStore, path, timeout=LIMIT_S, spill_bytes=SPILL[compactions])
+        with opened() as store, opened() as other:
             other.get("a")
             store.get("a")
             with faulty_os() as faulty, faulty.fail(number, error) as failed:
                 raised = outcome(store.compact)
             assert raised is None or failed
             assert other.get("list") == b"one two"
+            assert other.get("b") == b"x" * 300
             if raised is not None and failed != ["unlink"]:
                 ended = type(raised).__name__ == "StoreGoneError"
                 assert ended or outcome(lambda: store.set("a", "1")) is None
@@ -153,7 +158,8 @@ def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
     for number in range(100):
         path = tmp_path / f"store{number}"
         fill(path, 0)
-        with FileStore(path, timeout=LIMIT_S) as store, FileStore(path, timeout=LIMIT_S) as other:
+        opened = partial(FileStore, path, timeout=LIMIT_S, spill_bytes=SPILL[slept == 1])
+        with opened() as store, opened() as other:
             other.get("a")
             for _ in range(slept):
                 store.compact()
@@ -163,6 +169,7 @@ def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
             if raised is not None:
                 other.set("late", "1")
             assert store.get("late") == b"1"
+            assert other.get("b") == store.get("b") == b"x" * 300
         check(path, late="1")
         if not failed:
             assert number > 5
@@ -214,13 +221,16 @@ def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, co
         path = tmp_path / f"store{number}"
         fill(path, compactions)
 
-        def compact(path: Path = path) -> None:
-            FileStore(path, timeout=LIMIT_S).compact()
+        opened = partial(FileStore, path, timeout=LIMIT_S, spill_bytes=SPILL[compactions])
 
-        with FileStore(path, timeout=LIMIT_S) as witness, FileStore(path, read_only=True, timeout=LIMIT_S) as reader:
+        def compact(opened: Callable[[], FileStore] = opened) -> None:
+            opened().compact()
+
+        with opened() as witness, opened(read_only=True) as reader:
             assert witness.get("a") == reader.get("a") == b"1"
             status = in_child(die_at(number, part, compact))
             assert witness.get("list") == reader.get("list") == b"one two"
+            assert witness.get("b") == reader.get("b") == b"x" * 300
             witness.set("b", "x" * 300)
             assert reader.get("b") == b"x" * 300
         check(path)
@@ -243,7 +253,7 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(
         path = tmp_path / str(number) / "store"  # alone in its directory: whatever lies beside it adds points
         path.parent.mkdir()
         fill(path, 1)
-        with FileStore(path, timeout=LIMIT_S, compact_bytes=None) as store:
+        with FileStore(path, timeout=LIMIT_S, compact_bytes=None, spill_bytes=SPILL[triggered]) as store:
             for _ in range(8):
                 store.set("b", "x" * 300)
             if triggered:
@@ -261,6 +271,7 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(
             with FileStore(path, timeout=0) as other:
                 other.set("a", "1")
             assert store.get("list") == b"one two", at.where
+            assert store.get("b") == b"x" * 300, at.where
         check(path)
         assert set(os.listdir("/proc/self/fd")) == descriptors, f"{at.where}: a descriptor was lost"
         if not at.reached:

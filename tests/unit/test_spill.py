@@ -1,0 +1,381 @@
+"""Long values: what is kept of them in memory, where they are read from, and what is said when they are not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import tracemalloc
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from faults.faulty import faulty_os
+
+from fscoord import (
+    CorruptLogError,
+    FileStore,
+    HashStore,
+    StoreClosedError,
+    StoreGoneError,
+    StoreUnavailableError,
+    open_store,
+)
+from fscoord._log import spill
+from fscoord.stores.options import SPILL_BYTES
+
+LIMIT_S = 20
+LEAST = 100
+LONG = 1 << 18
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def is_left(store: FileStore, key: str) -> bool:
+    """Whether the store remembers only where the value of `key` is."""
+    return isinstance(store._state.values[key.encode()], spill.Spilled)
+
+
+def long_value(number: int, size: int = LONG) -> bytes:
+    return random.Random(number).randbytes(16) * (size // 16) + bytes(size % 16)
+
+
+def place(path: Path, part: bytes) -> tuple[Path, int]:
+    """The file of the log, of all its generations, that holds `part`, and where."""
+    for file in sorted(path.parent.glob(f"{path.name}*"), reverse=True):
+        offset = file.read_bytes().find(part)
+        if offset >= 0:
+            return file, offset
+    raise AssertionError("it is nowhere")
+
+
+def damage(path: Path, value: bytes) -> int:
+    """Flip a bit in the middle of `value`, which is in the log, and return where it begins."""
+    file, offset = place(path, value)
+    with file.open("r+b") as opened:
+        opened.seek(offset + len(value) // 2)
+        byte = opened.read(1)[0]
+        opened.seek(-1, os.SEEK_CUR)
+        opened.write(bytes([byte ^ 1]))
+    return offset
+
+
+def test_long_values_take_no_memory(path: Path) -> None:
+    count = 16
+    with FileStore(path) as store:
+        store.set("warm", bytes(LONG))
+        store.get("warm")
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(count):
+                store.set(f"set {number}", long_value(number))
+                store.queue_push("queue", long_value(number))
+            store.multi_set([f"multi {number}" for number in range(count)], map(long_value, range(count)))
+            with FileStore(path) as late:
+                late.check(["warm"])
+                store.compact()
+                for handle in (store, late):
+                    for number in range(count):
+                        assert handle.get(f"set {number}") == handle.get(f"multi {number}") == long_value(number)
+                held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert held < 2 * LONG, "two handles on 12 MiB"
+
+
+@pytest.mark.parametrize("spill_bytes", [LEAST, SPILL_BYTES])
+def test_a_value_of_exactly_the_threshold_is_left_in_the_file_and_one_byte_less_is_not(
+    spill_bytes: int, path: Path
+) -> None:
+    with FileStore(path, spill_bytes=spill_bytes) as store:
+        store.set("at", bytes(spill_bytes))
+        store.multi_set(["m at", "m below"], [bytes(spill_bytes), bytes(spill_bytes - 1)])
+        store.set("below", bytes(spill_bytes - 1))
+        with FileStore(path, spill_bytes=spill_bytes, read_only=True) as late:
+            for _ in range(2):
+                for handle in (store, late):
+                    assert handle.get("at") == handle.get("m at") == bytes(spill_bytes)
+                    assert handle.get("below") == handle.get("m below") == bytes(spill_bytes - 1)
+                    assert [is_left(handle, key) for key in ("at", "m at")] == [True, True]
+                    assert [is_left(handle, key) for key in ("below", "m below")] == [False, False]
+                store.compact()
+
+
+def test_the_threshold_is_128_kib_unless_asked_for_otherwise(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path, spill_bytes=None) as all_kept:
+        store.multi_set(["below", "at"], [bytes((1 << 17) - 1), bytes(1 << 17)])
+        assert [is_left(store, key) for key in ("below", "at")] == [False, True]
+        assert all_kept.get("at") == bytes(1 << 17)
+        assert not is_left(all_kept, "at")
+        with store.clone() as twin, all_kept.clone() as other:
+            assert twin.get("at") == other.get("at") == bytes(1 << 17)
+            assert (is_left(twin, "at"), is_left(other, "at")) == (True, False)
+    address = open_store(f"file:{path}?spill_bytes=50")
+    assert isinstance(address, FileStore)
+    with address as store:
+        store.set("k", bytes(50))
+        assert is_left(store, "k")
+
+
+@pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
+def test_a_threshold_that_makes_no_sense_is_refused(wrong: Any, path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match="spill_bytes"):
+        FileStore(path, spill_bytes=wrong)
+
+
+def test_a_short_value_is_read_from_memory_and_a_long_one_by_one_call_more(path: Path) -> None:
+    with FileStore(path, spill_bytes=LEAST) as store:
+        store.multi_set(["short", "long"], [bytes(LEAST - 1), bytes(LEAST)])
+        store.get("long")
+        for key, wanted in (("short", []), ("long", ["pread"])):
+            with faulty_os() as faulty:
+                store.get(key)
+            assert [name for name, _ in faulty.calls if name == "pread"] == wanted
+
+
+def step(store: Any, rng: random.Random, keys: list[str]) -> Any:
+    """Do something to `store`, the same for the same `rng`; return what it answered."""
+    key, value = rng.choice(keys), rng.randbytes(rng.choice([0, 5, LEAST - 1, LEAST, LEAST + 1, 3 * LEAST]))
+    what = rng.randrange(9)
+    if what == 0:
+        return store.set(key, value)
+    if what in (1, 2):
+        return store.append(key, value)
+    if what == 3:
+        return store.delete_key(key) if rng.random() < 0.3 else None
+    if what == 4:
+        return store.multi_set([key, "fixed"], [value, value + b"!"])
+    if what in (5, 6):
+        return store.queue_push(key, value)
+    if what == 7:
+        return store.queue_pop(key, block=False) if store.queue_len(key) else None
+    current = store.get(key) if key in store.list_keys() else b""
+    return store.compare_set(key, current, value)
+
+
+def content(store: Any) -> Any:
+    keys = store.list_keys()
+    return dict(zip(keys, store.multi_get(keys), strict=True)), {key: store.queue_len(key) for key in ("a", "b", "c")}
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
+def test_handles_that_follow_or_come_late_agree_with_a_model(lock: str, path: Path, seed: int) -> None:
+    keys, model = ["a", "b", "c"], HashStore()
+    one, other = random.Random(seed), random.Random(seed)
+    opened = partial(FileStore, path, lock=lock, timeout=LIMIT_S)
+    with (
+        opened(spill_bytes=LEAST) as store,
+        opened(spill_bytes=LEAST) as second,
+        opened(spill_bytes=LEAST, read_only=True) as follower,
+    ):
+        for number in range(240):
+            assert step(store if number % 3 else second, one, keys) == step(model, other, keys)
+            if number % 20 == 7:
+                store.compact()
+            if number % 10 == 9:
+                with opened(spill_bytes=LEAST // 2) as late:
+                    expected = content(model)
+                    for handle in (store, second, follower, late):
+                        assert content(handle) == expected
+        for key in keys:
+            while model.queue_len(key):
+                assert second.queue_pop(key) == model.queue_pop(key)
+    model.close()
+
+
+def test_who_follows_into_a_new_file_finds_long_values_there_without_reading_them(path: Path) -> None:
+    count = 8
+    with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
+        for number in range(count):
+            store.set(f"value {number}", long_value(number))
+            store.queue_push("queue", long_value(-number))
+        store.append("value 0", b"!")
+        store.append("value 0", long_value(0))
+        for handle in (other, reader):
+            assert handle.get("value 0") == long_value(0) + b"!" + long_value(0)
+        store.compact()
+        for handle in (other, reader):
+            with faulty_os() as faulty:
+                handle.check(["queue"])
+            calls = [name for name, _ in faulty.calls]
+            assert handle._log.file != str(path)
+            assert calls.count("read") < 8
+            assert count <= calls.count("pread") <= 8 * count  # of 4 KiB each
+            assert is_left(handle, "value 0")
+            for number in range(1, count):
+                assert handle.get(f"value {number}") == long_value(number)
+            assert handle.get("value 0") == long_value(0) + b"!" + long_value(0)
+        assert [other.queue_pop("queue") for _ in range(count)] == [long_value(-number) for number in range(count)]
+
+
+def test_nothing_is_held_of_a_generation_that_was_superseded(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        for number in range(4):
+            store.set(f"value {number}", long_value(number))
+            assert other.get("value 0") == long_value(0)
+            store.compact()
+        assert other.get("value 3") == long_value(3)
+        assert other._log.header.generation >= 4
+        assert all(os.fstat(fd).st_nlink for fd in other._log._descriptors)
+
+
+def test_a_handle_that_does_not_find_a_long_value_in_the_new_file_reads_all_of_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST) as other:
+        store.set("k", bytes(LEAST))
+        store.queue_push("q", bytes(LEAST))
+        store.append("short", "1")
+        assert other.get("k") == bytes(LEAST)
+        store.compact()
+        monkeypatch.setattr(spill, "find_long", lambda *_: iter(()))
+        other.append("short", "2")
+        assert (other.get("k"), other.get("short"), other.queue_len("q")) == (bytes(LEAST), b"12", 1)
+        assert store.get("short") == b"12"
+
+
+@pytest.mark.parametrize("compactions", [0, 1])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_long_value_that_was_damaged_since_is_never_given_out(compactions: int, read_only: bool, path: Path) -> None:
+    value = random.Random(1).randbytes(3 * LEAST)
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST, read_only=read_only) as other:
+        store.set("sound", bytes(LEAST))
+        store.set("bad", value)
+        store.queue_push("queue", value[::-1])
+        for _ in range(compactions):
+            store.compact()
+        assert other.get("bad") == value
+        offset = damage(path, value)
+        damage(path, value[::-1])
+        reads: list[Callable[[], object]] = [lambda: other.get("bad"), lambda: other.multi_get(["sound", "bad"])]
+        writes: list[Callable[[], object]] = [
+            lambda: other.compare_set("bad", "x", "y"),
+            lambda: other.add("bad", 1),
+            other.compact,
+            lambda: other.queue_pop("queue"),
+        ]
+        for call in reads + ([] if read_only else writes):
+            with pytest.raises(CorruptLogError, match="a long value have changed") as raised:
+                call()
+            if call != writes[-1]:
+                assert raised.value.offset == offset
+        assert other.queue_len("queue") == 1
+        store.set("later", "1")
+        assert other.get("sound") == bytes(LEAST)
+        assert other.get("later") == b"1"
+        store.set("bad", "good")
+        assert other.get("bad") == b"good"
+
+
+def test_a_log_with_a_damaged_long_value_goes_on_growing_and_says_why(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = random.Random(1).randbytes(LEAST)
+    with FileStore(path, spill_bytes=LEAST, compact_bytes=1000) as store:
+        store.set("bad", value)
+        store.compact()
+        damage(path, value)
+        for number in range(200):
+            store.set("k", f"{number} {'x' * 50}")
+        assert store._log.header.generation == 1
+        assert store.get("k").startswith(b"199 ")
+    assert "could not be compacted" in caplog.text
+    assert "a long value have changed" in caplog.text
+
+
+def test_a_long_value_whose_file_was_truncated_is_gone(path: Path) -> None:
+    value = random.Random(1).randbytes(LEAST)
+    with FileStore(path, spill_bytes=LEAST) as store:
+        store.set("k", value)
+        assert store.get("k") == value
+        file, offset = place(path, value)
+        os.truncate(file, offset + LEAST // 2)
+        with pytest.raises(StoreGoneError, match="truncated"):
+            store.get("k")
+        with pytest.raises(StoreGoneError, match="truncated"):
+            store.set("k", "1")
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.ENOMEM])
+def test_a_long_value_that_can_not_be_read_is_an_error_and_the_next_one_can(error: int, path: Path) -> None:
+    with FileStore(path, spill_bytes=LEAST) as store:
+        store.set("k", bytes(LEAST))
+        store.queue_push("q", bytes(LEAST))
+        calls: list[Callable[[], object]] = [
+            lambda: store.get("k"),
+            lambda: store.multi_get(["k"]),
+            lambda: store.compare_set("k", "", ""),
+            lambda: store.queue_pop("q"),
+            store.compact,
+        ]
+        for call in calls:
+            with faulty_os() as faulty, faulty.fail(0, error, names=("pread",), for_good=True):
+                with pytest.raises(StoreUnavailableError, match="reading a long value failed") as raised:
+                    call()
+                assert raised.value.errno == error
+                assert not raised.value.maybe_applied
+        assert store.get("k") == bytes(LEAST)
+        assert store.queue_pop("q") == bytes(LEAST)
+
+
+def test_a_read_that_brings_less_than_was_asked_for_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = random.Random(1).randbytes(LEAST)
+    with FileStore(path, spill_bytes=LEAST) as store, faulty_os() as faulty:
+        store.set("k", value)
+        real = faulty.pread
+        monkeypatch.setattr(faulty, "pread", lambda fd, size, offset: real(fd, min(size, 7), offset))
+        assert store.get("k") == value
+
+
+def test_an_open_file_that_is_closed_by_another_thread_meanwhile_is_not_read(path: Path) -> None:
+    """Its descriptor may be another file's by then."""
+    store = FileStore(path, spill_bytes=LEAST)
+    store.set("k", bytes(LEAST))
+    inspect = store._log.inspect
+
+    def close_and_inspect(answer: Callable[[], Any]) -> Any:
+        store.close()
+        return inspect(answer)
+
+    store._log.inspect = close_and_inspect  # type: ignore[method-assign]
+    with faulty_os() as faulty, pytest.raises(StoreClosedError):
+        store.get("k")
+    assert "pread" not in [name for name, _ in faulty.calls]
+
+
+def test_the_checksum_of_two_strings_is_that_of_one_behind_the_other(rng: random.Random) -> None:
+    for _ in range(200):
+        first, second = (rng.randbytes(rng.choice([0, 1, 7, 65536, rng.randrange(200_000)])) for _ in range(2))
+        assert spill.checksum_of_both(crc32(first), crc32(second), len(second)) == crc32(first + second)
+
+
+def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.Random) -> None:
+    values = {f"key {number}": rng.randbytes(rng.choice([10, LEAST - 1, LEAST, 9 * LEAST])) for number in range(500)}
+    queue = deque(rng.randbytes(rng.choice([10, LEAST])) for _ in range(500))
+    with FileStore(path, spill_bytes=LEAST) as store:
+        store.multi_set(values, values.values())
+        for item in queue:
+            store.queue_push("queue", item)
+        store.compact()
+        store.check(["queue"])
+        log = store._log
+        with open(log.file, "rb") as file:
+            found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
+            data = file.read()
+        known = [(spot.key.decode(), data[spot.offset : spot.offset + spot.size]) for spot in found]
+        assert known == [item for item in values.items() if len(item[1]) >= LEAST] + [
+            ("queue", item) for item in queue if len(item) >= LEAST
+        ]
+        torn = data[: found[3].offset - 40]  # the frame of a record is gone, or is not sound
+        Path(log.file).write_bytes(torn)
+        with open(log.file, "rb") as file:
+            found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
+        assert len(found) < 10
