@@ -162,6 +162,10 @@ LAYERS = [
     ),
     ("_log.dump", ["_log.*", "_system", "errors"]),
     ("_log.verify", ["_log.*", "_system", "errors"]),
+    ("_log.copying", ["_log.path", "_log.record", "_system"]),
+    ("_log.salvage", ["_log.*", "_system", "errors"]),
+    ("_log.repair", ["_log.*", "_system", "errors"]),
+    ("_log.salvage", ["_log.*", "_system", "errors"]),
     ("_log.repair", ["_log.*", "_system", "errors"]),
     ("arguments", ["errors"]),
     ("capabilities", ["arguments"]),
@@ -206,6 +210,7 @@ LAYERS = [
     ("stores.waiting", ["_logger", "_log.*", "stores.state", "store", "_system", "errors"]),
     ("stores.dump", ["_log.*"]),
     ("stores.verify", ["_log.*"]),
+    ("stores.repair", ["_log.*"]),
     ("stores.options", ["_log.*", "arguments", "_system", "errors"]),
     ("stores.tcp", ["stores.tcp_connections", "arguments", "capabilities", "store", "_system", "errors"]),
     ("stores.etcd_address", []),  # a part of stores.etcd, as are the next five

@@ -120,7 +120,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
 
 def _uid_given_to_ours(path: str) -> int:
     """Return the owner that a file of ours gets beside `path`: root squash and id mapping may show another than us."""
-    probe = _birth_name(path)
+    probe = birth_name(path)
     opened: set[int] = set()
     try:
         return system.os.fstat(open_descriptor_new(probe, 0o600, opened)).st_uid
@@ -172,7 +172,7 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
     link(2) refuses an existing name and never shows half a file. Where there are no hard links the file appears empty,
     and its first opener initialises it under the lock.
     """
-    birth = _birth_name(path)
+    birth = birth_name(path)
     opened: set[int] = set()
     try:
         try:
@@ -238,5 +238,22 @@ def sync_directory(path: str, keep: set[int]) -> None:
         close_kept(fd, keep)
 
 
-def _birth_name(path: str) -> str:
+def let_appear(birth: str, path: str) -> None:
+    """Give the file `birth` the name `path`, too, or instead where there are no hard links.
+
+    Raises:
+        FileExistsError: there is something at `path`; nothing is overwritten.
+    """
+    try:
+        system.os.link(birth, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if system.os.path.lexists(path):
+            raise FileExistsError(system.errno.EEXIST, "it is there", path) from None
+        system.os.rename(birth, path)
+
+
+def birth_name(path: str) -> str:
+    """Return a name beside `path`, of nobody else, for what is to appear there."""
     return f"{path}.{system.random_bytes(6).hex()}{BIRTH_SUFFIX}"

@@ -164,6 +164,13 @@ def is_torn_void(data: bytes) -> bool:
     return data[:4].ljust(4, b"\0") == _u32(VOID_SIZE - FRAME_SIZE) and not any(data[VOID_SIZE - 1 :])
 
 
+def unchecked(body: bytes) -> tuple[int, bytes, int, int, int]:
+    """Return kind, key, size of the value, writer and time as `body`, whose checksum is wrong, has them."""
+    writer, time_ns, key_size = _unpack_body(body)
+    key = body[_BODY_SIZE:-1][:key_size]
+    return body[-1], key, len(body) - BODY_MIN - len(key), writer, time_ns
+
+
 def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
     """Return the value of a MULTI_SET record."""
     parts: list[bytes] = []

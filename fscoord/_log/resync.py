@@ -16,7 +16,7 @@ from fscoord import _system as system
 from fscoord._log import record
 from fscoord._log.successor import Place
 
-__all__ = ["find_next", "implied_chain"]
+__all__ = ["find_next", "implied_chain", "read_at"]
 
 _POLYNOMIAL: Final = 0xEDB88320  # of CRC-32, as zlib has it, least significant bit first
 _WINDOW: Final = 1 << 20
@@ -64,7 +64,7 @@ def find_next(fd: int, bad: Place) -> Place | None:
     for one. A record that was found by searching could be such a one, but only if the length is lost as well.
     """
     size = system.os.fstat(fd).st_size
-    frame = _read(fd, bad.offset, record.FRAME_SIZE)
+    frame = read_at(fd, bad.offset, record.FRAME_SIZE)
     start = bad.offset + 1
     if len(frame) == record.FRAME_SIZE:
         length, checksum, _ = record.unpack_frame(frame)
@@ -87,7 +87,7 @@ def find_next(fd: int, bad: Place) -> Place | None:
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield where something begins that looks like a record, and how long it would be."""
     while start <= size - _SMALLEST:
-        data = _read(fd, start, _WINDOW + _SMALLEST)
+        data = read_at(fd, start, _WINDOW + _SMALLEST)
         for match in _LIKELY.finditer(data):
             position = match.start()
             promised = record.FRAME_SIZE + int.from_bytes(data[position : position + 4], "little")
@@ -98,18 +98,18 @@ def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _chain_at(fd: int, offset: int, size: int) -> int | None:
     """Return the chain that the record at `offset` was made with, or None if none that is sound begins there."""
-    frame = _read(fd, offset, record.FRAME_SIZE)
+    frame = read_at(fd, offset, record.FRAME_SIZE)
     if len(frame) < record.FRAME_SIZE:
         return None
     chain = implied_chain(frame)
     length = record.frame_length(frame, chain)
     end = offset + record.FRAME_SIZE + length
-    if length < 0 or end > size or not _read(fd, end - 1, 1).isalpha():
+    if length < 0 or end > size or not read_at(fd, end - 1, 1).isalpha():
         return None
-    return chain if record.decode(frame + _read(fd, offset + record.FRAME_SIZE, length), chain)[2] else None
+    return chain if record.decode(frame + read_at(fd, offset + record.FRAME_SIZE, length), chain)[2] else None
 
 
-def _read(fd: int, offset: int, size: int) -> bytes:
+def read_at(fd: int, offset: int, size: int) -> bytes:
     """Return up to `size` bytes from `offset`, fewer only at the end of the file."""
     system.os.lseek(fd, offset, 0)
     parts = []

@@ -106,6 +106,11 @@ class Quiet:
                     raise self._timeout(waited) from None
                 system.time.sleep(NAP_S)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of the file."""
+        return self._lock.fd
+
     def end(self) -> None:
         """Let writers write again."""
         if self.is_kept:
@@ -132,15 +137,15 @@ class Quiet:
 
 
 class Scan:
-    """Reads the file `fd`, which nothing else may move, from `place` on.
+    """Reads the file that `quiet` is for, whose descriptor nothing else may move, from `place` on.
 
     Attributes:
-        place: how far it has got.
+        place: behind the last piece that was given.
     """
 
-    def __init__(self, fd: int, place: Place, quiet: Quiet, *, durable: bool) -> None:
+    def __init__(self, quiet: Quiet, place: Place, *, durable: bool) -> None:
         self.place = place
-        self._fd, self._quiet, self._durable = fd, quiet, durable
+        self._fd, self._quiet, self._durable = quiet.fd, quiet, durable
 
     def pieces(self) -> Iterator[Piece]:
         """Yield what is in the file, piece by piece, without a gap, up to its end.
@@ -154,8 +159,9 @@ class Scan:
             data += more
             records, others, used, chain, missing = record.decode(data, self.place.chain)
             if used:
-                yield Sound(*self.place, data[:used], records, others)
+                sound = Sound(*self.place, data[:used], records, others)
                 self.place, data = Place(self.place.offset + used, chain), data[used:]
+                yield sound
             wanted = max(missing, CHUNK)
             if missing >= 0 and more and (missing <= CHUNK or self._has(len(data) + missing)):
                 continue

@@ -29,7 +29,7 @@ _GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -
 
 _TORN_ADVICE = "nothing: whoever wrote it was never told that it is there, and the next to write steps over it"
 _DAMAGE_ADVICE = (
-    "end the processes that use it, and keep the files; what comes before the damage can be read with `fscoord dump`"
+    "end the processes that use it; `fscoord repair` copies what is sound to another file, and tells what it leaves out"
 )
 
 
@@ -181,7 +181,7 @@ class _Verification:
                 return None
             quiet = Quiet(self._path, fd, begin[0].lock_kind, self._limit)
             try:
-                return _Reading(self, file, named, begin[0]).read(Scan(fd, begin[1], quiet, durable=begin[0].durable))
+                return _Reading(self, file, named, begin[0]).read(Scan(quiet, begin[1], durable=begin[0].durable))
             finally:
                 quiet.end()
         finally:
@@ -192,7 +192,9 @@ class _Verification:
         if named != self._missed:
             raise _Superseded(named)
         says = f"generation {named.generation} of the log is missing: what it held is lost"
-        self.damage(file, 0, 0, says, "restore this file from a copy; without it only what was before can be had")
+        self.damage(
+            file, 0, 0, says, "put this file back; if it is lost, `fscoord repair` copies what there was before"
+        )
 
     def _read_header(self, file: str, fd: int, named: Successor | None) -> tuple[Header, Place] | None:
         data = read_header(fd)

@@ -19,6 +19,7 @@ from fscoord.cli.dump import dump
 from fscoord.cli.members import members
 from fscoord.cli.options import common
 from fscoord.cli.queues import length, pop, push
+from fscoord.cli.repair import repair
 from fscoord.cli.run import run as launch
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
 from fscoord.cli.verify import verify
@@ -44,7 +45,7 @@ def cli(ctx: click.Context) -> int:
     Exit codes:
         0  done
         1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost, a job that
-           failed, a mount that the doctor could not prove
+           failed, a mount that the doctor could not prove, a repair without --yes
        64  usage: wrong arguments, wrong values, a barrier used twice
        65  the log is damaged
        69  the store is gone, the file system can't do it, a barrier is broken, or click or rich is missing
@@ -62,7 +63,7 @@ def cli(ctx: click.Context) -> int:
 
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
-    *(members, dump, verify, compact, completion),
+    *(members, dump, verify, repair, compact, completion),
 )
 for verb in VERBS:
     cli.add_command(verb)

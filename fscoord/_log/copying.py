@@ -1,0 +1,69 @@
+"""`Copy`: a new log that appears whole, with all its records, or not at all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fscoord import _system as system
+from fscoord._log import path as paths, record
+from fscoord._log.record import Header, Record
+
+__all__ = ["Copy"]
+
+_BUFFER: Final = 1 << 20
+
+
+class Copy:
+    """A log in the making: ``with Copy(path, header, mode) as copy``, then `add` and at last `finish`.
+
+    Args:
+        path: where it appears.
+        header: what it begins with.
+        mode: its permissions.
+    """
+
+    def __init__(self, path: str, header: Header, mode: int) -> None:
+        self._path, self._mode = path, mode
+        self._birth = paths.birth_name(path)
+        self._opened: set[int] = set()
+        first = header.encode()
+        _, self._size, self._chain = Header.decode(first)
+        self._parts, self._waiting = [first], len(first)
+
+    def __enter__(self) -> Copy:
+        try:
+            self._fd = paths.open_descriptor_new(self._birth, self._mode, self._opened)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        system.close_all(system.os.close, self._opened)
+        paths.unlink_quietly(self._birth)
+
+    def add(self, found: Record) -> None:
+        """Append a record, with the writer and the time that it has, chained over the one before."""
+        data, self._chain = record.encode(*found, self._chain)
+        self._parts.append(data)
+        self._waiting += len(data)
+        if self._waiting >= _BUFFER:
+            self._write()
+
+    def finish(self) -> None:
+        """Let it appear, synced.
+
+        Raises:
+            ValueError: there is something at its path by now; nothing is overwritten.
+        """
+        self._write()
+        system.os.fsync(self._fd)
+        try:
+            paths.let_appear(self._birth, self._path)
+        except FileExistsError:
+            raise ValueError(f"{self._path} is there by now, and nothing is overwritten; name another file") from None
+        paths.sync_directory(self._path, set())
+
+    def _write(self) -> None:
+        paths.write_all(self._fd, b"".join(self._parts))
+        self._parts, self._waiting = [], 0

@@ -1,0 +1,329 @@
+"""repair: what is sound of a damaged log comes out whole, what is not is told, and the log itself stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.faulty import faulty_os
+from faults.logs import Step, complete, look_at, make, put, steps, tear, write_every_kind
+from faults.test_flips import LOGS, contents, flip
+from unit.plain_reader import read_log
+
+from fscoord import CorruptLogError, FileStore, StoreTimeoutError, StoreUnavailableError
+from fscoord._log import record
+from fscoord._log.record import Header
+from fscoord.stores.repair import Dropped, Repair, repair
+from fscoord.stores.verify import verify
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> str:
+    return str(tmp_path / "copy")
+
+
+def mend(path: str, output: str, *, salvage: bool = False) -> tuple[Repair, list[Dropped]]:
+    """Repair the log; a copy that is there is sound, and the log is as it was."""
+    if os.path.exists(output):
+        os.unlink(output)
+    before = contents(path)
+    dropped: list[Dropped] = []
+    found = repair(path, output, salvage=salvage, write=True, drop=dropped.append)
+    assert contents(path) == before
+    assert (found.dropped, found.dropped_bytes) == (len(dropped), sum(one.size for one in dropped))
+    assert verify(output).verdict == "sound"
+    return found, dropped
+
+
+def content(path: str) -> object:
+    with FileStore(path, read_only=True) as store:
+        keys = store.list_keys()
+        return dict(zip(keys, store.multi_get(keys), strict=True)), store.queue_len("queue")
+
+
+def test_a_sound_log_is_copied_with_all_that_it_says(path: str, output: str) -> None:
+    with FileStore(path, run_id=("job", 3), lock="flock", durable=True, label="me", mode=0o640) as store:
+        store.set("k", "v")
+        store.queue_push("queue", "x")
+        store.add("n", 4)
+    found, dropped = mend(path, output)
+    assert (found.kept, dropped, found.notes, found.is_written) == (4, [], (), True)
+    assert content(output) == content(path)
+    one, other = (Header.decode(contents(name))[0] for name in (path, output))
+    assert other.log_id != one.log_id
+    fields = ("lock_kind", "durable", "runs", "generation", "life")
+    assert [getattr(one, name) for name in fields] == [getattr(other, name) for name in fields]
+    assert stat.S_IMODE(os.stat(output).st_mode) == 0o640
+    assert [entry[1:] for entry in read_log(contents(path)).records] == [
+        entry[1:] for entry in read_log(contents(output)).records
+    ]
+    with FileStore(output, run_id=("job", 3), lock="flock", mode=0o640) as store:
+        assert store.add("n", 1) == 5
+
+
+def data_of(found: list[Step]) -> list[record.Record]:
+    return [step.record for step in found if step.record is not None]
+
+
+def test_all_before_the_damage_is_kept_and_all_behind_it_if_asked_for(path: str, output: str) -> None:
+    data = make(path, write_every_kind)
+    found = steps(data)
+    for bad in found[1:]:
+        put(path, flip(data, 8 * (bad.end - 2)))
+        done, dropped = mend(path, output)
+        assert look_at(output) == complete(found, bad.start)
+        assert [(one.offset, one.size) for one in dropped] == [
+            (step.start, step.end - step.start) for step in found if step.start >= bad.start
+        ]
+        assert [one.is_certain for one in dropped] == [False] + [True] * (len(dropped) - 1)
+        assert done.kept == len([step for step in found if step.end <= bad.start and data[step.end - 1] != record.BELL])
+        done, dropped = mend(path, output, salvage=True)
+        assert look_at(output) == data_of([step for step in found if step is not bad])
+        assert [(one.offset, one.size) for one in dropped] == [(bad.start, bad.end - bad.start)]
+
+
+def test_what_is_left_out_is_named_by_its_kind_and_key(path: str, output: str) -> None:
+    data = make(path, lambda handle: [handle.write(b"a", b"1"), handle.write(b"b", b"22"), handle.write(b"c", b"3")])
+    bad = steps(data)[2]
+    put(path, flip(data, 8 * (bad.end - 2)))
+    _, (first, second) = mend(path, output)
+    assert (first.kind, first.key, first.value_size, first.writer, first.is_certain) == ("set", b"b", 2, 1, False)
+    assert "checksum" in first.why
+    assert (second.kind, second.key, second.value_size, second.writer, second.is_certain) == ("set", b"c", 1, 1, True)
+    assert "behind the damage" in second.why
+    put(path, flip(data, 8 * bad.start))
+    _, (first, second) = mend(path, output)
+    assert (first.kind, first.key, first.size) == ("", b"", bad.end - bad.start)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_whatever_the_damage_the_copy_holds_only_what_was_written(name: str, path: str, output: str, rng) -> None:
+    write, durable = LOGS[name]
+    write(path, durable)
+    data = contents(path)
+    expected = data_of(steps(data))
+    for _ in range(8):
+        damaged = bytearray(data)
+        for _ in range(rng.choice([1, 1, 3])):
+            start = rng.randrange(82, len(data))
+            for offset in range(start, min(start + rng.choice([1, 5, 60, 600]), len(data))):
+                damaged[offset] = rng.choice([0, 255, rng.randrange(256)])
+        put(path, bytes(damaged))
+        mend(path, output)
+        kept = look_at(output)
+        assert kept == expected[: len(kept)]
+        mend(path, output, salvage=True)
+        rest = iter(expected)
+        salvaged = look_at(output)
+        assert all(found in rest for found in salvaged), "a record that was never written, or not in this order"
+        assert len(salvaged) >= len(kept)
+
+
+def test_a_torn_tail_is_left_out_and_said_so(path: str, output: str) -> None:
+    torn = tear(path, 30, b"k", b"v" * 50)
+    _, (only,) = mend(path, output)
+    assert (only.offset, only.size) == (torn, 30)
+    assert "never finished" in only.why
+    assert look_at(output) == look_at(path)
+
+
+def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output: str) -> None:
+    with FileStore(path) as first:
+        first.set("k", "1")
+        start = os.path.getsize(path)
+        with FileStore(path) as second:
+            second.set("k", "2")
+    put(path, flip(contents(path), 8 * (start + 30)))
+    found, _ = mend(path, output, salvage=True)
+    assert found.notes == ("who session 2 was is lost",)
+    with FileStore(output) as store:
+        assert store.get("k") == b"2"
+        store.set("k", "3")
+        assert store.session == 3
+
+
+# -- generations
+
+
+@pytest.fixture
+def newest(path: str) -> str:
+    """The file of generation 2 of the log at `path`."""
+    with FileStore(path) as store:
+        for number in range(3):
+            store.set(f"k{number}", str(number))
+            if number < 2:
+                store.compact()
+    (name,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.2.")]
+    return os.path.join(os.path.dirname(path), name)
+
+
+def test_what_is_copied_is_the_newest_generation(newest: str, path: str, output: str) -> None:
+    expected = content(path)
+    found, dropped = mend(path, output)
+    assert (found.source, found.generation, dropped) == (newest, 2, [])
+    assert content(output) == expected
+    assert Header.decode(contents(output))[0].generation == 0
+
+
+def test_damage_in_an_old_generation_loses_nothing_and_is_told(newest: str, path: str, output: str) -> None:
+    expected = content(path)
+    put(path, flip(contents(path), 8 * (steps(contents(path))[1].end - 2)))
+    found, dropped = mend(path, output)
+    assert (found.source, dropped) == (newest, [])
+    assert "generation 0 is damaged" in found.notes[0]
+    assert content(output) == expected
+
+
+def test_a_generation_that_is_missing_is_made_do_without_only_if_asked_for(newest: str, path: str, output: str) -> None:
+    os.unlink(newest)
+    with pytest.raises(CorruptLogError, match=r"generation 2 is missing.*--salvage"):
+        repair(path, output, write=True)
+    assert not os.path.exists(output)
+    found, _ = mend(path, output, salvage=True)
+    assert found.generation == 0
+    assert "generation 2 is missing" in found.notes[0]
+    assert content(output) == ({"k0": b"0"}, 0)
+
+
+def test_a_header_that_is_damaged_is_made_do_without_only_if_asked_for(newest: str, path: str, output: str) -> None:
+    expected = content(path)
+    put(newest, flip(contents(newest), 8 * 40))
+    with pytest.raises(CorruptLogError, match=r"header.*--salvage"):
+        repair(path, output, write=True)
+    found, dropped = mend(path, output, salvage=True)
+    assert found.source == newest
+    assert [(one.offset, one.size, one.why) for one in dropped] == [(0, 82, "the header is damaged")]
+    assert content(output) == expected
+
+
+def test_a_log_whose_only_header_is_damaged_can_be_salvaged(path: str, output: str) -> None:
+    data = make(path, write_every_kind)
+    put(path, flip(data, 8 * 3))
+    found, _ = mend(path, output, salvage=True)
+    assert look_at(output) == data_of(steps(data))
+    assert any("no header could be read" in note for note in found.notes)
+
+
+def test_a_later_generation_that_nothing_readable_names_is_told(newest: str, path: str, output: str) -> None:
+    data = contents(path)
+    for step in steps(data)[-2:]:
+        data = flip(data, 8 * (step.end - 2))
+    put(path, data)
+    found, _ = mend(path, output)
+    assert found.generation == 0
+    assert newest in found.notes[-1]
+    os.unlink(output)
+    found, _ = mend(newest, output)
+    assert content(output) == ({"k0": b"0", "k1": b"1", "k2": b"2"}, 0)
+
+
+# -- what it must not do
+
+
+def test_without_being_told_to_it_writes_nothing(path: str, output: str, tmp_path: Path) -> None:
+    make(path, write_every_kind)
+    before = sorted(os.listdir(tmp_path))
+    found = repair(path, output)
+    assert (found.is_written, found.kept) == (False, 12)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("there", ["a file", "the log itself", "a link"])
+def test_nothing_is_overwritten(there: str, path: str, output: str) -> None:
+    make(path, write_every_kind)
+    if there == "a file":
+        Path(output).write_text("mine")
+    elif there == "a link":
+        os.symlink(path, output)
+    target = path if there == "the log itself" else output
+    before = contents(target)
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        repair(path, target, write=True)
+    assert contents(target) == before
+
+
+def test_what_appears_meanwhile_is_not_overwritten_either(path: str, output: str, tmp_path: Path) -> None:
+    make(path, write_every_kind)
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        repair(path, output, write=True, tell=lambda *_: Path(output).write_text("mine"))
+    assert Path(output).read_text() == "mine"
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_whichever_call_fails_the_copy_is_whole_or_not_there(
+    error: int, path: str, output: str, tmp_path: Path
+) -> None:
+    data = make(path, write_every_kind)
+    number = 0
+    while True:
+        is_done = False
+        with faulty_os() as faulty, faulty.fail(number, error) as failed:
+            try:
+                repair(path, output, write=True)
+                is_done = True
+            except StoreUnavailableError as caught:
+                assert caught.errno == error
+        assert not is_done or os.path.exists(output)
+        if os.path.exists(output):
+            assert look_at(output) == data_of(steps(data))
+            os.unlink(output)
+        if not failed:
+            break
+        assert contents(path) == data
+        number += 1
+    assert number > 10
+
+
+def test_where_there_are_no_hard_links_it_appears_whole_all_the_same(path: str, output: str) -> None:
+    data = make(path, write_every_kind)
+    with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",), for_good=True):
+        repair(path, output, write=True)
+    assert look_at(output) == data_of(steps(data))
+
+
+def test_writers_are_kept_away_while_it_copies(path: str, output: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "v" * 100)
+        seen = []
+
+        def write_meanwhile(*_: object) -> None:
+            store.set_timeout(0)
+            with pytest.raises(StoreTimeoutError):
+                store.set("k", "late")
+            seen.append(1)
+
+        repair(path, output, write=True, tell=write_meanwhile)
+        assert seen
+        store.set("k", "now")
+    assert content(output) == ({"k": b"v" * 100}, 0)
+
+
+@pytest.mark.parametrize("make_bad", [lambda data: b"hello, world", lambda data: data[:60], lambda data: b""])
+def test_what_holds_no_record_is_refused(make_bad: Callable[[bytes], bytes], path: str, output: str) -> None:
+    put(path, make_bad(make(path, write_every_kind)))
+    for salvage in (False, True):
+        with pytest.raises(CorruptLogError):
+            repair(path, output, write=True, salvage=salvage)
+    assert not os.path.exists(output)
+
+
+def test_a_record_of_a_newer_version_is_left_out(path: str, output: str, rng: random.Random) -> None:
+    data = make(path, lambda handle: handle.write(b"k", b"v"))
+    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    strange, chain = record.encode(ord("Q"), b"", b"", 1, 0, chain)
+    behind, _ = record.encode(record.SET, b"k", b"w", 1, 0, chain)
+    put(path, data + strange + behind)
+    _, dropped = mend(path, output)
+    assert ["newer" in one.why for one in dropped] == [True, False]
+    assert content(output) == ({"k": b"v"}, 0)
