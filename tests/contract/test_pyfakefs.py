@@ -6,13 +6,14 @@ import fcntl
 import gc
 import os
 import select
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import FILE_KINDS, Place, start_thread, state
+from contract.places import FILE_KINDS, HANG_S, Place, start_thread, state
 from contract.test_bad_input import TestEveryStore as TestBadInput  # noqa: F401 - the very same, on the `place` below
 from contract.test_collectives import *  # noqa: F403
 from contract.test_operations import TestEveryStore as TestOperations  # noqa: F401
@@ -24,6 +25,7 @@ from fscoord import _system as system
 from fscoord.collectives import barrier
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
+from fscoord.testing import not_faked
 
 REAL = {"os": os, "fcntl": fcntl, "select": select}  # in a dict, where pyfakefs does not look for what to replace
 ON_DESCRIPTORS = {
@@ -130,6 +132,20 @@ def test_a_store_left_open_under_pyfakefs_closes_no_real_descriptor_later(tmp_pa
                 os.close(canary)
             except OSError:
                 continue
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock"])
+def test_a_store_that_is_not_faked_lies_on_the_disk_beside_fake_files(tmp_path: Path, lock: str) -> None:
+    with Patcher(additional_skip_names=not_faked()) as patcher:
+        patcher.fs.create_file("/fake")
+        assert not system.is_faked()
+        with FileStore(tmp_path / "store", lock=lock, timeout=HANG_S) as store, store.clone() as other:
+            with start_thread(other.get, "k") as reader:
+                store.set("k", "v")
+            assert REAL["os"].path.exists(tmp_path / "store")
+            assert not os.path.exists(tmp_path / "store")
+            assert sys.modules["portalocker.portalocker"].fcntl is REAL["fcntl"]
+    assert reader.result == b"v"
 
 
 def test_a_private_store_works_and_is_removed_under_pyfakefs(fs: FakeFilesystem) -> None:

@@ -1,0 +1,137 @@
+"""fscoord's plugin for pytest: stores as fixtures, and work that is done once for all workers of pytest-xdist.
+
+It is outside of the package, and imports it where a fixture is asked for, so that it costs other test runs nothing.
+``-p no:fscoord`` turns it off.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fscoord import FileStore, Store
+    from fscoord.integrations.pytest import Once, Run
+
+__all__ = ["fscoord_each_store", "fscoord_once", "fscoord_run_store", "fscoord_store"]
+
+RUN = pytest.StashKey["Run"]()
+FAILURES = pytest.StashKey[list[str]]()
+FAILED = "fscoord_once"
+KINDS = ["file", "hash", "prefix"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let ``fscoord_timeout`` be set in the configuration."""
+    parser.addini("fscoord_timeout", "seconds that operations of fscoord's fixtures wait by default", default="20")
+
+
+def _timeout(config: pytest.Config) -> float:
+    return float(config.getini("fscoord_timeout"))
+
+
+@pytest.fixture
+def fscoord_store(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[FileStore]:
+    """A `FileStore` in this test's `tmp_path`, closed at its end."""
+    from fscoord import FileStore
+
+    with FileStore(tmp_path / "fscoord.store", timeout=_timeout(pytestconfig)) as store:
+        yield store
+
+
+@pytest.fixture(params=KINDS)
+def fscoord_each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Run the test on each kind of store that needs no server: a file, one in memory, and a view of one."""
+    from fscoord import FileStore, HashStore, PrefixStore
+
+    timeout = _timeout(request.config)
+    with (
+        FileStore(tmp_path / "fscoord.store", timeout=timeout)
+        if request.param == "file"
+        else HashStore(timeout=timeout) as store
+    ):
+        yield PrefixStore("test", store) if request.param == "prefix" else store
+
+
+@pytest.fixture(scope="session")
+def fscoord_run_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FileStore:
+    """One `FileStore` for the whole run, shared by all workers of pytest-xdist on this host."""
+    return _run(request, tmp_path_factory).store
+
+
+@pytest.fixture(scope="session")
+def fscoord_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Once]:
+    """Give ``once(name, work, teardown=None)``: one worker does the work, all get its value, the last one tears down.
+
+    `work` returns the value, `str` or `bytes`, which comes out as `bytes`; `teardown` is called with it when all
+    workers have run their last test, or have died.
+    """
+    run = _run(request, tmp_path_factory)
+    yield run.once
+    if not hasattr(request.config, "workerinput"):  # the others may be at their tests for long: see below
+        run.end()
+
+
+def _run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _opened(request.config, tmp_path_factory.getbasetemp)
+
+
+def _opened(config: pytest.Config, directory: Callable[[], Path]) -> Run:
+    if RUN not in config.stash:
+        from fscoord.integrations.pytest import Run
+
+        workers = getattr(config, "workerinput", {})
+        if workers and not config.getoption("basetemp"):
+            raise pytest.UsageError("workers of pytest-xdist on other hosts share no directory with this one")
+        place = directory().parent if workers else directory()
+        config.stash[RUN] = Run(place / "fscoord-run.store", workers.get("workerid", "main"), _timeout(config))
+    return config.stash[RUN]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In a worker: be counted among those who may do the work, before xdist, which waits for all, starts any test."""
+    workers = getattr(session.config, "workerinput", None)
+    if workers and any("fscoord_once" in getattr(item, "fixturenames", ()) for item in session.items):
+        _opened(session.config, lambda: Path(session.config.getoption("basetemp"))).register()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker: tear down what nobody else will; here, not in a fixture, for others may be at their tests for long.
+
+    In the process that the workers report to: a teardown that failed fails the run.
+    """
+    config = session.config
+    if RUN in config.stash:
+        run = config.stash[RUN]
+        del config.stash[RUN]
+        try:
+            run.end()
+        except Exception:
+            if not hasattr(config, "workeroutput"):
+                raise
+            config.workeroutput[FAILED] = traceback.format_exc()
+        finally:
+            run.store.close()
+    if config.stash.get(FAILURES, None) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker of pytest-xdist has to say at its end."""
+    text = getattr(node, "workeroutput", {}).get(FAILED)
+    if text:
+        node.config.stash.setdefault(FAILURES, []).append(f"{node.gateway.id}: {text}")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Show the teardowns that failed."""
+    for text in config.stash.get(FAILURES, []):
+        terminalreporter.section("teardown of fscoord_once failed", red=True)
+        terminalreporter.write_line(text)

@@ -1,0 +1,164 @@
+"""The plugin for pytest, in runs of its own: alone, and with the workers of the real pytest-xdist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+ALONE = """
+import sys
+
+import pytest
+
+from pathlib import Path
+
+opened = []
+
+
+def test_nothing_of_fscoord_is_imported_before_a_fixture_asks_for_it():
+    assert "pytest_fscoord" in sys.modules
+    assert not {name for name in sys.modules if name.partition(".")[0] == "fscoord"}
+
+
+def test_a_store_of_this_test_s_own(fscoord_store, tmp_path):
+    assert Path(fscoord_store.path).parent == tmp_path
+    assert fscoord_store.timeout.total_seconds() == 7
+    fscoord_store.set("k", "v")
+    opened.append(fscoord_store)
+
+
+def test_it_was_closed_and_the_next_is_empty(fscoord_store):
+    import fscoord
+
+    with pytest.raises(fscoord.StoreClosedError):
+        opened[0].get("k")
+    assert fscoord_store.num_keys() == 0
+
+
+def test_each_kind(fscoord_each_store):
+    assert fscoord_each_store.num_keys() == 0
+    fscoord_each_store.set("k", "v")
+    assert fscoord_each_store.list_keys() == ["k"]
+    assert fscoord_each_store.timeout.total_seconds() == 7
+    opened.append(fscoord_each_store)
+
+
+def test_they_were_of_three_kinds():
+    assert [type(store).__name__ for store in opened[1:]] == ["FileStore", "HashStore", "PrefixStore"]
+
+
+def test_one_store_for_the_run(fscoord_run_store):
+    fscoord_run_store.set("kept", "1")
+
+
+def test_it_is_there_for_the_next_test_too(fscoord_run_store):
+    assert fscoord_run_store.get("kept") == b"1"
+"""
+WORKERS = ["-p", "xdist", "-n", "2"]
+ONCE = """
+import os
+from pathlib import Path
+
+import pytest
+
+LOG = Path(__file__).with_name("log")
+
+
+def log(words):
+    with LOG.open("a") as file:
+        file.write(words + "\\n")
+
+
+def bring_up():
+    log("up")
+    return f"by {os.getpid()}"
+
+
+def take_down(value):
+    assert value.startswith(b"by ")
+    log("down")
+
+
+def fail(value):
+    raise ValueError(f"no way to take {value} down")
+
+
+@pytest.fixture(scope="session")
+def service(fscoord_once):
+    if os.environ.get("FAIL"):
+        fscoord_once("other", lambda: "first"), fscoord_once("bad", lambda: "bad", fail)
+    return fscoord_once("service", bring_up, take_down)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_use(service, fscoord_run_store, number):
+    log("use")
+    fscoord_run_store.add("uses", 1)
+    if str(number) == os.environ.get("DIE"):
+        os._exit(3)
+"""
+
+
+def run_pytest(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest there, with the plugin named in the environment, and no other than `arguments` name."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp=tmp", *arguments],
+        cwd=directory,
+        env={**inherited, "PYTEST_PLUGINS": "pytest_fscoord", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def logged(directory: Path) -> list[str]:
+    return (directory / "log").read_text().split()
+
+
+def test_its_fixtures_are_what_they_say_and_importing_waits_for_them(tmp_path: Path) -> None:
+    (tmp_path / "test_alone.py").write_text(ALONE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfscoord_timeout = 7\n")
+    done = run_pytest(tmp_path, "-p", "pytest_fscoord", PYTEST_DISABLE_PLUGIN_AUTOLOAD="")  # with its entry point, too
+    assert done.returncode == 0, done.stdout
+    assert "9 passed" in done.stdout
+    assert "fscoord" not in run_pytest(tmp_path, "-p", "no:fscoord", "--fixtures", "-q").stdout
+
+
+def test_without_workers_the_one_process_does_the_work_and_a_teardown_that_fails_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_once.py").write_text(ONCE)
+    done = run_pytest(tmp_path, FAIL="1")
+    assert "6 passed, 1 error" in done.stdout, done.stdout
+    assert "no way to take b'bad' down" in done.stdout
+    assert logged(tmp_path) == ["up", *["use"] * 6, "down"]
+
+
+def test_one_worker_does_the_work_for_all_and_the_last_one_tears_down(tmp_path: Path) -> None:
+    (tmp_path / "test_once.py").write_text(ONCE)
+    done = run_pytest(tmp_path, *WORKERS, FAIL="1")
+    assert "6 passed" in done.stdout, done.stdout
+    assert logged(tmp_path) == ["up", *["use"] * 6, "down"]
+    assert done.returncode == 1
+    assert done.stdout.count("ValueError: no way to take b'bad' down") == 1
+
+
+def test_a_worker_that_dies_keeps_nobody_from_tearing_down(tmp_path: Path) -> None:
+    """The one that takes its place may come when all was torn down: then it brings it up again."""
+    (tmp_path / "test_once.py").write_text(ONCE)
+    done = run_pytest(tmp_path, *WORKERS, DIE="2")
+    assert "1 failed, 5 passed" in done.stdout, done.stdout
+    assert logged(tmp_path).count("use") == 6
+    assert re.fullmatch("(up (use )+down )+", " ".join(logged(tmp_path)) + " ")
+
+
+def test_it_is_declared_as_a_plugin_and_installed() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert '[project.entry-points.pytest11]\npytest_fscoord = "pytest_fscoord"\n' in project
+    assert 'packages = ["fscoord", "pytest_fscoord"]' in project
