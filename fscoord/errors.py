@@ -27,6 +27,7 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "StaleRunError",
+    "StaleTokenError",
     "StoreClosedError",
     "StoreError",
     "StoreGoneError",
@@ -190,6 +191,10 @@ class BrokenBarrierError(BarrierError):
 
 class HoldLostError(FscoordError):
     """A lock, or another hold on something, was taken away: its holder was taken for dead, or somebody broke it."""
+
+
+class StaleTokenError(HoldLostError):
+    """A write was refused, because a newer fencing token than its own has been seen: its lock is another's by now."""
 
 
 class WorkFailedError(FscoordError):

@@ -246,6 +246,8 @@ LAYERS = [
         ],
     ),
     ("recipes", ["recipes.*"]),
+    ("recipes._entry", []),
+    ("recipes._lease", ["recipes._entry", "_logger", "_system", "errors"]),
     ("recipes.*", ["recipes.*", "collectives", "arguments", "store", "_system", "errors"]),
     ("_network", ["_system", "errors"]),
     ("rendezvous", ["rendezvous.*", "errors"]),

@@ -3,6 +3,7 @@
 from fscoord.recipes._hold import Waiter
 from fscoord.recipes.double_barrier import DoubleBarrier
 from fscoord.recipes.election import Election, Leader
+from fscoord.recipes.fenced import Fenced
 from fscoord.recipes.latch import Latch
 from fscoord.recipes.lock import Lock, RLock
 from fscoord.recipes.once import once
@@ -12,6 +13,7 @@ from fscoord.recipes.semaphore import Semaphore
 __all__ = [
     "DoubleBarrier",
     "Election",
+    "Fenced",
     "Latch",
     "Leader",
     "Lock",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NO_LEASE", "Entry", "format_line", "parse_line"]
+__all__ = ["NO_LEASE", "Entry", "format_line", "parse_line", "with_new_sign"]
 
 NO_LEASE = "-"
 
@@ -34,6 +34,12 @@ class Entry(NamedTuple):
         return 0.0 if self.lease == NO_LEASE else float(self.lease.partition(":")[0])
 
 
+def with_new_sign(entry: Entry) -> Entry:
+    """Return `entry`, which has a lease, with one more sign of life."""
+    seconds, _, count = entry.lease.partition(":")
+    return entry._replace(lease=f"{seconds}:{int(count) + 1}")
+
+
 def parse_line(text: bytes) -> tuple[int, list[Entry]]:
     """Return the last token and the entries, first come first; of an empty text 0 and none.
 
@@ -46,6 +52,9 @@ def parse_line(text: bytes) -> tuple[int, list[Entry]]:
     entries = []
     for line in lines:
         name, mode, token, session, owner, lease = line.split(" ")
+        if lease != NO_LEASE:
+            seconds, _, count = lease.partition(":")
+            float(seconds), int(count)
         entries.append(Entry(name, mode, int(token), int(session), owner, lease))
     return int(head.partition(" ")[0]), entries
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
@@ -11,12 +12,14 @@ from fscoord import _system as system
 from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import HoldLostError
 from fscoord.recipes._entry import Entry
+from fscoord.recipes._lease import Renewal
 from fscoord.recipes._line import Line
 from fscoord.store import Store
 
 __all__ = ["Exclusive", "Holder", "Waiter"]
 
-_POP: Final = list[tuple[int, Entry]].pop
+_Held = tuple[int, Entry, "Renewal | None"]  # with the process that holds it
+_POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
 
@@ -43,12 +46,20 @@ class Holder:
     _what = "the hold on"
 
     def __init__(
-        self, store: Store, name: Key, policy: Callable[[list[Entry]], int], timeout: Timeout | None = None
+        self,
+        store: Store,
+        name: Key,
+        policy: Callable[[list[Entry]], int],
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
     ) -> None:
         self._store = store
-        self._line = Line(store, name, policy)
+        self._ttl = 0.0 if ttl is None else seconds(ttl)
+        if ttl is not None and not 0 < self._ttl < math.inf:
+            raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
+        self._line = Line(store, name, policy, self._ttl)
         self._timeout = None if timeout is None else seconds(timeout)
-        self._held: list[tuple[int, Entry]] = []  # each with the process that holds it
+        self._held: list[_Held] = []
 
     @property
     def name(self) -> str:
@@ -76,7 +87,10 @@ class Holder:
                 if served is not None and not served.token:
                     served = self._line.await_turn(served, limit)
             if served is not None:
-                self._held.append((system.os.getpid(), served))
+                renewal = Renewal(self._line, served) if self._ttl else None
+                self._held.append((system.os.getpid(), served, renewal))
+                if renewal is not None:
+                    renewal.start()
                 self._begin(served)
                 got.append(name)
         except BaseException:
@@ -88,9 +102,18 @@ class Holder:
     def _begin(self, served: Entry) -> None:
         """What else belongs to an acquisition that has just been done; should it fail, it is undone."""
 
+    def _end(self) -> None:
+        """What belongs to a release, before the line is left. It may be called twice."""
+
     def _undo(self, name: str) -> None:
-        self._held[:] = [held for held in self._held if held[1].id != name]
+        for held in [held for held in self._held if held[1].id == name]:
+            self._held.remove(held)
+            self._stop(held)
         self._line.leave_quietly(name)
+
+    def _stop(self, held: _Held) -> None:
+        if held[2] is not None:
+            held[2].end()
 
     def _enter(self, mode: str, got: list[str]) -> None:
         """Acquire, or raise `StoreTimeoutError`."""
@@ -98,32 +121,42 @@ class Holder:
         if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
-    def _release(self) -> None:
-        """Give back what was acquired last.
+    def _give_back(self, got: list[str]) -> None:
+        """After a Ctrl-C between an acquisition and the return to whoever asked for it."""
+        if got:
+            self._release([])
+
+    def _finish(self, gone: list[_Held | None], error: BaseException) -> None:
+        """After `error` in `_release`, which put what it gave back into `gone`: if it was a Ctrl-C, do what was not."""
+        if isinstance(error, Exception):
+            return
+        with suppress(Exception):
+            if not gone:
+                self._release(gone)
+        for held in filter(None, gone):
+            self._end()
+            self._stop(held)
+            self._line.leave_quietly(held[1].id)
+
+    def _release(self, gone: list[_Held | None]) -> None:
+        """Give back what was acquired last, and put it into `gone` first.
 
         Raises:
             RuntimeError: this object holds nothing.
             HoldLostError: it was taken away meanwhile.
         """
         self._current()
-        leaving: list[tuple[int, Entry]] = []
         try:
             # In one step: threads may share the object, and between two steps a Ctrl-C may come.
-            leaving.extend(map(_POP, (self._held,)))
-            there = self._line.leave(leaving[0][1].id)
+            gone.extend(map(_POP, (self._held,)))
         except IndexError:
             raise RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this process") from None
-        except BaseException:
-            for _, entry in leaving:
-                self._line.leave_quietly(entry.id)
-            raise
-        if not there:
-            raise self._line.lost(leaving[0][1])
-
-    def _give_back(self, got: list[str]) -> None:
-        """After a Ctrl-C between an acquisition and the return to whoever asked for it."""
-        if got:
-            self._release()
+        held = gone[0]
+        assert held is not None
+        self._end()
+        self._stop(held)
+        if not self._line.leave(held[1].id):
+            raise self._line.lost(held[1])
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
@@ -168,7 +201,12 @@ class Exclusive(Holder):
             RuntimeError: this object does not hold it, or did so in the process that this one was forked from.
             HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
-        self._release()
+        gone: list[_Held | None] = []
+        try:
+            self._release(gone)
+        except BaseException as failure:
+            self._finish(gone, failure)
+            raise
 
     def check(self) -> None:
         """Look whether this object still holds it.
@@ -208,7 +246,12 @@ class Exclusive(Holder):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._release()
+        gone: list[_Held | None] = []
+        try:
+            self._release(gone)
+        except BaseException as failure:
+            self._finish(gone, failure)
+            raise
 
 
 def _shown(entry: Entry) -> Waiter:

@@ -27,7 +27,8 @@ from typing import Final
 from fscoord import _system as system
 from fscoord.arguments import Key, key_bytes, key_text
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
-from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line
+from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line, with_new_sign
+from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
 
 __all__ = ["Entry", "Line"]
@@ -40,14 +41,19 @@ Policy = Callable[[list["Entry"]], int]
 
 
 class Line:
-    """The line `name` in `store`; `policy` is given the entries and returns how many of the first are served."""
+    """The line `name` in `store`; `policy` is given the entries and returns how many of the first are served.
 
-    def __init__(self, store: Store, name: Key, policy: Policy) -> None:
+    With a `ttl` who is served here must be renewed again and again, or else is taken out after so many seconds.
+    """
+
+    def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
         self.name = key_text(key_bytes(name))
         self._store = store
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
         self._policy = policy
+        self._lease = f"{ttl}:0" if ttl else NO_LEASE
+        self._signs = Signs()
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
         self._alone = ("", b"")  # who of us was alone in line, and the line then
         self._waited: set[str] = set()
@@ -79,11 +85,11 @@ class Line:
                 token = int(text.partition(b" ")[0]) + 1
             except ValueError:  # no line of ours: to be read, and complained of, by `join`
                 return None
-            new = f"{token} {name}\n{name} {mode} {token} {session} {owner} {NO_LEASE}".encode()
+            new = f"{token} {name}\n{name} {mode} {token} {session} {owner} {self._lease}".encode()
             found = self._store.compare_set(self._key, text, new)
             if found == new:
                 self._alone, self._text = (name, new), new
-                return Entry(name, mode, token, session, owner, NO_LEASE)
+                return Entry(name, mode, token, session, owner, self._lease)
             self._text = text = found if found != text else None  # as expected and not changed: the key was deleted
         return None
 
@@ -92,12 +98,13 @@ class Line:
 
         With `only_if_served` change nothing and return None if it would have to wait.
         """
-        new = Entry(name, mode, 0, self._store.session, self._me[1], NO_LEASE)
+        new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
         while True:
+            before = system.time.monotonic()
             entries = self._change(lambda entries: [*entries, new], or_nothing=name if only_if_served else None)
             if entries[-1:] and entries[-1].id == name:
                 return entries[-1]
-            if not self._bury(entries):
+            if not self._bury(entries, before):
                 return None
 
     def leave(self, name: str) -> bool:
@@ -138,6 +145,7 @@ class Line:
         self._waited.add(entry.id)
         wake = [self._wake_key(entry.id)]
         while True:
+            before = system.time.monotonic()
             self._text = self._read()
             entries = self._parse(self._text)[1]
             place = next((index for index, other in enumerate(entries) if other.id == entry.id), None)
@@ -145,15 +153,31 @@ class Line:
                 raise self.lost(entry)
             if entries[place].token:
                 return entries[place]
-            before = entries[:place]  # who is behind those who are served looks after all of them
-            suspects = before if before[-1].token else before[-1:]
+            ahead = entries[:place]  # who is behind those who are served looks after all of them
+            suspects = ahead if ahead[-1].token else ahead[-1:]
+            if self._signs.silent(suspects, before):
+                self._bury(suspects, before)
+                continue
             left = end - system.time.monotonic()
-            if left <= 0 and not self._bury(suspects):
+            if left <= 0 and not self._bury(suspects, before):
                 return self._give_up(entry)
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
-                if self._store.wait_sessions(wake, sessions, max(0.0, min(SLOW_LOOK_S, left))):
-                    self._bury(suspects)
+                look = longest_look(suspects, SLOW_LOOK_S)
+                if self._store.wait_sessions(wake, sessions, max(0.0, min(look, left))):
+                    self._bury(suspects, before)
+
+    def renew(self, name: str) -> bool:
+        """Let whoever waits see that `name` lives; return whether it is served still."""
+        is_served = False
+
+        def renewed(entries: list[Entry]) -> list[Entry]:
+            nonlocal is_served
+            is_served = any(entry.id == name and entry.token for entry in entries)
+            return [with_new_sign(entry) if entry.id == name else entry for entry in entries]
+
+        self._change(renewed)
+        return is_served
 
     def still_holds(self, entry: Entry) -> bool:
         """Return whether `entry` is in line, served."""
@@ -189,12 +213,16 @@ class Line:
         self._change(unless_served)
         return served
 
-    def _bury(self, suspects: list[Entry]) -> bool:
-        """Take out those of `suspects` whose sessions are dead; return whether there were any."""
+    def _bury(self, suspects: list[Entry], before: float) -> bool:
+        """Take out those of `suspects`, read after the time `before`, whose sessions are dead, or who give no signs of
+        life; return whether there were any.
+        """
         dead = set(self._store.dead_sessions(entry.session for entry in suspects if entry.session))
-        gone = {entry.id for entry in suspects if entry.session in dead}
+        buried = {entry.id for entry in suspects if entry.session in dead}
+        silent = self._signs.silent(suspects, before)  # of whom it is asked once more, with the change
+        gone = buried | {name for name, _ in silent}
         if gone:
-            self._change(lambda entries: [entry for entry in entries if entry.id not in gone])
+            self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
             for name in gone:
                 self._store.delete_key(self._wake_key(name))
         return bool(gone)

@@ -44,14 +44,22 @@ class Election(Exclusive):
         name: the office's name there; keys that begin with it and a slash belong to it.
         data: what others should know of this candidate when it leads.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        ttl: as for `fscoord.recipes.Lock`.
     """
 
     _what = "the office"
 
-    def __init__(self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        data: Value = b"",
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+    ) -> None:
         self._data = value_bytes(data)
         self._terms = key_bytes(name) + b"/term/"
-        super().__init__(store, name, _one, timeout)
+        super().__init__(store, name, _one, timeout, ttl)
 
     def campaign(self, timeout: Timeout = -1) -> bool:
         """Stand in line until this candidate leads, and return whether it does.

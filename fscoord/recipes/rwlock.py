@@ -15,10 +15,12 @@ __all__ = ["ReadWriteLock"]
 class Side(Exclusive):
     """One side of a `ReadWriteLock`: a lock like `fscoord.recipes.Lock`, which the other side excludes."""
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None, mode: str, what: str) -> None:
+    def __init__(
+        self, store: Store, name: Key, timeout: Timeout | None, ttl: Timeout | None, mode: str, what: str
+    ) -> None:
         self._mode = mode
         self._what = what
-        super().__init__(store, name, _admits, timeout)
+        super().__init__(store, name, _admits, timeout, ttl)
 
 
 class ReadWriteLock:
@@ -32,15 +34,16 @@ class ReadWriteLock:
         store: where all who share the lock meet.
         name: its name there; keys that begin with it and a slash belong to it.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        ttl: as for `fscoord.recipes.Lock`.
 
     Attributes:
         reader: the side for reading: ``with lock.reader:``, or ``acquire`` and ``release``.
         writer: the side for writing.
     """
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None) -> None:
-        self.reader = Side(store, name, timeout, "r", "the lock for reading")
-        self.writer = Side(store, name, timeout, "w", "the lock for writing")
+    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
+        self.reader = Side(store, name, timeout, ttl, "r", "the lock for reading")
+        self.writer = Side(store, name, timeout, ttl, "w", "the lock for writing")
 
     def owners(self) -> list[Waiter]:
         """Return who holds it, the readers or the writer, in the order of their tokens."""

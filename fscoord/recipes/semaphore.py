@@ -21,6 +21,7 @@ class Semaphore(Exclusive):
         name: its name there; keys that begin with it and a slash belong to it.
         value: how many may hold it; the same for all.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        ttl: as for `fscoord.recipes.Lock`.
 
     Raises:
         ValueError: `value` is below 1; or, from `acquire`, those who have it or wait for it give another value.
@@ -28,10 +29,12 @@ class Semaphore(Exclusive):
 
     _what = "the semaphore"
 
-    def __init__(self, store: Store, name: Key, value: int = 1, timeout: Timeout | None = None) -> None:
+    def __init__(
+        self, store: Store, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
+    ) -> None:
         self._value = positive("value", value)
         self._mode = str(self._value)
-        super().__init__(store, name, self._admits, timeout)
+        super().__init__(store, name, self._admits, timeout, ttl)
 
     def _admits(self, entries: list[Entry]) -> int:
         other = next((entry for entry in entries if entry.mode != self._mode), None)

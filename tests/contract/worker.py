@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
-from fscoord.errors import FscoordError, QueueEmptyError
-from fscoord.recipes import Lock, Semaphore, once
+from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError
+from fscoord.recipes import Fenced, Lock, Semaphore, once
 from fscoord.store import Store
 
 HANG_S = 40
@@ -125,6 +126,21 @@ def count_under_lock(store: Store, name: str, times: int) -> int:
             store.set("n", str(count + 1))
             lock.check()
     return times
+
+
+def wake_up_and_write(store: Store, name: str, ttl: float) -> list[str]:
+    """Acquire a lock, stop and lose it, wake up, and return what comes of asking and of writing."""
+    lock = Lock(store, name, ttl=ttl)
+    lock.acquire()
+    with store._log.mutex:  # so that no thread has the log's own lock meanwhile
+        os.kill(os.getpid(), signal.SIGSTOP)
+    found = []
+    for call in (lock.check, lambda: Fenced(store, "value").set("old", lock.token)):
+        try:
+            call()
+        except HoldLostError as error:
+            found.append(type(error).__name__)
+    return found
 
 
 def hold_semaphore(store: Store, name: str, value: int) -> None:

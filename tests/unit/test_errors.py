@@ -27,6 +27,7 @@ EXAMPLES = [
     errors.NoProcessGroupError("text"),
     errors.BrokenBarrierError("text", missing=["1", "2"], dead=["2"]),
     errors.HoldLostError("text"),
+    errors.StaleTokenError("text"),
     errors.WorkFailedError("text"),
     errors.RendezvousClosedError("text"),
     errors.RendezvousConnectionError("text"),

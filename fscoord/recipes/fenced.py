@@ -1,0 +1,69 @@
+"""`Fenced`: a value that only whoever holds a lock now can write."""
+
+from __future__ import annotations
+
+from fscoord.arguments import Key, Value, key_bytes, key_text, positive, value_bytes
+from fscoord.errors import FscoordError, StaleTokenError
+from fscoord.store import Store
+
+__all__ = ["Fenced"]
+
+
+class Fenced:
+    """A value in the store that is written under a fencing token, and refuses tokens lower than one that it has seen.
+
+    A lock can't hold back one who was stopped, lost it and wakes up to write. What it writes to can: each hold has a
+    higher token than those before it (`fscoord.recipes.Lock.token`, `fscoord.recipes.Election.term`). Token and value
+    stand under one key, as ``token value``, and change in one step, on every store. The idea is Martin Kleppmann's,
+    "How to do distributed locking" (2016).
+
+    Args:
+        store: where the value is.
+        key: its key. What else is written under it is no value of this kind; deleting it forgets the token.
+    """
+
+    def __init__(self, store: Store, key: Key) -> None:
+        self._store = store
+        self._key = key_bytes(key)
+
+    def set(self, value: Value, token: int) -> None:
+        """Give it the value `value`, in the name of who holds, or held, the lock with `token`.
+
+        Raises:
+            StaleTokenError: it was written with a higher token; it is left as it is.
+            FscoordError: under its key is something else; that is left as it is.
+        """
+        token, data = positive("token", token), value_bytes(value)
+        text = self._store.get(self._key) if self._store.check([self._key]) else b""
+        new = b"%d " % token + data
+        while True:
+            seen = self._split(text)[0] if text else 0
+            if seen > token:
+                raise StaleTokenError(
+                    f"key {key_text(self._key)!r} was written with token {seen}, so {token} is over: somebody else has"
+                    " got what it stood for; nothing was written"
+                )
+            found = self._store.compare_set(self._key, text, new)
+            if found == new:
+                return
+            text = found if found != text else b""  # as expected and not changed: the key was deleted
+
+    def get(self) -> bytes:
+        """Return the value, waiting up to the store's timeout for the first.
+
+        Raises:
+            StoreTimeoutError: there was none.
+            FscoordError: under its key is something else.
+        """
+        return self._split(self._store.get(self._key))[1]
+
+    @property
+    def token(self) -> int:
+        """The highest token that it has seen; 0 before the first value."""
+        return self._split(self._store.get(self._key))[0] if self._store.check([self._key]) else 0
+
+    def _split(self, text: bytes) -> tuple[int, bytes]:
+        token, space, value = text.partition(b" ")
+        if not space or not token.isdigit():
+            raise FscoordError(f"key {key_text(self._key)!r} holds {text[:40]!r}, which is no value with a token")
+        return int(token), value

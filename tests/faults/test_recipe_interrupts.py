@@ -1,0 +1,126 @@
+"""Ctrl-C in the recipes: at each point at which one can come, nothing stays held, and nobody in line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.interrupts import At, interrupt
+
+from fscoord import FileStore, HashStore
+from fscoord.recipes import Election, Lock, RLock, Semaphore
+from fscoord.store import Store
+
+KINDS: dict[str, Callable[[Store], Any]] = {
+    "Lock": lambda store: Lock(store, "l"),
+    "Lock with ttl": lambda store: Lock(store, "l", ttl=100),
+    "RLock": lambda store: RLock(store, "l"),
+    "Semaphore": lambda store: Semaphore(store, "l", 2),
+    "Election": lambda store: Election(store, "l"),
+}
+
+
+@pytest.fixture(params=["hash", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = HashStore(timeout=20) if request.param == "hash" else FileStore(str(tmp_path / "store"), timeout=20)
+    with store:
+        yield store
+
+
+def at_each_point(act: Callable[[At], None]) -> list[str]:
+    """Call `act` for one point after the other, until it has no more; return where they were."""
+    found: list[str] = []
+    while True:
+        point = At(len(found) + 1, interrupt)
+        act(point)
+        if not point.reached:
+            return found
+        found.append(point.where)
+
+
+@pytest.fixture(params=KINDS)
+def hold(request: pytest.FixtureRequest, store: Store) -> Any:
+    hold = KINDS[request.param](store)
+    with hold:  # loads and sets up what the first one does
+        pass
+    return hold
+
+
+def nobody_is_in_line(hold: Any) -> bool:
+    return not hold.owners() and not hold.waiters() and not hold._held
+
+
+def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any) -> None:
+    def act(point: At) -> None:
+        acquired = False
+        with suppress(KeyboardInterrupt):
+            with point:
+                hold.acquire()
+            acquired = True
+        assert acquired is not point.reached
+        assert acquired or nobody_is_in_line(hold), point.where
+        if acquired:
+            hold.release()
+
+    assert any(where.startswith("recipes/_hold.py") and "after append" in where for where in at_each_point(act))
+
+
+def test_an_entry_that_is_interrupted_holds_nothing(hold: Any) -> None:
+    def act(point: At) -> None:
+        entered = False
+        with suppress(KeyboardInterrupt):
+            with point:
+                hold.__enter__()
+            entered = True
+        assert entered or nobody_is_in_line(hold), point.where
+        if entered:
+            hold.release()
+
+    assert len(at_each_point(act)) > 10
+
+
+@pytest.mark.parametrize("way", ["release", "__exit__"])
+def test_a_release_that_is_interrupted_is_done_all_the_same(hold: Any, way: str) -> None:
+    arguments = (None, None, None) if way == "__exit__" else ()
+
+    def act(point: At) -> None:
+        assert hold.acquire()
+        with suppress(KeyboardInterrupt), point:
+            getattr(hold, way)(*arguments)
+        if point.where.split()[1:] == [way]:  # it had not begun: to be called again
+            hold.check()
+            hold.release()
+        assert nobody_is_in_line(hold), point.where
+
+    assert len(at_each_point(act)) > 10
+
+
+def test_a_reentrant_lock_that_is_interrupted_counts_as_often_as_it_was_acquired(store: Store) -> None:
+    lock = RLock(store, "l")
+
+    def act(point: At) -> None:
+        with lock:
+            with suppress(KeyboardInterrupt), point:
+                lock.acquire()
+            if not point.reached:
+                lock.release()
+            assert lock._depth == 1
+            lock.check()
+        assert nobody_is_in_line(lock), point.where
+
+    def leave(point: At) -> None:
+        with lock:
+            assert lock.acquire()
+            with suppress(KeyboardInterrupt), point:
+                lock.release()
+            if point.where.split()[1:] == ["release"]:
+                lock.release()
+            assert lock._depth == 1
+            lock.check()
+        assert nobody_is_in_line(lock), point.where
+
+    assert len(at_each_point(act)) > 3
+    assert len(at_each_point(leave)) > 3
