@@ -182,7 +182,7 @@ class ThirdPartyPlace(Place):
     """As `Place`, on a store of somebody else's."""
 
     def __init__(self) -> None:
-        self.prefixes, self.is_file, self._opened = [], False, []
+        self.prefixes, self.is_file, self.is_etcd, self._opened = [], False, False, []
         self.base = self._keep(ThirdPartyStore())
 
 
