@@ -110,6 +110,20 @@ class EtcdStore(EtcdSessions):
     def __repr__(self) -> str:
         return f"EtcdStore({str(self._cluster)!r}, {key_text(self._prefix)!r})"
 
+    @property
+    def address(self) -> str:
+        """Where this store is, for `~fscoord.open_store`; the password, if there is one, stands in it."""
+        return self._cluster.access.url(self._prefix, session_ttl=self._session_ttl)
+
+    def below(self, name: str) -> EtcdStore:
+        """Return a store with the prefix ``{prefix}/{name}/``, of which this one sees nothing."""
+        return self._with_prefix(self._prefix + key_bytes(name))
+
+    def erase(self) -> None:
+        """Delete all that this store keeps in etcd, its sessions too: for when nobody uses it any more."""
+        own = self._prefix + b"="
+        self._write([delete(own, after_prefix(own))])
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:
@@ -209,11 +223,14 @@ class EtcdStore(EtcdSessions):
 
     def clone(self) -> EtcdStore:
         """See `Store.clone`."""
+        return self._with_prefix(self._prefix)
+
+    def _with_prefix(self, prefix: bytes) -> EtcdStore:
         self._cluster.refuse_if_closed()
         access = self._cluster.access
         return EtcdStore(
             access,
-            self._prefix,
+            prefix,
             self._timeout,
             user=access.user,
             password=access.password,

@@ -39,6 +39,18 @@ class Access(NamedTuple):
         names = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints)
         return f"etcd://{','.join(names)}"
 
+    def url(self, prefix: bytes, **options: object) -> str:
+        """Return the address, password included, with which `~fscoord.open_store` opens the store with `prefix`."""
+        from urllib.parse import quote, urlencode
+
+        known = {"cacert": self.cacert, "cert": self.cert, "key": self.key, "user": self.user}
+        given = {name: value for name, value in known.items() if value is not None} | options
+        if self.tls:
+            given["tls"] = 1
+        if self.user is not None:
+            given["password"] = self.password
+        return f"{quote(str(self), safe='/:,[]')}/{quote(prefix)}?{urlencode(given, quote_via=quote)}"
+
 
 def access_of(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str | None, key: str | None) -> Access:
     """Return what `client_or_url` stands for; see `~fscoord.EtcdStore`.

@@ -37,12 +37,14 @@ LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings(
 )
 """A Ctrl-C between two steps of urllib3 leaves a socket to Python's collector, which closes it and says so. That it is
 closed, every test looks (`_nothing_leaks`)."""
-ETCD_KINDS = ["etcd", "prefix-etcd"]
+ETCD, PREFIX_ETCD = (
+    pytest.param(kind, marks=[pytest.mark.etcd, LEFT_TO_THE_COLLECTOR]) for kind in ("etcd", "prefix-etcd")
+)
 KINDS = [
     *HASH_KINDS,
     *FILE_KINDS,
     *(pytest.param(kind, marks=pytest.mark.torch) for kind in TCP_KINDS),
-    *(pytest.param(kind, marks=[pytest.mark.etcd, LEFT_TO_THE_COLLECTOR]) for kind in ETCD_KINDS),
+    *(ETCD, PREFIX_ETCD),
 ]
 _numbers = itertools.count()
 PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}

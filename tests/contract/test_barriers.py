@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, Thread, start_thread
+from contract.places import ETCD, HANG_S, Place, Thread, start_thread
 from contract.third_party import place_of
 from contract.worker import Workers, start
 
@@ -30,7 +30,7 @@ from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
 
 
-@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file", ETCD])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = place_of(request.param, str(tmp_path))
     yield place

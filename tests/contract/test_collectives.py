@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread
+from contract.places import ETCD, HANG_S, Place, start_thread
 from contract.third_party import ThirdPartyStore, place_of
 
 from fscoord import _roll
@@ -27,7 +27,9 @@ LATE_S = 10
 """How late a time-out may come before a test calls it hung."""
 
 
-@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "file-flock", "file-soft", "nested-file"])
+@pytest.fixture(
+    params=["hash", "nested-hash", "third-party", "file-ofd", "file-flock", "file-soft", "nested-file", ETCD]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = place_of(request.param, str(tmp_path))
     yield place

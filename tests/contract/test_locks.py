@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread, until
+from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyPlace, place_of
 from contract.worker import Workers, start
 
@@ -22,7 +22,7 @@ from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 
-@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file", ETCD])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = place_of(request.param, str(tmp_path))
     yield place

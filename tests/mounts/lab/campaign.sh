@@ -17,12 +17,12 @@ run() {
 mkdir -p "$reports"
 for turn in $(seq "$turns"); do
   for version in 4.2 4.1 3; do
-    run "$turn-$version" "$version" -- -q -m 'not lab and not torch' --timeout=1800
+    run "$turn-$version" "$version" -- -q -m 'not lab and not torch and not etcd' --timeout=1800
     run "$turn-$version-cuts" "$version" --lease 15 --grace 15 -- -q -m lab --timeout=1800
   done
-  run "$turn-4.2-actimeo" 4.2 --opts actimeo=0 -- -q -m 'not lab and not torch' -k 'not soft' --timeout=1800
-  run "$turn-4.2-rtt" 4.2 --rtt 1 --timeout 6000 -- -q -m 'not lab and not torch' -k 'not soft' --timeout=3600
-  run "$turn-4.2-qemu" 4.2 --engine qemu --timeout 14000 -- -q -m 'not lab and not torch' -k 'not soft and not sixty_four' --timeout=3600
+  run "$turn-4.2-actimeo" 4.2 --opts actimeo=0 -- -q -m 'not lab and not torch and not etcd' -k 'not soft' --timeout=1800
+  run "$turn-4.2-rtt" 4.2 --rtt 1 --timeout 6000 -- -q -m 'not lab and not torch and not etcd' -k 'not soft' --timeout=3600
+  run "$turn-4.2-qemu" 4.2 --engine qemu --timeout 14000 -- -q -m 'not lab and not torch and not etcd' -k 'not soft and not sixty_four' --timeout=3600
   if command -v glusterd >/dev/null; then
     echo "=== $turn-gluster"
     (cd "$lab/../../.." && "$python" "$lab/glab.py" --tuned --timeout 3000 -- "$python" -m pytest tests/mounts \

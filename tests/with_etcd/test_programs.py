@@ -1,0 +1,111 @@
+"""The command and the launcher, with a store in etcd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from with_etcd.server import Server, free_port
+
+import fscoord
+
+pytestmark = pytest.mark.etcd
+
+WORKER = """
+import os, fscoord
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+with fscoord.open_store() as store:
+    fscoord.barrier(store, size, "b", 60, rank, fail_fast=True)
+    store.set(f"rank{rank}", "here")
+    store.wait(["rank0", "rank1"], 60)
+    print(type(store).__name__, *store.list_keys("rank"))
+"""
+
+
+def run(*words: str, status: int = 0, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "fscoord", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def test_verbs_of_the_command_work_in_etcd(server: Server) -> None:
+    url = f"etcd://{server.address}/command?timeout=60"
+    run("set", "k", "v", FSCOORD_STORE=url)
+    assert run("--store", url, "get", "k") == "v"
+    run("push", "q", "1", FSCOORD_STORE=url)
+    assert run("pop", "q", FSCOORD_STORE=url) == "1"
+    assert "yes" in run("members", FSCOORD_STORE=url)
+    gone = f"127.0.0.1:{free_port()}"
+    assert gone in run("get", "k", status=74, FSCOORD_STORE=f"etcd://{gone}/command?timeout=0.5")
+
+
+@pytest.mark.parametrize("by", ["address", "store_type"])
+def test_the_launcher_meets_in_etcd_and_gives_workers_a_store_there_that_it_removes(
+    server: Server, tmp_path: Path, by: str
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    prefix = f"launch/{by}"
+    if by == "address":
+        where = ["--rdzv-endpoint", f"etcd://{server.address}/{prefix}"]
+    else:
+        where = ["--rdzv-endpoint", f"{server.address}/{prefix}", "--rdzv-conf", "store_type=etcd"]
+    said = run("run", "--nnodes", "1", "--nproc-per-node", "2", *where, str(script))
+    assert said.count("EtcdStore rank0 rank1") == 2
+    with server.open("launch") as above:
+        everything = above._cluster.call("kv/range", _all_below(b"launch/"), 60)
+    with server.open(prefix) as store:
+        mine = store._names.values
+    rooms = [key for key in _keys(everything) if b"/round-" in key]
+    assert rooms == []
+    assert any(key.startswith(mine) for key in _keys(everything))
+
+
+def _all_below(prefix: bytes) -> dict[str, object]:
+    from fscoord.stores.etcd_requests import after_prefix, range_of
+
+    return range_of(prefix, after_prefix(prefix), keys_only=True)["request_range"]
+
+
+def _keys(reply: dict[str, object]) -> list[bytes]:
+    from fscoord.stores.etcd_requests import decoded, found
+
+    return [decoded(each["key"]) for each in found(reply)]
+
+
+def test_an_address_made_by_a_store_opens_the_same_store(server: Server) -> None:
+    with (
+        server.open("a b/?é=1", session_ttl=7) as store,
+        fscoord.open_store(store.address) as same,
+        store.below("c") as below,
+        fscoord.open_store(below.address) as same_below,
+    ):
+        store.set("k", "v")
+        below.set("k", "w")
+        assert same.get("k") == b"v"
+        assert same_below.get("k") == b"w"
+        assert store.list_keys() == ["k"]
+        below.erase()
+        assert same_below.num_keys() == 0
+        assert store.num_keys() == 1
+        assert store.address == same.address
+
+
+def test_an_address_says_all_that_is_needed_to_come_in() -> None:
+    store = fscoord.EtcdStore("h1,h2:5", "p", user="me", password="a&b=%", cacert="/ca é", cert="/c", key="/k")
+    with store, fscoord.open_store(store.address) as same:
+        assert same._cluster.access == store._cluster.access
+        assert same.address == store.address
+        assert "a&b" not in repr(store)
