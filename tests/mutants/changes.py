@@ -260,9 +260,33 @@ MUTANTS = (
     Mutant(
         "a pop does not look whether the queue is empty by now",
         "stores/file.py",
-        '            return (queue[0], record.POP, b"") if queue else (None, 0, b"")',
-        '            return (queue[0] if queue else b"", record.POP, b"")',
+        '            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")',
+        '            return (whole(queue[0], self._log.fetch) if queue else b"", record.POP, b"")',
         (SCHEDULES,),
+    ),
+    Mutant(
+        "where long values are is not looked up again when the log goes on in another file",
+        "_log/succession.py",
+        """\
+            if place is not None:
+                self._rehome(place)
+""",
+        "",
+        ("tests/unit/test_spill.py",),
+    ),
+    Mutant(
+        "a long value is given out whatever its checksum",
+        "_log/spill.py",
+        "return value if crc32(value) == spilled.crc else None",
+        "return value",
+        ("tests/unit/test_spill.py", "tests/faults/test_spill.py"),
+    ),
+    Mutant(
+        "a handle that did not arrive in the next file and has lost its descriptors takes itself to be there",
+        "_log/succession.py",
+        "self._trouble &= ~ASTRAY | astray",
+        "self._trouble &= ~ASTRAY",
+        ("tests/faults/test_spill.py",),
     ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""
