@@ -120,7 +120,8 @@ LAYERS = [
             "errors",
         ],
     ),
-    ("_log.coherence", ["_logger", "_log.*", "_system", "errors"]),
+    ("_log.coherence", ["_log.*", "_system", "errors"]),
+    ("_log.marked", ["_logger", "_log.*", "_system", "errors"]),
     (
         "_log.appending",
         ["_log.path", "_log.presence", "_log.reader", "_log.record", "_log.tail", "_system", "errors"],

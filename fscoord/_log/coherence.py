@@ -19,17 +19,16 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.consumer import Consumer
 from fscoord._log.file import Decide, LogFile
-from fscoord._log.lock import BASE, KIND_NAMES, OFD, SOFT
-from fscoord._log.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
+from fscoord._log.lock import BASE, OFD, SOFT
+from fscoord._log.mount import DIRECT, LOCKED, Mount
 from fscoord._log.news import News
 from fscoord._log.opening import Wanted, read_header
 from fscoord._log.reader import APPLYING, CHUNK, STALE, Suspect
 from fscoord._log.record import Header, Record, Session
 from fscoord._log.stuck import Call
-from fscoord._logger import logger
-from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord.errors import CorruptLogError, StoreUnavailableError
 
-__all__ = ["SharedLogFile", "open_log_file"]
+__all__ = ["SharedLogFile"]
 
 LOOK_S: Final = 1.0
 """How old the last look at what the file's name leads to may be: it is a request to the server."""
@@ -47,28 +46,6 @@ FAR: Final = BASE - 1
 """The byte that nobody locks exclusively: a shared lock on it empties the cache and waits for nobody."""
 
 _SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
-
-
-def open_log_file(
-    path: str, consumer: Consumer, wanted: Wanted, introduce: Callable[[], Session], participants: int = 0
-) -> LogFile:
-    """Return a handle on the log at `path` that reads in the way of its mount, or as `wanted` says.
-
-    Raises:
-        UnsupportedFilesystemError: locks lie there; the text says why, and what to do.
-    """
-    mount = find_mount(path)
-    objection = mount.objection(KIND_NAMES[wanted.lock_kind], wanted.coherence)
-    if objection is not None:
-        raise UnsupportedFilesystemError(
-            f"{path} is on {mount.kind} at {mount.point}: {objection.reason}; {objection.remedy}", path=path
-        )
-    if mount.caution:
-        logger(__name__).warning("%s is on %s: %s", path, mount.kind, mount.caution)
-    coherence = wanted.coherence or mount.coherence
-    if coherence == LOCAL:
-        return LogFile(path, consumer, wanted, introduce, participants, mount)
-    return SharedLogFile(path, consumer, wanted, introduce, participants, mount, coherence)
 
 
 class SharedLogFile(LogFile):

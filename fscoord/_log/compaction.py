@@ -175,7 +175,8 @@ class Compactor(Appender):
         """Behind the seal: all that is left can wait, and be done by somebody else."""
         before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
         try:
-            if before is None or signpost.post(self.path, self.root, successor, session, self._descriptors):
+            ways = self._read_flags, self._write_flags
+            if before is None or signpost.post(self.path, self.root, successor, session, *ways, self._descriptors):
                 kind = self.root.header.lock_kind
                 signpost.remove_superseded(self.path, successor.name, before, kind, self._descriptors)
         except (OSError, ValueError, FscoordError) as error:

@@ -80,7 +80,7 @@ def newest(fd: int, start: Place, *, durable: bool) -> tuple[Successor | None, P
             return found, Place(offset, chain), bool(data)
 
 
-def post(path: str, root: Root, successor: Successor, writer: int, keep: set[int]) -> bool:
+def post(path: str, root: Root, successor: Successor, writer: int, reading: int, writing: int, keep: set[int]) -> bool:
     """Append to the log `path` itself that `successor` is the newest generation, and sync that.
 
     Args:
@@ -88,6 +88,8 @@ def post(path: str, root: Root, successor: Successor, writer: int, keep: set[int
         root: what its header must say, and where its first record begins.
         successor: the generation to name.
         writer: the session that posts.
+        reading: the flags with which this mount's logs are opened to be read, and
+        writing: to be appended to.
         keep: is kept equal to the descriptors that are open, so that an interruption loses none.
 
     Returns:
@@ -97,12 +99,12 @@ def post(path: str, root: Root, successor: Successor, writer: int, keep: set[int
         OSError: the file system refused. What was posted may be torn; the next one steps over it.
         ValueError: the file at `path` is not this log any more.
     """
-    fd = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND, keep=keep)
+    fd = paths.open_descriptor(path, writing, keep=keep)
     reader = -1
     kind, durable = root.header.lock_kind, root.header.durable
     lock = LogLock(path, fd, kind, system.threading.RLock(), set())
     try:
-        reader = paths.open_descriptor(path, system.os.O_RDONLY, keep=keep)
+        reader = paths.open_descriptor(path, reading, keep=keep)
         if record.Header.decode(read_header(reader))[0].log_id != root.header.log_id:
             raise ValueError(f"{path} is another log by now")
         if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
@@ -111,6 +113,7 @@ def post(path: str, root: Root, successor: Successor, writer: int, keep: set[int
         if known is None or known.generation < successor.generation:
             if is_torn:
                 place = _void(fd, reader, place, durable=durable)
+            system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
             data, _ = record.encode(
                 record.FORWARD, b"", successor.forward(), writer, system.time.time_ns(), place.chain
             )
@@ -146,6 +149,7 @@ def _void(fd: int, reader: int, place: Place, *, durable: bool) -> Place:
         return Place(verdict.offset, verdict.chain)
     if system.os.fstat(fd).st_size < verdict.place:
         system.os.ftruncate(fd, verdict.place)
+    system.os.lseek(fd, verdict.place, 0)
     data, chain = record.encode_void(place.offset, 0, system.time.time_ns(), place.chain)
     paths.write_all(fd, data)
     return Place(verdict.place + len(data), chain)

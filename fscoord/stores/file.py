@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
-from fscoord._log.coherence import open_log_file
 from fscoord._log.file import Decide, LogFile
+from fscoord._log.marked import open_log_file
 from fscoord._log.reader import Suspect
 from fscoord._log.spill import Fetch
 from fscoord._log.watch import MODES

@@ -35,6 +35,8 @@ class SharedOs(FaultyOs):
 
         def open_(path: str, flags: int, *mode: int) -> int:
             self.opened.append((path, flags))
+            if flags & os.O_DIRECT and flags & os.O_APPEND:
+                raise OSError(system.errno.EINVAL, "NFS takes no two of these")
             if flags & os.O_DIRECT and self.refuses_direct == "open":
                 raise OSError(system.errno.EINVAL, "no direct reads")
             fd: int = counted_open(path, flags & ~os.O_DIRECT, *mode)

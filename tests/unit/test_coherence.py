@@ -153,14 +153,90 @@ def test_each_lock_works_with_each_way_to_read(lock: str, how: str, durable: boo
             reader.set("k", "v")
 
 
-def test_with_a_soft_lock_the_size_is_asked_for_by_opening_the_log_anew(
+# Marker files, of which no kernel knows
+
+
+def test_with_a_soft_lock_the_size_is_asked_for_by_opening_the_log_anew(path: str, kernel: SharedOs) -> None:
+    with FileStore(path, lock="soft", coherence="locked") as store:
+        store.set("k", "1")
+        kernel.opened.clear()
+        store.set("k", "2")
+        assert [flag & os.O_ACCMODE for name, flag in kernel.opened if name == path] == [os.O_RDWR]
+
+
+def test_with_a_soft_lock_on_nfs_nothing_of_the_log_goes_through_the_cache(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """The kernel may write back the whole page that an append begins in, with old data where others have written."""
+    with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", coherence="locked") as other:
+        assert (store._log.coherence, other._log.coherence) == ("direct", "direct")
+        kernel.opened.clear()
+        for number in range(3):
+            store.set("k", str(number))
+            assert other.add("n", 1) == number + 1
+            store.compact()  # the second one posts where the log goes on
+    flags = [flag for name, flag in kernel.opened if name == path or name.startswith(path + ".")]
+    flags = [flag for flag in flags if not flag & os.O_CREAT]
+    assert {flag & os.O_ACCMODE for flag in flags} == {os.O_RDONLY, os.O_WRONLY}
+    for flag in flags:
+        assert flag & os.O_DIRECT
+        assert not flag & os.O_APPEND  # NFS takes no two of these
+
+
+def test_with_a_soft_lock_on_nfs_the_server_is_asked_for_the_end_before_each_write(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path, lock="soft") as store:
         store.set("k", "1")
-        kernel.opened.clear()
-        store.set("k", "2")
-        assert [flag & os.O_ACCMODE for name, flag in kernel.opened if name == path] == [os.O_WRONLY]
+        assert calls(kernel, store.set, "k", "2") == ["read", "fstat", "write", "fdatasync"]
+
+
+@pytest.mark.parametrize("torn", [1, 20, 40, 3000])
+def test_with_a_soft_lock_on_nfs_what_is_torn_is_stepped_over(torn: int, path: str, mounted: object) -> None:
+    with FileStore(path, lock="soft") as store, FileStore(path, lock="soft") as other:
+        store.set("k", "1")
+        size = os.path.getsize(path)
+        store.set("long", b"x" * 5000)
+        os.truncate(path, size + torn)  # as if it had been torn there
+        with FileStore(path, lock="soft") as late:
+            late.set("k", "2")
+            assert late.list_keys() == ["k"]
+            late.set("k", "3")
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"3"})
+    other.close()
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_with_a_soft_lock_on_nfs_nothing_is_written_but_at_the_end_of_what_was_read(
+    shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever moves the end while the marker is there has lost its own, and works on."""
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        before = Path(path).read_bytes()
+
+        def lseek(fd: int, offset: int, whence: int) -> int:
+            return os.lseek(fd, offset, whence) + (shift if whence == os.SEEK_END else 0)
+
+        monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
+        with pytest.raises(StoreError, match=r"was truncated" if shift < 0 else r"end all processes.*\.lock") as caught:
+            store.set("k", "2")
+        assert not caught.value.maybe_applied
+        assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_soft_lock_is_refused_on_nfs_where_direct_reads_are(
+    call: str, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        kernel.refuses_direct = call
+        with pytest.raises(StoreUnavailableError, match="no direct reads"):
+            FileStore(path, lock="soft")
+        kernel.refuses_direct = ""
+        assert store.get("k") == b"1"
 
 
 # Caches that lie
