@@ -6,7 +6,7 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths
-from fscoord._log.lock import LogLock
+from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.reader import DIRTY, LOOK_S, LogReader, Suspect
 from fscoord.errors import FscoordError, StoreTimeoutError
 
@@ -56,9 +56,12 @@ class Contender(LogReader):
         holder = str(self.sessions.get(number, f"session {number}")) if isinstance(number, int) else number
         if number == 0:
             holder = "a process that has not written yet"
+        remedy = ""
+        if self._lock.kind == SOFT:
+            remedy = f"; once no process of that name lives on that host: rm {self._lock.marker}"
         return StoreTimeoutError(
             f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
-            " and is stopped, or stuck in a call",
+            f" and is stopped, or stuck in a call{remedy}",
             holder=holder,
             waited=waited,
         )

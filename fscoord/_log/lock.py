@@ -70,6 +70,7 @@ class LogLock:
     """One handle's hold on the lock of one log.
 
     Attributes:
+        marker: the path of the file that is there while a soft lock is held.
         fd: the descriptor of the log that the kernel's lock belongs to, open for writing.
         try_lock: takes the lock or raises BlockingIOError at once.
         unlock: gives it back; harmless when it is not held.
@@ -92,7 +93,7 @@ class LogLock:
     def __init__(
         self, path: str, fd: int, kind: int, mutex: Any, descriptors: set[int], *, shared: bool = False
     ) -> None:
-        self.path = path
+        self.path, self.marker = path, path + ".lock"
         self.kind = kind
         self.shared = shared
         self.mutex = mutex
@@ -147,7 +148,7 @@ class LogLock:
 
     def _bind_soft(self) -> None:
         if self._soft is None:
-            self._soft = system.load_soft_lock(self.path + ".lock")
+            self._soft = system.load_soft_lock(self.marker)
         soft, timeout_error = self._soft
 
         def try_lock() -> None:
@@ -180,7 +181,7 @@ class LogLock:
             kind, _, _, length, _ = _FLOCK_STRUCT.unpack(bytes(answer)[: _FLOCK_STRUCT.size])
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
-            return system.soft_lock_holder(self.path + ".lock")
+            return system.soft_lock_holder(self.marker)
         try:
             return system.flock_holder(self.fd)
         except OSError:

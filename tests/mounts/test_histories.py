@@ -72,11 +72,12 @@ def judge(calls: list[tuple[str, Call]]) -> None:
     assert len(verdicts) == len(VALUES + QUEUES), "a key that nobody used proves nothing"
 
 
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
 def test_random_calls_on_both_hosts_are_linearizable(
-    sides: Sides, rng: random.Random, scale: Callable[[int], int]
+    sides: Sides, lock: str, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     ahead = clocks(sides)
-    crew = sides.opened(WIDTH)
+    crew = sides.opened(WIDTH, lock=lock)
     seeds = [rng.randrange(2**32) for _ in crew]
     asked = [agent.begin("with_worker", "mounts.work.history", seed, scale(80), VALUES, QUEUES)
              for agent, seed in zip(crew, seeds, strict=True)]  # fmt: skip

@@ -39,6 +39,37 @@ def test_a_holder_that_is_killed_leaves_a_log_that_goes_on(sides: Sides, lock: s
             assert agent.list_keys() == ["after", "before", *(["held"] if share == 1.0 else []), "introduced"]
 
 
+@pytest.mark.hosts
+@pytest.mark.parametrize("share", SHARES)
+def test_the_marker_of_a_dead_holder_is_not_removed_by_another_host_and_says_whose_it_is(
+    sides: Sides, share: float
+) -> None:
+    for holder_host, other_host in ((sides.a, sides.b), (sides.b, sides.a)):
+        name = f"log-{holder_host.name}"
+        other = other_host.fork().open(sides.path(name), lock="soft")
+        other.set("before", "1")
+        holder = holder_host.fork().open(sides.path(name), lock="soft")
+        pid = holder.do("pid")
+        hold(holder, share)
+        holder.kill()
+        holder_host.fork().do("os.sync")  # what the marker says may wait in that host's cache for some seconds
+        marker = sides.full(other_host, name) + ".lock"
+        other.set_timeout(0.5)
+        error = other.begin("store:set", "after", "1").error()
+        assert isinstance(error, StoreTimeoutError)
+        assert error.holder == f"{holder_host.hostname}:{pid}"
+        assert str(error).endswith(f"rm {marker}")
+        other.set_timeout(120)
+        waiter = other.begin("store:set", "after", "1")
+        other_host.fork().do("os.unlink", marker)
+        waiter.result()
+        third = holder_host.fork().open(sides.path(name), lock="soft")
+        third.set("after", "2")
+        for agent in (other, third):
+            assert agent.list_keys() == ["after", "before", *(["held"] if share == 1.0 else []), "introduced"]
+            assert agent.get("after") == b"2"
+
+
 @pytest.mark.parametrize("share", SHARES)
 def test_a_stopped_holder_is_named_and_goes_on(sides: Sides, share: float) -> None:
     for holder_host, other_host in ((sides.a, sides.b), (sides.b, sides.a)):
