@@ -25,8 +25,9 @@ O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
 class Opened:
     """A file as a store has it: one descriptor that appends and locks, one that reads and only moves forward."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_nfs: bool = False) -> None:
         self.path = path
+        self._is_nfs = is_nfs
         self.writer = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT)
         self.reader = paths.open_descriptor(path, system.os.O_RDONLY)
         self._mutex = system.threading.RLock()
@@ -51,6 +52,22 @@ class Opened:
                 raise
             return False
         return True
+
+    def append(self, kind: str, data: bytes) -> None:
+        """Append as a store does that has the lock: on NFS, with a marker file for one, past the cache."""
+        if self.way(kind) != "direct":
+            paths.write_all(self.writer, data)
+            return
+        fd = paths.open_descriptor(self.path, system.os.O_WRONLY | O_DIRECT)
+        try:
+            system.os.lseek(fd, 0, system.os.SEEK_END)
+            paths.write_all(fd, data)
+        finally:
+            system.close_quietly(fd)
+
+    def way(self, kind: str) -> str:
+        """Return how a store that has the lock looks: a marker file, other than a lock, makes no cache of NFS valid."""
+        return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[lines.Line | None]:
         """Return the lines that are new since the last look of this way.
@@ -194,7 +211,7 @@ class Acts:
         while not file.take(kind):
             system.time.sleep(NAP_S)
         try:
-            paths.write_all(file.writer, lines.encode(number, writer))
+            file.append(kind, lines.encode(number, writer))
         finally:
             file.lock(kind).unlock()
 
@@ -284,7 +301,8 @@ class Acts:
     def file(self, name: str) -> Opened:
         """Return the file of this name, open."""
         if name not in self.files:
-            self.files[name] = Opened(self.path(name))
+            path = self.path(name)
+            self.files[name] = Opened(path, is_nfs=find_mount(path).is_nfs)
         return self.files[name]
 
     def path(self, name: str) -> str:

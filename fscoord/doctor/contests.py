@@ -61,7 +61,7 @@ class Contests(Acts):
                 if not written % 3:
                     system.time.sleep(2 * NAP_S)  # whoever has the lock too, or sees nothing of this, shows by it
                 if not written or others or now > met:  # one line says that this hand is there
-                    paths.write_all(file.writer, lines.encode(last + 1, writer))
+                    file.append(kind, lines.encode(last + 1, writer))
                     written += 1
             finally:
                 file.lock(kind).unlock()
@@ -154,9 +154,10 @@ class Contests(Acts):
 
 
 def _new_lines(file: Opened, kind: str) -> list[lines.Line | None]:
-    found = more = file.read("plain", kind)
+    way = file.way(kind)
+    found = more = file.read(way, kind)
     while more and None not in more:
-        more = file.read("plain", kind)
+        more = file.read(way, kind)
         found = found + more
     return found
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doctor import hands
+from faults.shared_os import shared_os
 
-from fscoord.doctor import acts, locks, series, views
+from fscoord.doctor import acts, lines, locks, series, views
 from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.pair import Pair
 
@@ -140,6 +142,20 @@ def test_marker_files_pass_on_a_sound_file_system(pair):
     found = outcomes(pair(), "soft")
     assert found["race (soft)"].outcome == found["store (soft)"].outcome == OK
     assert {check.outcome for check in found.values()} <= {OK, INFO}
+
+
+def test_with_a_marker_file_on_nfs_a_hand_reads_and_writes_past_the_cache_as_a_store_does(tmp_path):
+    with shared_os() as kernel:
+        file = acts.Opened(str(tmp_path / "f"), is_nfs=True)
+        kernel.opened.clear()
+        for number in (1, 2):
+            file.append("soft", lines.encode(number, "a"))
+        assert [line.number for line in file.read(file.way("soft"), "soft")] == [1, 2]
+        assert [bool(flags & os.O_DIRECT) for _, flags in kernel.opened] == [True] * 3
+        file.append("ofd", lines.encode(3, "a"))
+        assert [line.number for line in file.read(file.way("ofd"), "ofd")] == [1, 2, 3]
+        assert len(kernel.opened) == 3
+        file.close()
 
 
 def test_a_name_that_both_made_is_told(pair, monkeypatch):

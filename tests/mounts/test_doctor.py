@@ -21,10 +21,11 @@ def begin(agent: Agent, directory: str, *options: str) -> Pending:
     return agent.begin("subprocess.run", command, check=False, **pipes)
 
 
-@pytest.fixture
-def examined(sides: Sides) -> list[tuple[int, dict[str, Any] | None]]:
-    """The exit code of either host's command, and the report of the one that printed it."""
-    pending = [begin(host.fork(), sides.full(host, ""), "-n", "2", "--wait", "300") for host in (sides.a, sides.b)]
+@pytest.fixture(params=["ofd", "soft"])
+def examined(sides: Sides, request: pytest.FixtureRequest) -> list[tuple[int, dict[str, Any] | None]]:
+    """The exit code of either host's command, for a kind of lock, and the report of the one that printed it."""
+    options = ("-n", "2", "--wait", "300", "--lock", request.param)
+    pending = [begin(host.fork(), sides.full(host, ""), *options) for host in (sides.a, sides.b)]
     ends = [each.result() for each in pending]
     return [(end.returncode, json.loads(end.stdout) if end.stdout else None) for end in ends]
 
