@@ -280,6 +280,7 @@ LAYERS = [
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
     ("testing.contract.*", ["testing.contract.*", "arguments", "store", "_interruptions", "_system", "errors"]),
+    ("testing.*", ["testing.*", "arguments", "members", "store", "_system", "errors"]),
     ("integrations.*", ["*"]),
     # What the doctor tries must be the very locks, mounts and paths that a log uses, so it may import those of `_log`.
     (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fscoord.testing.files import FaultyFiles
+from fscoord.testing.store import FaultyStore
+
 if TYPE_CHECKING:
     from fscoord.testing.contract import StoreContract
 
-__all__ = ["StoreContract", "not_faked"]
+__all__ = ["FaultyFiles", "FaultyStore", "StoreContract", "not_faked"]
 
 
 def __getattr__(name: str) -> Any:
