@@ -11,6 +11,7 @@ from benchmarks import (
     contended,
     deadline,
     deaths,
+    etcd,
     history,
     machine,
     process_groups,
@@ -33,7 +34,10 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "groups": process_groups.measure,
     "history": history.measure,
     "start": start.measure,
+    "etcd": etcd.measure,
 }
+ON_REQUEST = {"etcd"}
+"""What needs a server, and is measured only when it is asked for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
     with report.progress() as show:
         settings = Settings(options.quick, options.repeat, options.directory, show)
-        for name in options.only or BENCHMARKS:
+        for name in options.only or [name for name in BENCHMARKS if name not in ON_REQUEST]:
             rows += BENCHMARKS[name](settings)
     found["load_1_min_at_the_end"] = machine.load()
     print("; ".join(f"{name.replace('_', ' ')}: {fact}" for name, fact in found.items()), end="\n\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ import fscoord
 OURS = "fscoord FileStore"
 OURS_GROWING = "fscoord FileStore, never compacted"
 OUR_HASH = "fscoord HashStore"
+ETCD = "fscoord EtcdStore"
+ETCD_REREADING = "the same, read as torch's EtcdStore does"
 TORCH_FILE = "torch FileStore"
 TORCH_TCP = "torch TCPStore"
 TORCH_HASH = "torch HashStore"
@@ -24,6 +27,7 @@ TORCH_HASH = "torch HashStore"
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # TCPStore warns of each time-out, which is what is measured
 
 LIMIT_S = 60
+NO_ETCD = "there is no etcd: put one on PATH, and pip install 'fscoord[etcd]'"
 NO_TORCH = "torch is not installed: pip install 'fscoord[torch]'"
 
 
@@ -42,6 +46,12 @@ class Place:
             return fscoord.FileStore(self.address, timeout=LIMIT_S, compact_bytes=None)
         if self.store == OUR_HASH:
             return fscoord.HashStore()
+        if self.store == ETCD:
+            return fscoord.EtcdStore(self.address, "benchmark", timeout=LIMIT_S)
+        if self.store == ETCD_REREADING:
+            from benchmarks.etcd import ReReading
+
+            return ReReading(self.address, "benchmark", timeout=LIMIT_S)
         import torch.distributed as dist
 
         if self.store == TORCH_FILE:
@@ -56,6 +66,8 @@ class Place:
 
 def is_missing(store: str) -> str:
     """Return why `store` can't be measured here, or an empty text."""
+    if store in (ETCD, ETCD_REREADING):
+        return "" if shutil.which("etcd") and importlib.util.find_spec("urllib3") else NO_ETCD
     return NO_TORCH if store.startswith("torch") and importlib.util.find_spec("torch") is None else ""
 
 
@@ -72,4 +84,10 @@ def fresh(store: str, directory: str) -> Iterator[Place]:
         yield Place(store, str(server.port))
         return
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=directory) as place:
+        if store in (ETCD, ETCD_REREADING):
+            from benchmarks.etcd import server
+
+            with server(place) as address:
+                yield Place(store, address)
+            return
         yield Place(store, str(Path(place, "store")))

@@ -257,7 +257,7 @@ class EtcdStore(EtcdSessions):
                 return Look(revision, list(absent), [[Watched(self._names.value(name))] for name in absent])
             return [decoded(value[0].get("value")) for value in values]
 
-        return self._await(self._timeout, look, "key")
+        return self._await(self._timeout, look, "key", (lambda value: [value]) if len(names) == 1 else None)
 
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Give `name` the value that `change` makes of the one it has (None: none), unless that is None.

@@ -15,6 +15,7 @@ from fscoord.stores.etcd_requests import (
     Names,
     Request,
     compare,
+    decoded,
     found,
     grouped,
     range_of,
@@ -127,8 +128,14 @@ class EtcdHandle(Store):
         """Return the number of the session that this handle writes in, 0 for none."""
         return self._session_number
 
-    def _await(self, limit: float, look: Callable[[float], T | Look], what: str) -> T:
-        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over."""
+    def _await(
+        self, limit: float, look: Callable[[float], T | Look], what: str, accept: Callable[[bytes], T] | None = None
+    ) -> T:
+        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
+
+        With `accept`, the value that the first news bring is good enough, and what it makes of that is returned: right
+        where one key's value is all that was missing, for it was written since the look.
+        """
         patience = Patience()
         left = limit
         while True:
@@ -139,7 +146,9 @@ class EtcdHandle(Store):
             missing = list(seen.missing)
             if left > 0:
                 patience.speak(__name__, lambda: f"{what} {key_names(missing)} in {self._cluster}")  # noqa: B023
-                missing = self._sleep(seen, min(left, SLICE_S))
+                missing, value = self._sleep(seen, min(left, SLICE_S))
+                if value is not None and accept is not None:
+                    return accept(value)
             waited = system.time.monotonic() - patience.started
             left = max(0.0, limit - waited)
             if missing and waited >= limit:
@@ -149,8 +158,11 @@ class EtcdHandle(Store):
                     waited=waited,
                 )
 
-    def _sleep(self, seen: Look, limit: float) -> list[bytes]:
-        """Wait until all that `seen` lacked has been written, or `limit` seconds; return what has not come."""
+    def _sleep(self, seen: Look, limit: float) -> tuple[list[bytes], bytes | None]:
+        """Wait until all that `seen` lacked has been written, or `limit` seconds; return what has not come, and the
+        value that came last.
+        """
+        value = None
         ends = system.time.monotonic() + limit
         is_broken = True
         coming = dict(enumerate(seen.missing))
@@ -171,11 +183,12 @@ class EtcdHandle(Store):
                     is_broken = False
                     owner = owners[int(news.get("watch_id", 0))]
                     if owner == len(seen.missing):
-                        return []
+                        return [], None
                     coming.pop(owner, None)
+                    value = decoded(news["events"][-1]["kv"].get("value"))
         finally:
             if stream is not None:
                 self._cluster.close_stream(stream)
         if is_broken:
             system.time.sleep(max(0.0, min(BROKEN_PAUSE_S, ends - system.time.monotonic())))
-        return list(coming.values())
+        return list(coming.values()), value

@@ -264,7 +264,7 @@ def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, sto
     post(server, "kv/compaction", {"revision": str(current)})
     key = store._names.value(b"k")
     stale = Look(revision - 1, [b"k"], [[Watched(key)]])
-    assert store._sleep(stale, 0.05) == [b"k"]  # it ends, and says that nothing has come
+    assert store._sleep(stale, 0.05) == ([b"k"], None)  # it ends, and says that nothing has come
     assert store.get("k") == b"1"
 
 
@@ -418,3 +418,18 @@ def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
                 waiting.join()
             waiting._error = None
     assert caught.value.dead == ("1",)
+
+
+def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_what_was_deleted(open_store: Open) -> None:
+    store, other = open_store(), open_store()
+    for turn in range(20):
+        with start_thread(other.get, f"k{turn}") as waiter:
+            until(lambda: other._cluster._streams or not waiter.is_alive())
+            store.set(f"k{turn}", "1")
+            store.set(f"k{turn}", "2")
+            store.delete_key(f"k{turn}")
+            store.set(f"k{turn}", "3")
+        assert waiter.result in (b"1", b"2", b"3")
+        with start_thread(other.get, f"e{turn}") as waiter:
+            store.set(f"e{turn}", "")
+        assert waiter.result == b""

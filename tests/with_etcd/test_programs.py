@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -109,3 +110,21 @@ def test_an_address_says_all_that_is_needed_to_come_in() -> None:
         assert same._cluster.access == store._cluster.access
         assert same.address == store.address
         assert "a&b" not in repr(store)
+
+
+def test_the_benchmark_of_etcd_runs(tmp_path: Path) -> None:
+    """In tiny sizes; the figures mean nothing, and nothing here looks at them."""
+    (tmp_path / "benchmarks").symlink_to(Path(__file__).parents[2] / "benchmarks")
+    done = subprocess.run(
+        [*(sys.executable, "-m", "benchmarks", "--only", "etcd", "--quick"), *("--json", "found.json")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for row in json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["results"]:
+        assert len(row["values"]) == 3
+        assert all(value > 0 for value in row["values"].values()), row
+        assert row["missing"] == {}

@@ -1,0 +1,210 @@
+"""EtcdStore beside FileStore, and beside how torch's EtcdStore does it: read the whole directory, and again.
+
+Only on request (``--only etcd``): it needs an etcd on PATH and the extra ``etcd``.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import fscoord
+from benchmarks import crew
+from benchmarks.measure import Budget, Row, Settings, median, percentile, take_turns
+from benchmarks.stores import ETCD, ETCD_REREADING, OURS, Place, fresh
+from benchmarks.uncontended import OPERATIONS
+from benchmarks.wakeup import exchange
+from fscoord.errors import StoreTimeoutError
+from fscoord.stores.etcd_handle import Look, Watched
+from fscoord.stores.etcd_requests import after_prefix, compare, decoded, found, put, range_of
+
+STORES = (ETCD, ETCD_REREADING, OURS)
+DIFFERENT = ("get", "add", "check")
+"""The operations that the two do differently."""
+
+KEYS = 1000
+"""How many other keys there are: a rank's data each, say."""
+
+START_S = 60
+
+
+class ReReading(fscoord.EtcdStore):
+    """An EtcdStore that gets, waits and adds as torch's does.
+
+    ``torch/distributed/elastic/rendezvous/etcd_store.py``: every look reads all keys of the store, a wait is a watch of
+    all of them that ends with whatever is written, and who loses a race for a counter sleeps for 50 ms on average. What
+    it is measured with (version 3 of the protocol, these connections) is the same for both.
+    """
+
+    def _everything(self, limit: float) -> tuple[dict[bytes, bytes], int]:
+        values = self._names.values
+        answers, revision = self._read([range_of(values, after_prefix(values))], limit)
+        return {decoded(each["key"])[len(values) :]: decoded(each.get("value")) for each in found(answers[0])}, revision
+
+    def get(self, key: Any) -> bytes:
+        """Read all keys until the one is there."""
+        ends = time.monotonic() + self._timeout
+        name, values = key.encode(), self._names.values
+        while True:
+            everything, revision = self._everything(self._timeout)
+            if name in everything:
+                return everything[name]
+            if time.monotonic() >= ends:
+                raise StoreTimeoutError("late")
+            self._sleep(Look(revision, [name], [[Watched(values, after_prefix(values))]]), ends - time.monotonic())
+
+    def check(self, keys: Any) -> bool:
+        """Read all keys."""
+        everything, _ = self._everything(self._timeout)
+        return all(key.encode() in everything for key in keys)
+
+    def add(self, key: Any, amount: int) -> int:
+        """Create the counter, or else read it and exchange it, until nobody is quicker."""
+        place = self._names.value(key.encode())
+        if self._write([put(place, b"%d" % amount)], [compare(place, "create", 0)]).is_done:
+            return amount
+        while True:
+            answers, _ = self._read([range_of(place)])
+            now = found(answers[0])[0]
+            total = int(decoded(now["value"])) + amount
+            if self._write([put(place, b"%d" % total)], [compare(place, "mod", int(now["mod_revision"]))]).is_done:
+                return total
+            time.sleep(random.uniform(0, 0.1))
+
+
+@contextmanager
+def server(directory: str) -> Iterator[str]:
+    """Run an etcd with its data in `directory`; give its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = shutil.which("etcd")
+    assert program
+    here = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(
+        [program, f"--data-dir={directory}/data", f"--listen-client-urls={here}", f"--advertise-client-urls={here}",
+         "--listen-peer-urls=http://127.0.0.1:0"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            ends = time.monotonic() + START_S
+            while True:
+                try:
+                    urllib.request.urlopen(f"{here}/health", timeout=START_S).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < ends, "etcd does not start"
+                    time.sleep(0.02)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def filled(place: Place, count: int) -> Any:
+    """Return a handle on the store at `place`, with so many other keys in it."""
+    store = place.open()
+    store.multi_set([f"other{number}" for number in range(count)], [b"x" * 32] * count)
+    return store
+
+
+def measure(settings: Settings) -> Iterator[Row]:
+    """Yield a row per operation, for wake-ups, and for additions of several processes."""
+    count = 10 if settings.quick else KEYS
+    yield from uncontended(settings, count)
+    yield wake_up(settings, count)
+    yield contended(settings)
+
+
+def uncontended(settings: Settings, count: int) -> Iterator[Row]:
+    """What each operation costs one process."""
+    rounds = settings.rounds(9)
+    times = 5 if settings.quick else 50
+    with ExitStack() as stack:
+        handles = {}
+        for store in STORES:
+            handles[store] = stack.enter_context(filled(stack.enter_context(fresh(store, settings.directory)), count))
+            handles[store].set("key", "value")
+        for operation, statement in OPERATIONS.items():
+            code = compile(statement, "<benchmark>", "exec")
+
+            def once(store: str, code: Any = code) -> float:
+                names = {"store": handles[store]}
+                start = time.perf_counter()
+                for _ in range(times):
+                    exec(code, names)
+                return (time.perf_counter() - start) / times * 1e6
+
+            taken, missing = take_turns(settings, STORES, rounds, once, operation)
+            yield Row(
+                f"{operation} beside {count} keys, one process",
+                "µs",
+                f"median of {rounds} rounds",
+                {store: median(each) for store, each in taken.items()},
+                missing,
+                {store: {"best": min(each)} for store, each in taken.items()},
+                [Budget("faster", ETCD_REREADING, 1.0)] if operation in DIFFERENT else [],
+            )
+
+
+def wake_up(settings: Settings, count: int) -> Row:
+    """How long after one process began to set a key the other's get returns it."""
+    rounds = settings.rounds(3)
+
+    def once(store: str) -> list[float]:
+        with fresh(store, settings.directory) as place:
+            filled(place, count).close()
+            first, second = crew.run(exchange, 2, place, 3 if settings.quick else 100, False)
+            return [*first, *second]
+
+    taken, missing = take_turns(settings, STORES, rounds, once, "wake-up")
+    return Row(
+        f"wake-up beside {count} keys, one way",
+        "µs",
+        f"p50, median of {rounds} rounds",
+        {store: median(percentile(each, 0.5) for each in lists) for store, lists in taken.items()},
+        missing,
+        {store: {"p99": median(percentile(each, 0.99) for each in lists)} for store, lists in taken.items()},
+        [Budget("faster", ETCD_REREADING, 1.0)],
+    )
+
+
+def contended(settings: Settings) -> Row:
+    """How many additions to one counter 4 processes make together."""
+    rounds = settings.rounds(3)
+    times = 3 if settings.quick else 50
+
+    def once(store: str) -> float:
+        with fresh(store, settings.directory) as place:
+            place.open().close()
+            spans = crew.run(add_often, 4, place, times)
+            begun, ended = zip(*spans, strict=True)
+            return 4 * times / (max(ended) - min(begun))
+
+    taken, missing = take_turns(settings, STORES, rounds, once, "add, 4 processes")
+    return Row(
+        "add, 4 processes at once",
+        "1/s",
+        f"median of {rounds} rounds",
+        {store: median(each) for store, each in taken.items()},
+        missing,
+        budgets=[Budget("faster", ETCD_REREADING, 1.0)],
+        more_is_better=True,
+    )
+
+
+def add_often(member: crew.Member, place: Place, times: int) -> tuple[float, float]:
+    """Add so many times; return when that began and ended, by the clock that all processes share."""
+    store = place.open()
+    store.check(["counter"])
+    member.start()
+    start = time.perf_counter()
+    for _ in range(times):
+        store.add("counter", 1)
+    return start, time.perf_counter()
