@@ -6,7 +6,9 @@ from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.fenced import Fenced
 from fscoord.recipes.latch import Latch
 from fscoord.recipes.lock import Lock, RLock
+from fscoord.recipes.membership import Membership, Participant
 from fscoord.recipes.once import once
+from fscoord.recipes.queue import Item, PriorityQueue, Queue
 from fscoord.recipes.rwlock import ReadWriteLock
 from fscoord.recipes.semaphore import Semaphore
 
@@ -14,9 +16,14 @@ __all__ = [
     "DoubleBarrier",
     "Election",
     "Fenced",
+    "Item",
     "Latch",
     "Leader",
     "Lock",
+    "Membership",
+    "Participant",
+    "PriorityQueue",
+    "Queue",
     "RLock",
     "ReadWriteLock",
     "Semaphore",

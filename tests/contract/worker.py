@@ -17,7 +17,7 @@ import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
 from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError
-from fscoord.recipes import Fenced, Lock, Semaphore, once
+from fscoord.recipes import Fenced, Lock, Membership, Queue, Semaphore, once
 from fscoord.store import Store
 
 HANG_S = 40
@@ -174,6 +174,26 @@ def time_out(store: Store, rank: int, size: int, callers: int) -> Any:
     come()
     barrier(store, callers, "all have come", HANG_S)
     return come()
+
+
+def take_and_keep(store: Store, name: str) -> None:
+    """Take an item and keep it, to be killed."""
+    Queue(store, name).take()
+    store.queue_push("taken", "")
+    store.wait(["never"])
+
+
+def take_and_do(store: Store, name: str) -> None:
+    """Take items and do them for ever, to be killed."""
+    while True:
+        with Queue(store, name).take() as item:
+            store.add(f"did/{item.data.decode()}", 1)
+
+
+def take_part(store: Store, name: str, data: str) -> None:
+    """Take part in a group, to be killed."""
+    Membership(store, name, data).join()
+    store.wait(["never"])
 
 
 def linger(store: Store) -> None:

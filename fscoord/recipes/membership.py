@@ -1,0 +1,185 @@
+"""`Membership`: who takes part, with something to say, and who left or died; kazoo's ``Party``, with deaths told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, NamedTuple, TypeVar
+
+from fscoord import _system as system
+from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, seconds, value_bytes
+from fscoord.errors import FscoordError, StoreTimeoutError
+from fscoord.recipes._keys import read_now
+from fscoord.store import Store
+
+__all__ = ["Membership", "Participant"]
+
+LOOK_S: Final = 1.0
+"""How often one who watches looks by itself: who came or left may have died before it could say so."""
+
+KEPT: Final = 64
+"""How many changes may pass between a look and the wait that follows it, before that wait ends only by `LOOK_S`."""
+
+M = TypeVar("M", bound="Membership")
+
+
+class Participant(NamedTuple):
+    """One who takes part.
+
+    Attributes:
+        number: counts those who joined.
+        owner: its process, ``host:pid``.
+        session: the number of its handle among the members of the store; 0 where the store keeps none.
+        data: what it has to say, such as its address.
+    """
+
+    number: int
+    owner: str
+    session: int
+    data: bytes
+
+
+class Membership:
+    """A group that processes join and leave, and that anybody may look at.
+
+    A process that dies, or closes its store, is no longer in it, where the store can tell (`store.has_liveness`); and
+    those who watch are told. Nothing has to be sent again and again. As a context manager it joins and leaves.
+
+    Args:
+        store: where all meet.
+        name: the group's name there; keys that begin with it and a slash belong to it.
+        data: what others should know of this process when it takes part.
+    """
+
+    def __init__(self, store: Store, name: Key, data: Value = b"") -> None:
+        self._store = store
+        self._name = key_bytes(name)
+        self._data = value_bytes(data)
+        self._joined: tuple[int, bytes] | None = None  # the process, and the key
+        self._members, self._changed = self._name + b"/member/", self._name + b"/changed/"
+        key_bytes(self._changed + b"%016x" % 0)  # a name that is too long fails here
+
+    @property
+    def name(self) -> str:
+        """What it is called in the store."""
+        return key_text(self._name)
+
+    def join(self) -> None:
+        """Take part from now on.
+
+        Raises:
+            RuntimeError: this object takes part already.
+        """
+        if self._key() is not None:
+            raise RuntimeError(f"this object takes part in {self.name!r} already")
+        key = self._members + b"%016x" % self._store.add(self._name + b"/joined", 1)
+        try:
+            self._joined = system.os.getpid(), key
+            self._write(key)
+        except BaseException:
+            self._joined = None
+            with suppress(FscoordError):  # nobody may know yet whether it stands there
+                self._store.delete_key(key)
+            raise
+
+    def update(self, data: Value) -> None:
+        """Have something else to say, and tell those who watch.
+
+        Raises:
+            RuntimeError: this object does not take part.
+        """
+        key = self._key()
+        if key is None:
+            raise RuntimeError(f"this object does not take part in {self.name!r}")
+        self._data = value_bytes(data)
+        self._write(key)
+
+    def leave(self) -> bool:
+        """Take part no longer, and return whether this object did until now."""
+        key, self._joined = self._key(), None
+        if key is None or not self._store.delete_key(key):
+            return False
+        self._tell()
+        return True
+
+    def members(self) -> list[Participant]:
+        """Return who takes part, in the order of joining. Who is found dead is taken out."""
+        present = self._read()
+        dead = set(self._store.dead_sessions({each.session for each in present} - {0}))
+        for each in present:
+            if each.session in dead and self._store.delete_key(self._members + b"%016x" % each.number):
+                self._tell()
+        return [each for each in present if each.session not in dead]
+
+    def observe(self, known: Sequence[Participant] = (), timeout: Timeout | None = None) -> list[Participant]:
+        """Wait until those who take part are others than `known`, or say something else, and return them.
+
+        Args:
+            known: what this returned last.
+            timeout: seconds or a `timedelta`; None means the store's.
+
+        Raises:
+            StoreTimeoutError: nothing changed.
+        """
+        limit = seconds(self._store.timeout if timeout is None else timeout)
+        end = system.time.monotonic() + limit
+        while True:
+            # Counted before the look: what changes behind the look has a higher number.
+            count = int(read_now(self._store, self._name + b"/changes") or 0)
+            present = self.members()
+            if present != list(known):
+                return present
+            left = end - system.time.monotonic()
+            if left <= 0:
+                raise StoreTimeoutError(
+                    f"nobody joined or left {self.name!r} within {limit:g} s", keys=[self.name], waited=limit
+                )
+            with suppress(StoreTimeoutError):
+                others = [each.session for each in present if each.session]
+                self._store.wait_sessions([self._changed + b"%d" % (count + 1)], others, min(LOOK_S, left))
+
+    def watch(self, timeout: Timeout | None = None) -> Iterator[list[Participant]]:
+        """Yield who takes part: at once, if it is anybody, and whenever it has changed; for arguments see `observe`."""
+        known: list[Participant] = []
+        while True:
+            known = self.observe(known, timeout)
+            yield known
+
+    def __enter__(self: M) -> M:
+        self.join()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    def _key(self) -> bytes | None:
+        if self._joined and self._joined[0] != system.os.getpid():
+            self._joined = None  # it was forked: its parent takes part
+        return self._joined[1] if self._joined else None
+
+    def _write(self, key: bytes) -> None:
+        owner = f"{system.hostname()}:{system.os.getpid()}"
+        self._store.set(key, f"{self._store.session} {owner}\n".encode() + self._data)
+        self._tell()
+
+    def _tell(self) -> None:
+        count = self._store.add(self._name + b"/changes", 1)
+        self._store.set(self._changed + b"%d" % count, b"1")
+        if count > KEPT:
+            self._store.delete_key(self._changed + b"%d" % (count - KEPT))
+
+    def _read(self) -> list[Participant]:
+        found = []
+        for key in self._store.list_keys(self._members):
+            value = read_now(self._store, key_bytes(key))
+            if value is not None:
+                head, _, data = value.partition(b"\n")
+                session, owner = head.decode().split(" ")
+                found.append(Participant(int(key[-16:], 16), owner, int(session), data))
+        return found

@@ -1,0 +1,450 @@
+"""Queues whose items come back when their consumers die, and groups that tell who left, on every kind of store."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import HANG_S, Place, start_thread
+from contract.third_party import place_of
+from contract.worker import Workers, start
+
+from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, QueueEmptyError, StoreTimeoutError
+from fscoord.recipes import Membership, PriorityQueue, Queue, membership, queue
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = place_of(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def file_place(tmp_path: Path) -> Iterator[Place]:
+    place = place_of("file-ofd", str(tmp_path))
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def no_slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not woken hangs."""
+    monkeypatch.setattr(queue, "LOOK_S", HANG_S)
+    monkeypatch.setattr(membership, "LOOK_S", HANG_S)
+
+
+def drained(found: Queue) -> list[bytes]:
+    """Take and do all there is."""
+    values = []
+    while True:
+        try:
+            with found.take(block=False) as item:
+                values.append(item.data)
+        except QueueEmptyError:
+            return values
+
+
+class Interrupted(PrefixStore):
+    """A view in which the operation number `at` is interrupted, before or after it was done."""
+
+    def __init__(self, store: Store, at: int, after: bool) -> None:
+        super().__init__("q-view", store)
+        self.count, self.at, self.after, self.hit = 0, at, after, False
+
+    def _step(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        self.count += 1
+        now = self.count == self.at
+        self.hit = self.hit or now
+        if now and not self.after:
+            raise KeyboardInterrupt
+        found = operation(*arguments)
+        if now:
+            raise KeyboardInterrupt
+        return found
+
+    def add(self, key: Any, amount: int) -> int:
+        return int(self._step(super().add, key, amount))
+
+    def set(self, key: Any, value: Any) -> None:
+        self._step(super().set, key, value)
+
+    def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+        return bytes(self._step(super().compare_set, key, expected, desired))
+
+    def delete_key(self, key: Any) -> bool:
+        return bool(self._step(super().delete_key, key))
+
+    def multi_set(self, keys: Any, values: Any) -> None:
+        self._step(super().multi_set, keys, values)
+
+
+# Queues
+
+
+def test_items_are_taken_in_the_order_in_which_they_were_put(store: Store) -> None:
+    found = Queue(store, "q")
+    found.put("a")
+    found.put_all([b"b", b"", "d" * 5000])
+    found.put_all([])
+    assert len(found) == 4
+    assert drained(found) == [b"a", b"b", b"", b"d" * 5000]
+    assert len(found) == 0
+    assert found.name == "q"
+
+
+def test_a_queue_that_was_drained_leaves_next_to_nothing(store: Store) -> None:
+    before = store.num_keys()
+    found = PriorityQueue(store, "q")
+    for number in range(20):
+        found.put(str(number), -number)
+    drained(found)
+    assert store.num_keys() - before <= 3
+
+
+def test_the_lowest_priority_goes_first_and_equals_in_their_order(store: Store) -> None:
+    found = PriorityQueue(store, "q")
+    for value, priority in (("c", 5), ("a", -(1 << 31)), ("d", (1 << 31) - 1), ("b", 0), ("c2", 5)):
+        found.put(value, priority)
+    assert found.take().data == b"a"
+    found.put_all(["b2", "b3"])
+    assert drained(found) == [b"b", b"b2", b"b3", b"c", b"c2", b"d"]
+    for wrong in (1 << 31, -(1 << 31) - 1):
+        with pytest.raises(ValueError, match="32 bits"):
+            found.put("x", wrong)
+    with pytest.raises(TypeError, match="priority"):
+        found.put_all(["x"], 1.5)  # type: ignore[arg-type]
+
+
+def test_an_item_that_is_taken_is_nobody_elses_until_it_is_given_back(place: Place, store: Store) -> None:
+    mine, theirs = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    mine.put_all("abc")
+    first, second = mine.take(), theirs.take()
+    assert (first.data, second.data, len(mine)) == (b"a", b"b", 1)
+    assert len(mine.taken()) == 2
+    assert mine.taken()[0].owner.count(":") == 1
+    first.give_back()
+    again = theirs.take()
+    assert again.data == b"a", "it has its place in the order"
+    again.done()
+    second.done()
+    for item in (first, again):
+        for call in (item.done, item.give_back):
+            with pytest.raises(RuntimeError, match="'q' was done or given back already"):
+                call()
+    assert drained(mine) == [b"c"]
+    assert theirs.taken() == []
+
+
+def test_what_fails_in_a_with_gives_the_item_back_and_what_ends_it_early_is_left_alone(store: Store) -> None:
+    found = Queue(store, "q")
+    found.put("a")
+    with pytest.raises(ZeroDivisionError), found.take():
+        raise ZeroDivisionError
+    with found.take() as item:
+        item.give_back()
+    with found.take() as item:
+        item.done()
+    assert len(found) == 0
+
+
+def test_an_empty_queue_is_an_error_now_or_when_time_runs_out(store: Store) -> None:
+    found = Queue(store, "q", timeout=0.05)
+    with pytest.raises(QueueEmptyError, match="'q'"):
+        found.take(block=False)
+    with pytest.raises(StoreTimeoutError, match=r"no item came into the queue 'q' within 0\.05 s") as caught:
+        found.take()
+    assert caught.value.waited == 0.05
+    with pytest.raises(StoreTimeoutError, match=r"within 0 s"):
+        found.take(timeout=0)
+    store.set_timeout(0.01)
+    with pytest.raises(StoreTimeoutError, match=r"within 0.01 s"):
+        Queue(store, "q").take()
+
+
+def test_a_name_or_a_value_that_does_not_fit_is_refused_at_once(store: Store) -> None:
+    with pytest.raises(LimitExceededError):
+        Queue(store, "q" * 1020)
+    with pytest.raises(LimitExceededError):
+        Membership(store, "m" * 1020)
+    with pytest.raises(TypeError):
+        Queue(store, "q").put_all(["a", 1])  # type: ignore[list-item]
+    assert len(Queue(store, "q")) == 0
+
+
+@pytest.mark.parametrize("what", ["put", "put_all", "give_back"])
+def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Store, no_slow_looks: None) -> None:
+    found = Queue(store, "q")
+    done = threading.Semaphore(0)
+
+    def consume() -> bytes:
+        with Queue(place.open(how="clone"), "q").take() as item:
+            done.release()
+            return item.data
+
+    values = ["1", "2", "3"]
+    items = []
+    if what == "give_back":
+        found.put_all(values)
+        items = [found.take() for _ in values]
+    threads = [start_thread(consume) for _ in values]
+    if what == "put_all":
+        found.put_all(values)
+    for number, value in enumerate(values):
+        if what == "put":
+            found.put(value)
+            assert done.acquire(timeout=HANG_S)
+        elif what == "give_back":
+            items[number].give_back()
+    assert sorted(thread.join() for thread in threads) == [b"1", b"2", b"3"]
+
+
+def test_producers_and_consumers_that_share_objects_lose_nothing_and_do_nothing_twice(
+    place: Place, store: Store, seed: int
+) -> None:
+    shared = PriorityQueue(store, "q")
+    done: list[bytes] = []
+
+    def produce(rank: int) -> None:
+        mine = PriorityQueue(place.open(how="clone"), "q")
+        for number in range(10):
+            mine.put(f"{rank}.{number}", rank)
+
+    def consume(number: int) -> None:
+        draw = random.Random(seed + number)
+        while True:
+            item = shared.take()
+            if item.data == b"end":
+                return item.give_back()
+            if draw.random() < 0.2:
+                item.give_back()
+            else:
+                done.append(item.data)
+                item.done()
+
+    consumers = [start_thread(consume, number) for number in range(3)]
+    for thread in [start_thread(produce, rank) for rank in range(3)]:
+        thread.join()
+    shared.put("end", 9)
+    for thread in consumers:
+        thread.join()
+    assert Counter(done) == Counter(f"{rank}.{number}".encode() for rank in range(3) for number in range(10))
+
+
+def test_what_was_done_between_a_look_and_a_claim_is_not_taken(place: Place, store: Store) -> None:
+    mine, theirs = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    mine.put_all("abc")
+    first = mine.take()  # and knows of b and c
+    assert drained(theirs) == [b"b", b"c"]
+    mine.put("d")
+    assert mine.take().data == b"d"
+    first.done()
+    assert len(mine.taken()) == 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("act", ["take", "done", "give_back"])
+def test_ctrl_c_at_any_operation_leaves_the_item_to_be_had_or_done(act: str, after: bool, store: Store) -> None:
+    """Never neither: an item that this process keeps for ever without knowing of it would be lost to all."""
+    for at in range(1, 50):
+        view = Interrupted(store, at, after)
+        found = Queue(view, f"{act}{at}")
+        view.at = 0
+        found.put("a")
+        item = None if act == "take" else found.take()
+        view.count, view.at = 0, at
+        try:
+            if item is None:
+                item = found.take()
+            elif act == "done":
+                item.done()
+            else:
+                item.give_back()
+        except KeyboardInterrupt:
+            pass
+        if not view.hit:
+            assert at > 2
+            return
+        view.at = 0
+        left = drained(Queue(PrefixStore("q-view", store), f"{act}{at}"))
+        if act == "take":
+            assert left == [b"a"]
+        elif left != [b"a"]:
+            assert act == "done" or view.num_keys()
+    raise AssertionError("it never came to an end")
+
+
+def test_who_was_taken_for_dead_finds_out_when_it_is_done(store: Store) -> None:
+    found = Queue(store, "q")
+    found.put("a")
+    item = found.take()
+    store.set(next(key for key in store.list_keys("q/claim/")), "7 host:1 of-another")
+    with pytest.raises(HoldLostError, match=r"'q' is no longer held by .*:\d+: it was taken for dead"):
+        item.done()
+    assert store.num_keys()
+
+
+def test_a_consumer_that_closes_its_store_returns_its_item_to_one_who_waits(
+    file_place: Place, no_slow_looks: None
+) -> None:
+    store = file_place.open()
+    Queue(store, "q").put_all("ab")
+    lost = file_place.open()
+    Queue(lost, "q").take()
+    found = Queue(store, "q")
+    with found.take() as item:
+        assert item.data == b"b"
+    with start_thread(found.take) as thread:
+        lost.close()
+    assert thread.result.data == b"a"
+
+
+def test_a_killed_consumer_returns_its_items(file_place: Place, no_slow_looks: None) -> None:
+    store = file_place.open()
+    found = Queue(store, "q")
+    found.put_all("abcdef")
+    with Workers(file_place.spec(), "take_and_keep", [["q"]] * 3) as workers:
+        start(store, 3)
+        for _ in range(3):
+            store.queue_pop("taken")
+        rest = [found.take() for _ in range(3)]
+        for process in workers.processes:
+            process.kill()
+        again = [found.take() for _ in range(3)]
+    assert [item.data for item in rest] == [b"d", b"e", b"f"]
+    assert sorted(item.data for item in again) == [b"a", b"b", b"c"]
+
+
+def test_consumers_killed_at_any_moment_leave_every_item_done_once_at_least(
+    file_place: Place, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """Done items are counted by the store, in a key each, before they are done."""
+    store = file_place.open()
+    found = Queue(store, "q")
+    names = [str(number) for number in range(scale(60))]
+    with Workers(file_place.spec(), "take_and_do", [["q"]] * 4) as workers:
+        start(store, 4)
+        killed = 0
+        for name in names:
+            found.put(name)
+            if killed < 3 and rng.random() < 3 / len(names):
+                workers.processes[killed].kill()
+                killed += 1
+        for process in workers.processes[:3]:
+            process.kill()
+        store.wait([f"did/{name}" for name in names], HANG_S)
+    counts = [int(store.get(f"did/{name}")) for name in names]
+    assert min(counts) >= 1
+    assert sum(counts) <= len(names) + 3, "only what the dead had is done again"
+
+
+# Groups
+
+
+def test_who_joins_is_seen_and_who_leaves_is_not(place: Place, store: Store) -> None:
+    look = Membership(store, "m")
+    assert look.members() == []
+    assert not look.leave()
+    one, two = Membership(place.open(how="clone"), "m", "at one"), Membership(place.open(how="clone"), "m")
+    one.join()
+    with two:
+        with pytest.raises(RuntimeError, match="takes part in 'm' already"):
+            two.join()
+        assert [each.data for each in look.members()] == [b"at one", b""]
+        one.update("elsewhere")
+        two.update(b"two")
+        assert [each.data for each in look.members()] == [b"elsewhere", b"two"]
+        assert [each.number for each in look.members()] == [1, 2]
+        assert look.members()[0].owner.count(":") == 1
+    assert len(look.members()) == 1
+    assert one.leave()
+    assert not one.leave()
+    with pytest.raises(RuntimeError, match="does not take part in 'm'"):
+        one.update("x")
+    one.join()
+    assert [(each.number, each.data) for each in look.members()] == [(3, b"elsewhere")]
+    one.leave()
+
+
+def test_every_watcher_is_told_of_every_change(place: Place, store: Store, no_slow_looks: None) -> None:
+    def watch(seen: list[list[bytes]]) -> None:
+        for present in Membership(place.open(how="clone"), "m").watch():
+            seen.append([each.data for each in present])
+            if not present:
+                return
+
+    group = Membership(store, "m", "1")
+    logs: list[list[list[bytes]]] = [[], []]
+    threads = [start_thread(watch, log) for log in logs]
+    group.join()
+    other = Membership(place.open(how="clone"), "m", "2")
+    steps = [lambda: None, other.join, lambda: group.update("3"), group.leave, other.leave]
+    states = [[b"1"], [b"1", b"2"], [b"3", b"2"], [b"2"], []]
+    for step, state in zip(steps, states, strict=True):
+        step()
+        watcher = Membership(store, "m")
+        assert [each.data for each in watcher.members()] == state
+        for log in logs:
+            while not log or log[-1] != state:
+                threading.Event().wait(0.001)
+    for thread in threads:
+        thread.join()
+    assert logs[0] == logs[1] == states
+
+
+def test_nothing_new_is_an_error_when_time_runs_out(store: Store) -> None:
+    with Membership(store, "m") as group:
+        known = group.observe()
+        with pytest.raises(StoreTimeoutError, match=r"nobody joined or left 'm' within 0\.02 s"):
+            group.observe(known, 0.02)
+
+
+def test_many_changes_leave_a_bounded_number_of_keys(store: Store) -> None:
+    for _ in range(50):
+        with Membership(store, "m"):
+            pass
+    before = store.num_keys()
+    for _ in range(50):
+        with Membership(store, "m"):
+            pass
+    assert store.num_keys() == pytest.approx(before, abs=membership.KEPT)
+
+
+def test_a_death_ends_a_membership_and_is_told(file_place: Place, no_slow_looks: None) -> None:
+    store = file_place.open()
+    look = Membership(store, "m")
+    with Workers(file_place.spec(), "take_part", [["m", "one"], ["m", "two"]]) as workers:
+        start(store, 2)
+        present = look.observe()
+        while len(present) < 2:
+            present = look.observe(present)
+        workers.processes[0].kill()
+        left = look.observe(present)
+        assert len(left) == 1
+        workers.processes[1].kill()
+        assert look.observe(left) == []
+
+
+def test_a_forked_child_does_not_take_part(file_place: Place) -> None:
+    store = file_place.open()
+    group = Membership(store, "m")
+    group.join()
+    pid, group._joined = group._joined[0], (group._joined[0] + 1, group._joined[1])  # type: ignore[index]
+    assert pid
+    assert not group.leave()
+    assert len(group.members()) == 1
+
+
+def test_errors_are_of_our_tree_when_the_store_is_closed(store: Store) -> None:
+    found, group = Queue(store, "q"), Membership(store, "m")
+    store.close()
+    for call in (found.take, group.join, group.members, lambda: found.put("x"), lambda: len(found)):
+        with pytest.raises(FscoordError):
+            call()
