@@ -12,7 +12,7 @@ behind that look rings again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -64,23 +64,26 @@ class Item:
             RuntimeError: it was done or given back already.
             HoldLostError: this process was taken for dead, and another one has it, or has done it.
         """
-        self._end()
-        self._queue._remove(self._order)
+        self._end(self._queue._remove)
 
     def give_back(self) -> None:
         """Let somebody else take it, at the place in the order that it had; see `done` for errors."""
-        self._end()
-        self._queue._return(self._order)
+        self._end(self._queue._return)
 
-    def _end(self) -> None:
+    def _end(self, step: Callable[[bytes], None]) -> None:
         if self._is_over:
             raise RuntimeError(f"this item of the queue {self._queue.name!r} was done or given back already")
         self._is_over = True
-        if not self._queue._is_mine(self._order, self._claim):
-            raise HoldLostError(
-                f"an item of the queue {self._queue.name!r} is no longer held by {self._claim.split(b' ')[1].decode()}:"
-                " it was taken for dead, and its item handed out again"
-            )
+        try:
+            if self._queue._is_mine(self._order, self._claim):
+                return step(self._order)
+        except BaseException:  # nobody knows how far that came
+            self._queue._return_quietly(self._order, self._claim)
+            raise
+        raise HoldLostError(
+            f"an item of the queue {self._queue.name!r} is no longer held by {_parts(self._claim)[1]}: it was taken for"
+            " dead, and its item handed out again"
+        )
 
     def __enter__(self) -> Item:
         return self
@@ -221,9 +224,7 @@ class Queue:
                 return Item(self, ready.order, claim, data[1:])
             self._store.delete_key(key)  # it was done between the look and the claim
         except BaseException:
-            with suppress(FscoordError):
-                if self._is_mine(ready.order, claim):
-                    self._return(ready.order)
+            self._return_quietly(ready.order, claim)
             raise
         return None
 
@@ -271,6 +272,12 @@ class Queue:
         self._store.delete_key(self._claim_key(order))
         self._store.add(self._returns, 1)
         self._store.set(self._bell, b"1")
+
+    def _return_quietly(self, order: bytes, claim: bytes) -> None:
+        """Return an item, if it is held by this claim, on the way out with another error."""
+        with suppress(FscoordError):
+            if self._is_mine(order, claim):
+                self._return(order)
 
     def _item_key(self, order: bytes) -> bytes:
         return self._name + b"/item/" + order
