@@ -403,7 +403,7 @@ def test_who_listens_may_leave_and_another_takes_over(path: str, handles: int, o
 def test_who_listens_may_time_out_and_another_takes_over(path: str, only_rings_wake: None) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         hasty = start_thread(times_out, lambda: store.wait(["never"], 0.1))
-        until(lambda: asleep(store))
+        until(lambda: asleep(store) or not hasty.is_alive())
         waiters = [wait_in_thread(store, f"k{number}", others=number) for number in range(3)]
         hasty.join()
         for number, waiter in enumerate(waiters):

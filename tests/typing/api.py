@@ -43,7 +43,23 @@ from fscoord.barriers import (
     register_barrier,
 )
 from fscoord.environment import detect, rank_and_world_size
-from fscoord.recipes import DoubleBarrier, Election, Latch, Leader, Lock, ReadWriteLock, RLock, Semaphore, Waiter, once
+from fscoord.recipes import (
+    DoubleBarrier,
+    Election,
+    Item,
+    Latch,
+    Leader,
+    Lock,
+    Membership,
+    Participant,
+    PriorityQueue,
+    Queue,
+    ReadWriteLock,
+    RLock,
+    Semaphore,
+    Waiter,
+    once,
+)
 
 
 def contract(store: Store) -> None:
@@ -145,6 +161,18 @@ def recipes(store: Store) -> None:
         both.leave(timeout=timedelta(seconds=1))
     assert_type(Latch(store, "name", 3).count_down(), int)
     assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
+
+    queue, urgent = Queue(store, "name", timeout=5), PriorityQueue(store, "name")
+    queue.put_all([b"value", "value"])
+    urgent.put("value", priority=-1)
+    with queue.take(timeout=timedelta(seconds=1)) as item:
+        assert_type(item, Item)
+        assert_type(item.data, bytes)
+    assert_type((len(queue), queue.taken()), tuple[int, list[Waiter]])
+    with Membership(store, "name", b"data") as group:
+        assert_type(group.observe(timeout=5), list[Participant])
+        for present in group.watch():
+            assert_type(present[0].data, bytes)
 
     @once(store, "name")
     def work() -> str:
