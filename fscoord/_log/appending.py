@@ -31,8 +31,8 @@ class Appender(Presence):
         data, chain = record.encode(kind, key, value, session, time_ns, self._chain)
         size = len(data)
         self._write(data)
-        system.os.lseek(self._rfd, size, 1)
         self._trouble = APPLYING
+        system.os.lseek(self._rfd, size, 1)
         records = ((kind, key, value, session, time_ns),)
         if kind in record.DATA_KINDS:
             self._consumer.apply(records if size <= self._spill_at else self._leave_long(records, data))

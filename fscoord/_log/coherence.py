@@ -18,6 +18,7 @@ from typing import Any, Final
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.consumer import Consumer
+from fscoord._log.contention import raise_first
 from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import BASE, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCKED, Mount
@@ -70,7 +71,6 @@ class SharedLogFile(LogFile):
         self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
         self._news = News(consumer)
         self._stale_in_a_row = 0
-        self._failure: StoreUnavailableError | None = None
         self._has_written = False  # with the lock that is held, or was held last
         self._choose(coherence)
         self._call = Call(path)
@@ -284,9 +284,8 @@ class SharedLogFile(LogFile):
                 super()._write(data[start : start + self._piece])
                 if not self._durable:
                     self._flush()
-        except StoreUnavailableError as error:
+        except StoreUnavailableError:
             self._trouble |= STALE
-            self._failure = error
             raise
         self._has_written = True
 
@@ -298,11 +297,10 @@ class SharedLogFile(LogFile):
 
     # -- trouble ---------------------------------------------------------------------------------------------------
 
-    def _explain(self, error: OSError) -> None:
+    def _explain(self, error: OSError, *, maybe_applied: bool) -> None:
         """As for a local log; but what the server has forgotten is opened again, a few times, and then raised."""
-        if self._failure is not None and error.__context__ is self._failure:
-            raise self._failure from None  # the lock could not be given back, either
-        if not self._trouble and self._lock.is_taken(error):
+        raise_first(error)
+        if not self._trouble and not maybe_applied and self._lock.is_taken(error):
             return
         if self._trouble and self._refuses_direct(error):
             self._trouble |= STALE
@@ -313,7 +311,7 @@ class SharedLogFile(LogFile):
                 doing = "using the log, or its lock,"
                 raise paths.unavailable(error, self.path, doing, maybe_applied=self._has_written) from error
         else:
-            super()._explain(error)
+            super()._explain(error, maybe_applied=maybe_applied)
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
         if not self._trouble & STALE:
@@ -322,6 +320,5 @@ class SharedLogFile(LogFile):
             self._call.begin()
 
     def _open_again(self) -> None:
-        self._failure = None
         super()._open_again()
         self._looked = 0.0

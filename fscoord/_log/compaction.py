@@ -161,8 +161,11 @@ class Compactor(Appender):
                 paths.unlink_quietly(file)
             raise
         finally:
-            if lock is not None and header.lock_kind != SOFT:
-                lock.unlock()
+            try:
+                if lock is not None and header.lock_kind != SOFT:
+                    lock.unlock()
+            except OSError:  # closing the descriptor will do
+                pass
             self._drop(fd)
 
     def _copy_mode(self, file: str, fd: int) -> None:

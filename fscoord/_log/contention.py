@@ -7,10 +7,10 @@ from typing import Final
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.lock import SOFT, LogLock
-from fscoord._log.reader import DIRTY, LOOK_S, LogReader, Suspect
+from fscoord._log.reader import APPLYING, DIRTY, LOOK_S, LogReader, Suspect
 from fscoord.errors import FscoordError, StoreTimeoutError
 
-__all__ = ["Contender"]
+__all__ = ["Contender", "raise_first"]
 
 SHARED_LOOK_S: Final = 1.0
 """As `reader.LOOK_S`, while the lock is waited for, where a look is a request to a server."""
@@ -24,10 +24,15 @@ class Contender(LogReader):
     """Whether other hosts write to the log, and are not seen without being asked for."""
     _write_flags: int = system.os.O_RDWR | system.os.O_APPEND
 
-    def _explain(self, error: OSError) -> None:
-        """Return if `error` means that somebody else has the lock; raise it as one of our own otherwise."""
-        if self._trouble:
-            raise paths.unavailable(error, self.path, "using the log") from error
+    def _explain(self, error: OSError, *, maybe_applied: bool) -> None:
+        """Return if `error` means that somebody else has the lock; raise it as one of our own otherwise.
+
+        What was to be done is done, or may be, if it is `maybe_applied`: then the lock could not be given back.
+        """
+        raise_first(error)
+        if self._trouble or maybe_applied:
+            applied = maybe_applied or bool(self._trouble & APPLYING)
+            raise paths.unavailable(error, self.path, "using the log", maybe_applied=applied) from error
         if not self._lock.is_taken(error):
             raise self._lock.refuse(error) or paths.unavailable(error, self.path, "locking the log") from error
 
@@ -81,3 +86,12 @@ class Contender(LogReader):
                 pass
             finally:
                 self._shared.busy = False
+
+
+def raise_first(error: OSError) -> None:
+    """If `error` came when the lock was given back because of an error of ours, raise that: it says what happened."""
+    first = error.__context__
+    if not isinstance(first, FscoordError) or first.__traceback__ is None or error.__traceback__ is None:
+        return
+    if first.__traceback__.tb_frame is error.__traceback__.tb_frame:  # else it is what our caller is about to handle
+        raise first from first.__cause__

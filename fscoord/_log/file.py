@@ -59,9 +59,10 @@ class LogFile(Compactor):
         self._spill_at = wanted.spill_bytes or spill.NEVER
         try:
             self._open()
-        except FscoordError:
-            raise
-        except OSError as error:
+        except (FscoordError, OSError) as error:
+            self._drop_all()  # whoever keeps the error keeps what is half open
+            if isinstance(error, FscoordError):
+                raise
             raise paths.unavailable(error, path, "opening the log") from error
 
     def after_fork(self) -> None:
@@ -113,7 +114,7 @@ class LogFile(Compactor):
         """
         if self.read_only and kind:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
-        attempt, started = 0, 0.0
+        attempt, started, result = 0, 0.0, MOVED
         while True:
             if not system.own_process[0]:
                 system.recover_from_fork()
@@ -145,7 +146,7 @@ class LogFile(Compactor):
                 except FscoordError:
                     raise
                 except OSError as error:
-                    self._explain(error)
+                    self._explain(error, maybe_applied=result is not MOVED and kind > 0)
                 except Vanished:  # the next attempt mends it
                     pass
                 except BaseException:
@@ -195,7 +196,7 @@ class LogFile(Compactor):
             StoreUnavailableError: the log is finished, and this handle only reads.
             StoreUnavailableError, StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
         """
-        run = self._wanted.run
+        run, begun = self._wanted.run, list[bool]()
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
             verdict = "join" if run is None else judge(self.header.runs, run)
@@ -209,10 +210,11 @@ class LogFile(Compactor):
             if self.read_only:
                 raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
             self._begin_life(run)
+            begun.append(True)
             return MOVED, 0, b""
 
         if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):
-            self.update(0, b"", b"", decide, limit)
+            self._change_generation(decide, begun, limit)
         self.settle()
         if shows and not self.read_only:
             self.introduce(limit)
@@ -235,7 +237,15 @@ class LogFile(Compactor):
             done.append(True)
             return MOVED, 0, b""
 
-        self.update(0, b"", b"", decide, limit)
+        self._change_generation(decide, done, limit)
+
+    def _change_generation(self, decide: Decide, done: list[bool], limit: float) -> None:
+        """As `update`; `decide` fills `done` when there is a new generation, which then must still be entered."""
+        try:
+            self.update(0, b"", b"", decide, limit)
+        except StoreError as error:
+            error.maybe_applied = error.maybe_applied or bool(done)
+            raise
 
     def refuse_reentry(self) -> None:
         """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
@@ -251,9 +261,12 @@ class LogFile(Compactor):
             self.refuse_reentry()
             self._finish(StoreClosedError, "is closed; open the store again")
             self._lock.close()
-            for fd in list(self._descriptors):
-                self._drop(fd)
+            self._drop_all()
             self._lose_alive()
+
+    def _drop_all(self) -> None:
+        for fd in list(self._descriptors):
+            self._drop(fd)
 
     def _misread(self, error: OSError) -> None:
         """Say what `error`, met while reading without the lock, means; or return if it is worth trying with it."""

@@ -127,7 +127,11 @@ def _uid_given_to_ours(path: str) -> int:
     except OSError:
         return -1
     finally:
-        system.close_all(system.os.close, opened)
+        try:
+            if opened:
+                system.os.close(*opened)
+        except OSError:
+            pass
         unlink_quietly(probe)
 
 
@@ -181,7 +185,11 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
             if durable:
                 system.os.fsync(fd)
         finally:
-            system.close_all(system.os.close, opened)
+            try:
+                if opened:  # before anything that can be interrupted
+                    system.os.close(*opened)
+            except OSError:
+                pass
         try:
             system.os.link(birth, path)
         except FileExistsError:
@@ -193,7 +201,15 @@ def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
     finally:
         unlink_quietly(birth)
     if durable:
-        sync_directory(path, set())
+        opened = set()
+        try:
+            sync_directory(path, opened)
+        finally:
+            try:
+                if opened:
+                    system.os.close(*opened)
+            except OSError:
+                pass
 
 
 def _create_empty(path: str, mode: int) -> None:
@@ -207,7 +223,11 @@ def _create_empty(path: str, mode: int) -> None:
             unlink_quietly(path)
         raise
     finally:
-        system.close_all(system.os.close, opened)
+        try:
+            if opened:
+                system.os.close(*opened)
+        except OSError:
+            pass
 
 
 def open_descriptor_new(path: str, mode: int, keep: set[int]) -> int:

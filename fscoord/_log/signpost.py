@@ -121,8 +121,11 @@ def post(path: str, root: Root, successor: Successor, writer: int, reading: int,
         system.os.fdatasync(fd)
         return True
     finally:
-        if kind != SOFT:
-            lock.unlock()
+        try:
+            if kind != SOFT:
+                lock.unlock()
+        except OSError:  # closing the descriptor will do
+            pass
         paths.close_kept(fd, keep)
         if reader >= 0:
             paths.close_kept(reader, keep)
@@ -179,12 +182,15 @@ def _is_unlocked(file: str, kind: int, keep: set[int]) -> bool:
     lock = LogLock(file, fd, kind, system.threading.RLock(), set())
     try:
         lock.try_lock()
+        return True
     except OSError:
         return False
     finally:
-        lock.unlock()
+        try:
+            lock.unlock()
+        except OSError:  # closing the descriptor will do
+            pass
         paths.close_kept(fd, keep)
-    return True
 
 
 def remove_log(path: str, root: Root, clear: Callable[[str], object], keep: set[int]) -> None:

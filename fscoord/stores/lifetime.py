@@ -12,7 +12,7 @@ from fscoord._log import path as paths
 from fscoord._log.alive import ALIVE_SUFFIX, Home
 from fscoord._log.file import LogFile
 from fscoord._log.record import Session
-from fscoord.errors import StoreGoneError
+from fscoord.errors import FscoordError, StoreGoneError
 from fscoord.stores.waiting import BELL_SUFFIX
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> Lo
             log.refresh(limit)
             log.join_run(limit, shows=shows)
             break
-        except StoreGoneError:
-            if attempt == ATTEMPTS:
-                raise
+        except FscoordError as error:
             if log is not None:
                 log.close()
+            if attempt == ATTEMPTS or not isinstance(error, StoreGoneError):
+                raise
     assert log is not None, "it was opened, or there was an error"
     return log
 

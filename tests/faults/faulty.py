@@ -1,8 +1,10 @@
-"""An `os` that fails as it is told, put under the whole package: every call that touches a file is counted."""
+"""An `os`, or all of `_system` that reaches the kernel, that fails as it is told, put under the whole package."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -16,6 +18,10 @@ COUNTED = (
 )  # fmt: skip
 """What fscoord does to files, but for locks, which are not `os`, and close(2) and lseek(2), which no disk lets fail."""
 
+LOCKS = ("fcntl", "flock")
+EVERY = (*COUNTED, "close", "lseek", "mkdir", "rmdir", "rename", "truncate", *LOCKS)
+"""Every call that may reach a file system."""
+
 
 class FaultyOs(ModuleType):
     """`os`, but for the calls that it is told to do otherwise.
@@ -24,12 +30,18 @@ class FaultyOs(ModuleType):
         calls: the name and first argument of every counted call so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counted: tuple[str, ...] = COUNTED) -> None:
         super().__init__("os")
+        self.counted = counted
         self.calls: list[tuple[str, Any]] = []
         self._instead: Callable[[str, Callable[..., Any], tuple[Any, ...]], Any] | None = None
-        for name in COUNTED:
-            setattr(self, name, self._counted(name, getattr(os, name)))
+        for name in counted:
+            if name not in LOCKS:
+                setattr(self, name, self._counted(name, getattr(os, name)))
+        self.fcntl = ModuleType("fcntl")
+        self.fcntl.__getattr__ = lambda name: getattr(fcntl, name)  # type: ignore[method-assign]
+        for name in set(LOCKS).intersection(counted):
+            setattr(self.fcntl, name, self._counted(name, getattr(fcntl, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -53,10 +65,10 @@ class FaultyOs(ModuleType):
             self._instead = None
 
     @contextmanager
-    def fail(
-        self, number: int, error: int, *, names: tuple[str, ...] = COUNTED, for_good: bool = False
-    ) -> Iterator[Any]:
+    def fail(self, number: int, error: int, *, names: tuple[str, ...] = EVERY, for_good: bool = False) -> Iterator[Any]:
         """Let the call of one of `names` with this number, counted from 0, fail, and all later ones if `for_good`.
+
+        To close a descriptor fails after the fact, as close(2) says; a lock that is given back, likewise.
 
         Yields a list that is empty as long as nothing has failed.
         """
@@ -68,10 +80,19 @@ class FaultyOs(ModuleType):
                 left[0] -= 1
                 if left[0] == -1 or (for_good and left[0] < 0):
                     failed.append(name)
+                    if name == "close" or is_unlock(name, arguments):
+                        real(*arguments)
                     raise OSError(error, os.strerror(error))
 
         with self.instead(does):
             yield failed
+
+
+def is_unlock(name: str, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a call with these arguments gives a lock back."""
+    if name == "fcntl":
+        return arguments[1] == fcntl.F_OFD_SETLK and struct.unpack_from("h", arguments[2])[0] == fcntl.F_UNLCK
+    return name == "flock" and arguments[1] == fcntl.LOCK_UN
 
 
 @contextmanager
@@ -83,3 +104,15 @@ def faulty_os() -> Iterator[FaultyOs]:
         yield faulty
     finally:
         system.os = real
+
+
+@contextmanager
+def faulty_system() -> Iterator[FaultyOs]:
+    """Put under the package what counts, and may fail, all that reaches a file system, its locks too."""
+    faulty = FaultyOs(EVERY)
+    reals = system.os, system.fcntl
+    system.os, system.fcntl = faulty, faulty.fcntl  # type: ignore[assignment]
+    try:
+        yield faulty
+    finally:
+        system.os, system.fcntl = reals

@@ -16,7 +16,7 @@ from faults.faulty import COUNTED, FaultyOs, faulty_os
 from faults.logs import opened, steps
 from unit.plain_reader import read_log
 
-from fscoord import FileStore, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
+from fscoord import FileStore, FscoordError, StoreUnavailableError
 from fscoord.store import Store
 
 LIMIT_S = 20
@@ -24,22 +24,6 @@ BUT_FSTAT = tuple(name for name in COUNTED if name != "fstat")
 ERRORS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.EINVAL]
 
 Operation = Callable[[Store], Any]
-WRITES: dict[str, Operation] = {
-    "set": lambda store: store.set("k", "new"),
-    "add": lambda store: store.add("n", 1),
-    "compare_set": lambda store: store.compare_set("k", "old", "new"),
-    "append": lambda store: store.append("k", "more"),
-    "multi_set": lambda store: store.multi_set(["k", "l"], ["new", "new"]),
-    "delete_key": lambda store: store.delete_key("k"),
-    "queue_push": lambda store: store.queue_push("q", "new"),
-    "queue_pop": lambda store: store.queue_pop("q"),
-}
-READS: dict[str, Operation] = {
-    "get": lambda store: store.get("k"),
-    "check": lambda store: store.check(["k", "q"]),
-    "list_keys": lambda store: store.list_keys(),
-    "queue_len": lambda store: store.queue_len("q"),
-}
 
 
 @pytest.fixture
@@ -67,37 +51,7 @@ def state(path: str) -> Any:
     return log.values, log.queues
 
 
-def state_after(path: str, operation: Operation) -> Any:
-    """What the store would hold after `operation`."""
-    copy = path + "-copy"
-    Path(copy).write_bytes(Path(path).read_bytes())
-    os.chmod(copy, 0o600)
-    with FileStore(copy) as store:
-        operation(store)
-    return state(copy)
-
-
 # -- a call fails ------------------------------------------------------------------------------------------------------
-
-
-def provoke(path: str, faulty: FaultyOs, operation: Operation, number: int, error: int, *, for_good: bool) -> bool:
-    """Let call `number` of `operation` fail, and compare what the error says with what is so; False if none failed."""
-    before, after = state(path), state_after(path, operation)
-    with FileStore(path, timeout=LIMIT_S) as store:
-        store.check([])
-        store._log._looked = 0.0  # so that it looks whether the file is still there, too
-        with faulty.fail(number, error, for_good=for_good) as failed:
-            raised = outcome(operation, store)
-        found = state(path)
-        if raised is None:
-            assert found == after, "acknowledged, and not there"
-        else:
-            assert isinstance(raised, StoreError)
-            assert raised.path == path
-            assert found == before or (found == after and raised.maybe_applied)
-        if failed:
-            use_again(path, store)
-    return bool(failed)
 
 
 def outcome(operation: Operation, store: Store) -> FscoordError | None:
@@ -106,36 +60,6 @@ def outcome(operation: Operation, store: Store) -> FscoordError | None:
     except FscoordError as error:
         return error
     return None
-
-
-def use_again(path: str, store: Store) -> None:
-    """The fault is over: the handle goes on, unless it has said that it is done for; others go on anyway."""
-    try:
-        store.set("again", "1")
-    except StoreGoneError:
-        pass
-    with FileStore(path, timeout=LIMIT_S) as other:
-        other.set("other", "2")
-        assert other.get("other") == b"2"
-    assert read_log(Path(path).read_bytes()).ends == "whole"
-
-
-@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("name", [*WRITES, *READS])
-def test_any_call_may_fail_and_the_error_tells_the_truth(
-    name: str, for_good: bool, path: str, faulty: FaultyOs, scale
-) -> None:
-    """Every call of every operation in turn, until it gets through; twice: as the first write, and as a later one."""
-    operation = {**WRITES, **READS}[name]
-    fill(path)
-    errors = ERRORS if scale(1) > 1 else ERRORS[:2]
-    for error in errors:
-        number = 0
-        while provoke(path, faulty, operation, number, error, for_good=for_good):
-            number += 1
-            Path(path).unlink()
-            fill(path)
-        assert number > 0
 
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])

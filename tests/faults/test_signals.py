@@ -22,7 +22,7 @@ from faults.interrupts import At, interrupt
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log import file as log_file
+from fscoord._log import file as log_file, path as paths
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
 HANG_S = 20
@@ -127,7 +127,8 @@ def descriptors() -> int:
 def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
     """Wherever Ctrl-C comes: no lock, no mutex, no descriptor; and the handle works, with nothing lost or doubled."""
     with pair(path, lock) as both:
-        OPERATIONS["wait"](both.store)  # opens what all later waits and rings share
+        while both.store._waiting._watch is None:
+            OPERATIONS["wait"](both.store)  # opens what all later waits and rings share, if its time suffices
         both.renew()
         both.check("no point")
         number, reached = 0, True
@@ -160,6 +161,19 @@ def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
             gc.collect()
         assert descriptors() == open_before, at.where
     assert number > 15
+
+
+def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
+    """Of a log, or a bell."""
+    open_before = descriptors()
+    number, reached = 0, True
+    while reached:
+        number += 1
+        at = At(number, interrupt)
+        run(at, lambda: paths.create(f"{path} {number}", b"header", 0o600, durable=True))  # noqa: B023 - called at once
+        reached = at.reached
+        assert descriptors() == open_before, at.where
+    assert number > 10
 
 
 @pytest.mark.parametrize("operation", ["queue_push", "queue_pop", "get"])

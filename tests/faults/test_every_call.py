@@ -1,0 +1,326 @@
+"""Every call of every public operation fails: the first, then the second, until the operation gets through.
+
+After each it is looked whether what was said is so, whether the handle and others go on, and whether anything is lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import inspect
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+from faults.faulty import LOCKS, FaultyOs, faulty_system
+from faults.persistence import State, put_state
+from unit.plain_reader import read_newest
+
+from fscoord import (
+    CorruptLogError,
+    FileStore,
+    FscoordError,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    _system as system,
+)
+from fscoord.errors import StoreGoneError
+
+LIMIT_S = 20
+ERRORS = [
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.ENFILE,
+    errno.ENOLCK, errno.EINTR,
+]  # fmt: skip
+
+Operation = Callable[[FileStore], Any]
+OPERATIONS: dict[str, Operation] = {
+    "set": lambda store: store.set("k", "new"),
+    "add": lambda store: store.add("n", 1),
+    "compare_set": lambda store: store.compare_set("k", "old", "new"),
+    "append": lambda store: store.append("k", "more"),
+    "multi_set": lambda store: store.multi_set(["k", "l"], ["new", "new"]),
+    "delete_key": lambda store: store.delete_key("k"),
+    "queue_push": lambda store: store.queue_push("q", "new"),
+    "queue_pop": lambda store: store.queue_pop("q"),
+    "get": lambda store: store.get("k"),
+    "check": lambda store: store.check(["k"]),
+    "wait": lambda store: store.wait(["never"], 0.003),
+    "num_keys": lambda store: store.num_keys(),
+    "list_keys": lambda store: store.list_keys(),
+    "multi_get": lambda store: store.multi_get(["k", "n"]),
+    "queue_len": lambda store: store.queue_len("q"),
+    "barrier": lambda store: store.barrier("b", 1),
+    "clone": lambda store: store.clone().close(),
+    "compact": lambda store: store.compact(),
+    "close": lambda store: store.close(),
+    "session": lambda store: store.session > 0,
+    "be_rank": lambda store: store.be_rank(7),
+    "members": lambda store: len(store.members()),
+    "dead_ranks": lambda store: store.dead_ranks([5]),
+    "dead_sessions": lambda store: store.dead_sessions([1]),
+    "wait_alive": lambda store: store.wait_alive(["never"], [6], 0.003),
+    "wait_sessions": lambda store: store.wait_sessions(["never"], [store.session], 0.003),
+    "capabilities": lambda store: store.capabilities,
+    "timeout": lambda store: store.timeout,
+    "set_timeout": lambda store: store.set_timeout(LIMIT_S),
+    "has_extended_api": lambda store: store.has_extended_api(),
+    "has_liveness": lambda store: store.has_liveness,
+    "open": lambda store: FileStore(store.path, timeout=LIMIT_S).close(),
+    "begin a run": lambda store: FileStore(store.path, timeout=LIMIT_S, run_id=("job", 2)).close(),
+}
+WITHOUT_CALLS = {"timeout", "set_timeout", "has_extended_api", "has_liveness", "capabilities"}
+ALIKE = {
+    "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len", "barrier", "clone", "compact", "close", "open",
+    "begin a run", "dead_sessions", "wait_alive", "wait_sessions", *WITHOUT_CALLS,
+}  # fmt: skip
+"""What needs no more than two conditions: it reads as `get` does, or begins with a handle of its own."""
+UNSURE = {"dead_ranks", "dead_sessions", "members", "wait_alive", "wait_sessions"}
+"""Where nobody can tell who lives, nobody is called dead."""
+IN_STEPS = {"barrier"}
+"""What writes several records, of which some may be there after an error."""
+
+
+def test_every_public_operation_is_tried() -> None:
+    public = {name for name in dir(FileStore) if not name.startswith("_")}
+    assert public <= OPERATIONS.keys()
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    parent = next((place for place in ("/dev/shm",) if os.access(place, os.W_OK)), None)
+    directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir=parent))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def make_base(directory: Path, *, durable: bool, compactions: int) -> State:
+    put_state(str(directory), {})
+    with FileStore(directory / "store", durable=durable, rank=5, run_id=("job", 1)) as store:
+        store.multi_set(["k", "n"], ["old", "1"])
+        for _ in range(compactions):
+            store.compact()
+        store.queue_push("q", "first")
+        store.queue_push("q", "second")
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+# How the handle stands when the operation begins
+
+
+def nothing(store: FileStore, other: FileStore) -> None:
+    """It has read, and not written."""
+
+
+def has_written(store: FileStore, other: FileStore) -> None:
+    store.set("written", "1")
+
+
+def must_read(store: FileStore, other: FileStore) -> None:
+    store.set("written", "1")
+    other.set("unread", "1")
+
+
+def must_void(store: FileStore, other: FileStore) -> None:
+    """Behind what it has read stands a record whose writer died."""
+    store.set("written", "1")
+    with FileStore(store.path, timeout=LIMIT_S) as third:
+        third.set("torn", "x" * 100)
+    os.truncate(store._log.file, os.path.getsize(store._log.file) - 50)
+
+
+def must_follow(store: FileStore, other: FileStore) -> None:
+    """The log goes on in another generation."""
+    store.set("written", "1")
+    other.compact()
+
+
+def must_restart(store: FileStore, other: FileStore) -> None:
+    """The generation in which it stands is gone, and the next too."""
+    store.set("written", "1")
+    for _ in range(3):
+        other.compact()
+
+
+CONDITIONS = [nothing, has_written, must_read, must_void, must_follow, must_restart]
+
+
+class Case:
+    """An operation under a condition, to be repeated with one fault after another."""
+
+    def __init__(self, directory: Path, base: State, operation: str, condition: Any, faulty: FaultyOs) -> None:
+        self.directory, self.base, self.faulty = directory, base, faulty
+        self.path = directory / "store"
+        self.operation, self.condition = operation, condition
+        self.what = f"{operation}, {condition.__name__}"
+        self.expected: Any = None
+
+    def contents(self) -> Any:
+        log = read_newest(self.path)
+        assert log.ends in ("whole", "torn"), self.what
+        return log.values, log.queues
+
+    def run(self, number: int, error: int, *, for_good: bool) -> bool:
+        """Let call `number` fail; return whether there were so many."""
+        names = tuple(name for name in self.faulty.counted if name not in LOCKS or error != errno.EACCES)
+        self.what = f"{self.operation}, {self.condition.__name__}, call {number}: {errno.errorcode.get(error)}"
+        put_state(str(self.directory), self.base)
+        opened = len(os.listdir("/proc/self/fd"))
+        with FileStore(self.path, timeout=LIMIT_S) as other, FileStore(self.path, timeout=LIMIT_S) as store:
+            self.condition(store, other)
+            before = self.contents()
+            store._log._looked = 0.0  # so that it looks whether the file is still there, too
+            with self.faulty.fail(number, error, names=names, for_good=for_good) as failed:
+                said = outcome(OPERATIONS[self.operation], store)
+            where = failed[0] if failed else ""
+            self.what += f" ({where}) -> {said!r}"
+            if number < 0:
+                self.expected = said, self.contents()
+            self.judge(said, before, bool(failed), error)
+            self.go_on(store, other)
+        if len(os.listdir("/proc/self/fd")) != opened:  # what waits share is closed when it is thrown away
+            gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == opened, f"{self.what}: a descriptor was lost"
+        return bool(failed)
+
+    def judge(self, said: Any, before: Any, failed: bool, error: int) -> None:
+        expected, after = self.expected
+        found = self.contents()
+        if said == expected or (failed and self.operation in UNSURE and not isinstance(said, FscoordError)):
+            assert found == after, f"{self.what}: acknowledged, and not there"
+            return
+        assert failed, f"{self.what}: without a fault it was {expected!r}"
+        assert isinstance(said, StoreError), self.what
+        assert not isinstance(said, CorruptLogError), self.what
+        assert not isinstance(said, StoreGoneError) or error == errno.ESTALE, self.what
+        assert str(said.path).startswith(str(self.path)), self.what
+        is_over = self.operation in IN_STEPS or (found == after and said.maybe_applied)
+        assert found == before or is_over, f"{self.what}: maybe_applied={said.maybe_applied}, found {found}"
+
+    def go_on(self, store: FileStore, other: FileStore) -> None:
+        """The fault is over: the handle works, unless it has said that it is done for; others do anyway."""
+        try:
+            store.set("again", "1")
+        except StoreClosedError:
+            assert self.operation == "close", self.what
+        except StoreError as error:
+            assert (store._log._end[1] or "it is not over") in str(error), self.what
+        if self.operation != "begin a run":
+            other.set("others", "2")
+        with FileStore(self.path, timeout=0) as third:
+            assert third.add("third", 1) == 1, self.what
+            assert self.operation == "begin a run" or other.get("others") == b"2", self.what
+        assert read_newest(self.path).ends == "whole", self.what
+
+
+def outcome(operation: Operation, store: FileStore) -> Any:
+    try:
+        return operation(store)
+    except StoreTimeoutError as error:
+        return type(error).__name__, error.keys
+    except FscoordError as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)  # which would keep what the handle had open
+    except Exception as error:
+        raise AssertionError(f"outside of the tree: {error!r}") from error
+
+
+def exhaust(case: Case, errors: list[int], modes: tuple[bool, ...]) -> int:
+    """Let one call after another fail, with `errors` in turn and once or, as `modes` has it in turn, for good.
+
+    Return how many calls there were.
+    """
+    assert not case.run(-1, 0, for_good=False)
+    turns = zip(itertools.cycle(errors), itertools.cycle(modes), strict=False)
+    for number, (error, for_good) in enumerate(turns):
+        if not case.run(number, error, for_good=for_good):
+            return number
+    raise AssertionError("it never came to an end")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_call_may_fail(operation: str, directory: Path) -> None:
+    """Once and for good, with one error after another of those there are."""
+    calls = 0
+    with faulty_system() as faulty:
+        base = make_base(directory, durable=False, compactions=1)
+        for turn, condition in enumerate(CONDITIONS):
+            if operation in ALIKE and condition not in (nothing, must_follow):
+                continue
+            case = Case(directory, base, operation, condition, faulty)
+            start = (len(operation) + 3 * turn) % len(ERRORS)
+            for modes in ((False,), (True,)) if condition is nothing else ((bool(turn % 2), not turn % 2),):
+                calls += exhaust(case, ERRORS[start:] + ERRORS[:start], modes)
+    assert calls > 0 or operation in WITHOUT_CALLS
+
+
+@pytest.mark.parametrize("operation", ["set", "get", "compact", "open", "begin a run"])
+def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -> None:
+    with faulty_system() as faulty:
+        base = make_base(directory, durable=True, compactions=0)
+        for condition in (nothing, must_read):
+            case = Case(directory, base, operation, condition, faulty)
+            assert exhaust(case, [errno.EIO, errno.ENOSPC, errno.ESTALE], (False, True)) > 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_call_may_fail_with_every_error(operation: str, durable: bool, directory: Path) -> None:
+    with faulty_system() as faulty:
+        for compactions in (0, 1):
+            base = make_base(directory, durable=durable, compactions=compactions)
+            for condition in CONDITIONS:
+                case = Case(directory, base, operation, condition, faulty)
+                for error in ERRORS:
+                    for for_good in (False, True):
+                        exhaust(case, [error], (for_good,))
+
+
+# The seam itself
+
+SYSTEM_MODULES = {"posix", "fcntl", "time", "select", "_io", "_thread", "_socket", "mmap", "_ctypes", "_signal"}
+
+
+def through(real: Any, name: str) -> ModuleType:
+    """A module that calls `real`'s functions from here, so that nobody else is seen to call them."""
+    module = ModuleType(name)
+
+    def get(attribute: str) -> Any:
+        thing = getattr(real, attribute)
+        return (lambda *arguments, **named: thing(*arguments, **named)) if inspect.isbuiltin(thing) else thing
+
+    module.__getattr__ = get  # type: ignore[method-assign]
+    return module
+
+
+def test_nothing_but_the_seam_calls_the_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a log does to files, locks and clocks, it does through what is put in the place of `_system`'s."""
+    for name in ("os", "fcntl", "time", "select", "threading"):
+        monkeypatch.setattr(system, name, through(getattr(system, name), name))
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, function: Any) -> None:
+        module = frame.f_globals["__name__"]
+        is_ours = module.startswith("fscoord.") and module not in ("fscoord._system", "fscoord._events")
+        if event == "c_call" and is_ours and function.__module__ in SYSTEM_MODULES:
+            seen.add(f"{module} calls {function.__module__}.{function.__name__}")
+
+    base = make_base(directory, durable=True, compactions=1)
+    for operation in OPERATIONS.values():
+        put_state(str(directory), base)
+        with FileStore(directory / "store", timeout=LIMIT_S) as store:
+            sys.setprofile(note)
+            try:
+                outcome(operation, store)
+            finally:
+                sys.setprofile(None)
+    assert not seen
