@@ -41,3 +41,20 @@ def queue(state: tuple[bytes, ...], operation: tuple[Any, ...]) -> tuple[Hashabl
         return (state[1:], state[0]) if state else (state, EMPTY)
     assert name == "len"
     return state, len(state)
+
+
+def lock(state: tuple[bytes | None, int], operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
+    """A lock with fencing tokens, held by a name or None, and the last token: acquire (which must find it free and rise
+    the token), release and die, by name. Who dies without holding it changes nothing.
+    """
+    holder, last = state
+    name, who, *given = operation
+    if name == "acquire":
+        (token,) = given
+        if holder is not None or token <= last:
+            return state, False
+        return (who, token), True
+    if name == "release":
+        return ((None, last), True) if holder == who else (state, False)
+    assert name == "die"
+    return ((None, last) if holder == who else state), None

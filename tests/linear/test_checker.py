@@ -47,7 +47,21 @@ def draw_queue(rng: random.Random) -> tuple[Any, ...]:
     return rng.choice([("push", rng.choice([b"1", b"2"])), ("pop",), ("pop",), ("len",)])
 
 
-KINDS = {"value": (models.value, None, draw_value), "queue": (models.queue, (), draw_queue)}
+def draw_counter(rng: random.Random) -> tuple[Any, ...]:
+    return rng.choice([("read",), ("add", 1), ("add", 1)])
+
+
+def draw_lock(rng: random.Random) -> tuple[Any, ...]:
+    who = rng.choice([b"x", b"y"])
+    return rng.choice([("acquire", who, rng.randrange(1, 5)), ("release", who), ("die", who)])
+
+
+KINDS = {
+    "value": (models.value, None, draw_value),
+    "counter": (models.value, None, draw_counter),
+    "queue": (models.queue, (), draw_queue),
+    "lock": (models.lock, (None, 0), draw_lock),
+}
 
 
 def draw_history(rng: random.Random, kind: str, size: int, lies: bool) -> list[Call]:

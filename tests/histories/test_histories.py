@@ -1,0 +1,214 @@
+"""Linearizable: what real processes were told while others were killed, stopped, forked, or found the disk full.
+
+Small histories are searched, which trusts nothing; large ones are compared with the log, their witness.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from histories.crew import Crew, Member
+from histories.worker import QUEUES, VALUES, write_all
+from linear import models
+from linear.checker import LINEARIZABLE, UNKNOWN, Call, check, check_each
+from linear.witness import Done, Places, mistakes, read_generations, unclaimed
+from unit.plain_reader import read_newest
+
+WIDTH = 4
+TOLD = 40
+"""How many lines are told between one thing that befalls them and the next."""
+
+
+def model(key: str) -> tuple[Any, Any]:
+    return (models.queue, ()) if key in QUEUES else (models.value, None)
+
+
+def take_history(member: Member) -> list[tuple[str, Call]]:
+    """Put together what a process told, and its forked children."""
+    begun: dict[tuple[int, int], tuple[str, tuple[Any, ...], int]] = {}
+    calls = []
+    for line in member.lines:
+        name, number, *rest = ast.literal_eval(line.decode())
+        if (name, number) not in begun:
+            key, operation, start = rest
+            begun[name, number] = (key, operation, start)
+            continue
+        key, operation, start = begun.pop((name, number))
+        word, *told = rest
+        if word == "done":
+            calls.append((key, Call(start, told[1], operation, told[0])))
+        elif word == "maybe":
+            calls.append((key, Call(start, math.inf, operation, UNKNOWN)))
+    return calls + [(key, Call(start, math.inf, operation, UNKNOWN)) for key, operation, start in begun.values()]
+
+
+def judge(calls: list[tuple[str, Call]]) -> None:
+    """Fail unless every key's history is linearizable; one that is too hard to tell fails, too."""
+    verdicts = check_each(calls, model)
+    wrong = {
+        key: [verdict, *sorted((call for name, call in calls if name == key), key=lambda call: call.start)]
+        for key, verdict in verdicts.items()
+        if verdict != LINEARIZABLE
+    }
+    assert not wrong, wrong
+    assert len(verdicts) == len(VALUES + QUEUES), "a key that nobody used proves nothing"
+
+
+def let_happen(path: str, rng: random.Random, options: dict[str, Any]) -> Crew:
+    """Let four processes make calls, two of which fork, while they are killed and replaced, stopped, or full."""
+    with Crew(rng) as crew:
+        names = iter(range(1, 99))
+
+        def start(forks: int) -> None:
+            name = next(names)
+            crew.start(name, "history", path, name, rng.randrange(2**32), forks, options)
+
+        for number in range(WIDTH):
+            start(number % 2)
+        plan = [*["kill"] * 2, *["stop"] * 2, *["full"] * 2]
+        rng.shuffle(plan)
+        for turn, what in enumerate(plan, 1):
+            crew.listen_until(lambda enough=turn * TOLD: crew.told() >= enough)  # type: ignore[misc]
+            if what == "kill" and crew.kill_one() is not None:
+                start(0)
+            elif what == "stop":
+                crew.stop_one()
+            elif what == "full":
+                crew.let_disk_be_full(path)
+        crew.listen_until(lambda: crew.told() >= (len(plan) + 1) * TOLD)
+        crew.kill_all()
+    return crew
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock"])
+def test_small_histories_are_linearizable_whatever_befalls_the_processes(
+    lock: str, tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    happened: dict[str, int] = {"kill": 0, "stop": 0, "full": 0}
+    for number in range(scale(2)):
+        path = tmp_path / f"log {number}"
+        options = {"lock": lock, "compact_bytes": rng.choice([None, 1000, 4000]), "durable": rng.random() < 0.2}
+        crew = let_happen(str(path), rng, options)
+        judge([call for member in crew.members for call in take_history(member)])
+        log = read_newest(path)
+        assert log.ends in ("whole", "torn")
+        for what, count in crew.happened.items():
+            happened[what] += count
+    assert happened["kill"] == scale(2) * 2
+
+
+def test_holds_of_a_lock_are_linearizable_though_holders_are_killed_and_stopped(
+    tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """Each hold ends before the next begins, tokens rise, and the dead hold nothing for long."""
+    for number in range(scale(1)):
+        path = str(tmp_path / f"log {number}")
+        with Crew(rng) as crew:
+            for name in range(WIDTH):
+                crew.start(name, "hold", path, name)
+            for turn, what in enumerate(["kill", "stop", "kill"], 1):
+                crew.listen_until(lambda enough=turn * TOLD: crew.told() >= enough)  # type: ignore[misc]
+                if what == "stop":
+                    crew.stop_one()
+                elif crew.kill_one() is not None:
+                    crew.start(10 + turn, "hold", path, 10 + turn)
+            crew.listen_until(lambda: crew.told() >= 4 * TOLD)
+            crew.kill_all()
+        calls = [call for member in crew.members for call in take_holds(member)]
+        verdict = check(calls, models.lock, (None, 0))
+        assert verdict == LINEARIZABLE, (verdict, sorted(calls))
+
+
+def take_holds(member: Member) -> list[Call]:
+    calls: list[Call] = []
+    begun: dict[int, tuple[str, int]] = {}
+    for line in member.lines:
+        name, number, word, *told = ast.literal_eval(line.decode())
+        if word != "done":
+            begun[number] = (word, told[0])
+            continue
+        what, start = begun.pop(number)
+        token, end = told
+        operation = (what, name, token) if what == "acquire" else (what, name)
+        calls.append(Call(start, end, operation, True))
+    if member.was_killed:  # what it was about, and its death, which frees the lock some time after
+        for what, start in begun.values():
+            if what == "release":
+                calls.append(Call(start, math.inf, (what, member.name), UNKNOWN))
+        calls.append(Call(max((call.end for call in calls), default=0), math.inf, ("die", member.name), UNKNOWN))
+    return calls
+
+
+def have_witnessed(tmp_path: Path, rng: random.Random, count: int, kills: int, keys: int, width: int) -> int:
+    """Let processes make `count` calls each, and compare what they were told with the log; return how many calls."""
+    path, kept = tmp_path / "log", tmp_path / "kept"
+    kept.mkdir()
+    write_all(path, keys)
+    with Crew(rng) as crew:
+        names = iter(range(1, 10**6))
+
+        def start() -> None:
+            name = next(names)
+            options = {"compact_bytes": 1 << 16, "watch": "poll"}
+            crew.start(name, "testify", str(path), str(kept), name, rng.randrange(2**32), count, keys, options)
+
+        for _ in range(width):
+            start()
+        for turn in range(1, kills + 1):
+            enough = turn * width * count // (kills + 1)
+            crew.listen_until(lambda enough=enough: crew.told() >= enough)  # type: ignore[misc]
+            if turn % 2 == 0:
+                crew.stop_one()
+            elif crew.kill_one() is not None:
+                start()
+        crew.finish()
+    return compare(crew, path, kept)
+
+
+def compare(crew: Crew, path: Path, kept: Path) -> int:
+    """Fail unless the calls are linearizable in the order of the log, and the log holds them and nothing else."""
+    records = read_generations(path, kept)
+    places = Places(records)
+    calls: dict[bytes, list[Done]] = {}
+    written = dict.fromkeys((member.name for member in crew.members), 0)
+    for member in crew.members:
+        for line in member.lines:
+            _, number, what, key, start, end, result = line.split(b" ", 6)
+            name = {b"add": b"c", b"push": b"q", b"pop": b"q"}.get(what, b"v") + key
+            calls.setdefault(name, []).append(Done(what.decode(), int(start), int(end), result))
+            written[member.name] = int(number) + 1
+    wrong = [text for key, done in calls.items() for text in mistakes(key, done, places)]
+    assert not wrong, (len(wrong), wrong[:5])
+    in_flight = {b"%d.%d" % (member.name, written[member.name]) for member in crew.members if member.was_killed}
+    others = [effect for effect in unclaimed(calls, places) if not effect[2].startswith(b"first.")]
+    phantoms = [
+        effect
+        for effect in others
+        if effect[2] not in in_flight and not (effect[0] == "pop" or effect[1].startswith(b"c"))
+    ]
+    assert not phantoms, f"nobody says to have written {phantoms[:5]}"
+    assert len(others) <= len(in_flight), f"{len(in_flight)} were killed, and nobody says to have done {others}"
+    generations = len(list(kept.iterdir()))
+    assert generations > 1, "never compacted"
+    return sum(map(len, calls.values()))
+
+
+def test_large_histories_are_linearizable_in_the_order_of_the_log(
+    tmp_path: Path, rng: random.Random, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("calls", have_witnessed(tmp_path, rng, 6000, 3, 8, WIDTH))
+
+
+@pytest.mark.long
+def test_millions_of_calls_are_linearizable_in_the_order_of_the_log(
+    tmp_path: Path, rng: random.Random, scale: Callable[[int], int], capsys: Any
+) -> None:
+    calls = have_witnessed(tmp_path, rng, scale(25_000), 20, 32, 8)
+    with capsys.disabled():
+        print(f"\n{calls} calls")
