@@ -51,7 +51,8 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:``
             ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can
             also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``.
-            An argument counts for more than the query.
+            An argument counts for more than the query. As text ``run_id`` is an id without order; with ``restart``
+            beside it, a number, it is a job, and that its restart count.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or makes no sense.
@@ -176,13 +177,20 @@ def _octal(text: str) -> int:
     return int(text, 8)
 
 
-def _open_file(host: str, path: str, **options: Any) -> Store:
+def _open_file(host: str, path: str, *, restart: int | None = None, **options: Any) -> Store:
     if host not in ("", "localhost"):
         raise ValueError(
             f"file://{host}{path} names the host {host!r}; an absolute path has three slashes: file:///..."
         )
     if not path:
         raise ValueError("file: needs a path, such as file:///shared/job/store")
+    if restart is not None:
+        job = options.get("run_id")
+        if not isinstance(job, str) or not job:
+            raise ValueError(
+                f"restart={restart} counts the restarts of a job: give that as text, run_id=JOB, beside it"
+            )
+        options["run_id"] = (job, restart)
     from fscoord.stores.file import FileStore
 
     return FileStore(path, **options)
@@ -228,6 +236,7 @@ register_scheme(
         "mode": _octal,
         "compact_bytes": int,
         "run_id": str,
+        "restart": int,
         "spill_bytes": int,
     },
 )

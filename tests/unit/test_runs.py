@@ -220,6 +220,32 @@ def test_a_run_can_be_named_in_an_address(path: Path) -> None:
     assert read_log(path.read_bytes()).header["runs"] == [(b"4711", -1)]
 
 
+def test_a_job_and_its_restart_can_be_named_in_an_address(path: Path) -> None:
+    with open_store(f"file:{path}?run_id=12:30:05&restart=0") as old:  # what looks like a count is none
+        old.set("k", "v")
+        assert read_log(path.read_bytes()).header["runs"] == [(b"12:30:05", 0)]
+        with open_store(f"file:{path}?restart=2", run_id="12:30:05") as new:
+            assert new.list_keys() == []
+            with pytest.raises(StaleRunError):
+                old.get("k")
+        with pytest.raises(StaleRunError):
+            open_store(f"file:{path}?run_id=12:30:05&restart=1")
+        with open_run(path, ("12:30:05", 2)) as joined:
+            assert joined.list_keys() == []
+
+
+@pytest.mark.parametrize("query", ["restart=1", "restart=-1&run_id=job", "restart=x&run_id=job", "restart=1&run_id="])
+def test_a_restart_that_makes_no_sense_in_an_address_is_refused(query: str, path: Path) -> None:
+    with pytest.raises(ValueError, match="restart"):
+        open_store(f"file:{path}?{query}")
+    assert not path.exists()
+
+
+def test_a_restart_does_not_go_with_a_run_that_has_one(path: Path) -> None:
+    with pytest.raises(ValueError, match="restart=1 counts the restarts of a job"):
+        open_store(f"file:{path}?restart=1", run_id=("job", 1))
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [

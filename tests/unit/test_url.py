@@ -99,7 +99,7 @@ def test_options_in_the_query_reach_the_store(tmp_path: Path) -> None:
 
 def test_the_options_of_file_urls_are_those_of_the_constructor() -> None:
     parameters = inspect.signature(FileStore).parameters.keys() - {"path", "file_name"}
-    assert url._schemes["file"].options.keys() == parameters
+    assert url._schemes["file"].options.keys() == parameters | {"restart"}
 
 
 def test_arguments_count_for_more_than_the_query(tmp_path: Path) -> None:

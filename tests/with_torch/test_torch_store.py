@@ -295,13 +295,15 @@ def open_url(path: Path, rank: int, query: str = "") -> TorchStore:
     return store
 
 
-@pytest.mark.parametrize("by", ["URL", "environment"])
+@pytest.mark.parametrize("by", ["URL", "URL with a count", "environment"])
 def test_a_late_rank_joins_its_own_launch_and_no_other(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_in(launch: int, rank: int) -> TorchStore:
         if by == "URL":
             return open_url(tmp_path, rank, f"&run_id=launch%20{launch}")
+        if by == "URL with a count":
+            return open_url(tmp_path, rank, f"&run_id=job&restart={launch}")
         monkeypatch.setenv("SLURM_JOB_ID", "4711")
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(launch))
         return open_url(tmp_path, rank)
