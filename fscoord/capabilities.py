@@ -12,7 +12,7 @@ __all__ = ["Capabilities"]
 class Capabilities(NamedTuple):
     """What a kind of store can do beside the contract, and the few things in which it falls short of it.
 
-    As it stands here: what the contract alone says. The suite of `fscoord.testing` reads these flags and tests each
+    As it stands here: what the contract alone says. The suite in ``fscoord.testing`` reads these flags and tests each
     store by what it claims; the table in the documentation, "Stores compared", is made of them.
 
     Attributes:
