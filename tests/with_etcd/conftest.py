@@ -11,7 +11,7 @@ from with_etcd.server import Server
 
 from fscoord.stores.etcd import EtcdStore
 
-collect_ignore_glob = [] if find_spec("urllib3") else ["test_*.py"]
+collect_ignore_glob = [] if find_spec("urllib3") and find_spec("trustme") else ["test_*.py"]
 _numbers = itertools.count()
 
 
