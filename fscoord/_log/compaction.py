@@ -38,6 +38,9 @@ Entry = tuple[int, bytes, bytes, int, int]
 class Compactor(Appender):
     """The part of `~fscoord._log.file.LogFile` that keeps the log short."""
 
+    _posted: Place | None = None
+    """Behind the last record of generation 0, when this handle posted there last."""
+
     def _tries_to_compact(self, more: int) -> bool:
         """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
 
@@ -178,10 +181,14 @@ class Compactor(Appender):
         """Behind the seal: all that is left can wait, and be done by somebody else."""
         before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
         try:
-            ways = self._read_flags, self._write_flags
-            if before is None or signpost.post(self.path, self.root, successor, session, *ways, self._descriptors):
-                kind = self.root.header.lock_kind
-                signpost.remove_superseded(self.path, successor.name, before, kind, self._descriptors)
+            if before is not None:
+                ways = self._read_flags, self._write_flags
+                posted = signpost.post(self.path, self.root, successor, session, *ways, self._descriptors, self._posted)
+                if posted is None:
+                    return
+                self._posted = posted
+            kind = self.root.header.lock_kind
+            signpost.remove_superseded(self.path, successor.name, before, kind, self._descriptors)
         except (OSError, ValueError, FscoordError) as error:
             logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)
 

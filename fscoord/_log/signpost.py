@@ -80,7 +80,16 @@ def newest(fd: int, start: Place, *, durable: bool) -> tuple[Successor | None, P
             return found, Place(offset, chain), bool(data)
 
 
-def post(path: str, root: Root, successor: Successor, writer: int, reading: int, writing: int, keep: set[int]) -> bool:
+def post(
+    path: str,
+    root: Root,
+    successor: Successor,
+    writer: int,
+    reading: int,
+    writing: int,
+    keep: set[int],
+    known: Place | None = None,
+) -> Place | None:
     """Append to the log `path` itself that `successor` is the newest generation, and sync that.
 
     Args:
@@ -91,9 +100,10 @@ def post(path: str, root: Root, successor: Successor, writer: int, reading: int,
         reading: the flags with which this mount's logs are opened to be read, and
         writing: to be appended to.
         keep: is kept equal to the descriptors that are open, so that an interruption loses none.
+        known: what an earlier call returned: nothing before that place is read again, for it never changes.
 
     Returns:
-        whether it is there; if the lock did not come soon, the next one to post does it.
+        behind the last record; None if the lock did not come soon, so that the next one to post does it.
 
     Raises:
         OSError: the file system refused. What was posted may be torn; the next one steps over it.
@@ -108,18 +118,20 @@ def post(path: str, root: Root, successor: Successor, writer: int, reading: int,
         if record.Header.decode(read_header(reader))[0].log_id != root.header.log_id:
             raise ValueError(f"{path} is another log by now")
         if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
-            return False
-        known, place, is_torn = newest(reader, root.start, durable=durable)
-        if known is None or known.generation < successor.generation:
+            return None
+        is_cut = known is not None and system.os.fstat(reader).st_size < known.offset
+        named, place, is_torn = newest(reader, root.start if known is None or is_cut else known, durable=durable)
+        if named is None or named.generation < successor.generation:
             if is_torn:
                 place = _void(fd, reader, place, durable=durable)
             system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
-            data, _ = record.encode(
+            data, chain = record.encode(
                 record.FORWARD, b"", successor.forward(), writer, system.time.time_ns(), place.chain
             )
             paths.write_all(fd, data)
+            place = Place(place.offset + len(data), chain)
         system.os.fdatasync(fd)
-        return True
+        return place
     finally:
         try:
             if kind != SOFT:
