@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "the lock is given back before the write",
         "_log/appending.py",
-        "        self._write(data)\n        system.os.lseek(self._rfd, size, 1)",
-        "        self._lock.unlock()\n        self._write(data)\n        system.os.lseek(self._rfd, size, 1)",
+        "        self._write(data)\n        self._trouble = APPLYING",
+        "        self._lock.unlock()\n        self._write(data)\n        self._trouble = APPLYING",
         (SCHEDULES,),
     ),
     Mutant(
