@@ -39,6 +39,9 @@ SETTLE_S: Final = 1.2
 
 TRIES: Final = 4
 PAUSE_S: Final = 0.01
+OPEN_TRIES: Final = 60
+OPEN_PAUSE_S: Final = 0.1
+"""How often to open a log anew that is said to be gone, and the longest pause between: five seconds in all."""
 PIECE: Final = 1 << 18
 """How much one WRITE carries when the mount does not say."""
 
@@ -120,12 +123,17 @@ class SharedLogFile(LogFile):
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        try:
-            super()._open()
-        except OSError as error:
-            if not self._refuses_direct(error):
-                raise
-            super()._open()
+        """As for a local log; but NFS may remember of a name a log that is gone: to look at what was opened tells."""
+        for attempt in range(1, OPEN_TRIES + 1):
+            try:
+                super()._open()
+                return
+            except OSError as error:
+                if not self._refuses_direct(error) and (error.errno != system.errno.ESTALE or attempt == OPEN_TRIES):
+                    raise
+            for fd in list(self._descriptors):
+                self._drop(fd)
+            system.time.sleep(min(PAUSE_S * (attempt - 1), OPEN_PAUSE_S))
 
     def _refuses_direct(self, error: OSError) -> bool:
         """Return whether `error` says that there are no direct reads here; from then on reads take a lock."""

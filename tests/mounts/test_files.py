@@ -65,6 +65,24 @@ def test_who_opens_a_log_that_the_other_host_has_ended_has_a_new_one(sides: Side
         after.do("close")
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_host_that_has_a_removed_log_open_opens_the_new_one_at_its_place(sides: Sides, read_only: bool) -> None:
+    for round in range(4):
+        one, other = (sides.a, sides.b) if round % 2 else (sides.b, sides.a)
+        name = f"log{round}"
+        old = other.fork().open(sides.path(name))
+        old.set("old", "1")
+        assert old.check(["old"])
+        directory = sides.full(one, "")
+        for found in one.fork().do("os.listdir", directory):
+            if found.startswith(name):
+                one.fork().do("os.unlink", f"{directory}/{found}")
+        new = one.fork().open(sides.path(name))
+        new.set("new", "1")
+        late = other.fork().open(sides.path(name), read_only=read_only)
+        assert late.list_keys() == ["new"]
+
+
 def until_error(agent: Agent, operation: str, *given: Any) -> BaseException:
     return agent.begin("mounts.work.until_error", "@store", operation, *given).error()
 

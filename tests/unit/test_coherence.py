@@ -302,6 +302,45 @@ def test_a_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -
 # A server that forgets
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
+    read_only: bool, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """NFS: to open what a host remembers of a name succeeds, and the first look at it says ESTALE."""
+    with FileStore(path) as store:
+        store.set("k", "1")
+    made = at = 0
+
+    def does(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if made == at + 1:
+            raise OSError(system.errno.ESTALE, "stale")
+
+    while made >= at:
+        made = 0
+        with kernel.instead(does):
+            log = FileStore(path, read_only=read_only)
+        assert log.get("k") == b"1"
+        log.close()
+        at += 1
+    assert at > 5
+
+
+def test_a_name_that_leads_nowhere_for_good_is_an_error_after_some_tries(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "OPEN_TRIES", 3)
+    with FileStore(path) as store:
+        store.set("k", "1")
+    before = len(os.listdir("/proc/self/fd"))
+    with kernel.fail(0, system.errno.ESTALE, names=("fstat",), for_good=True) as failed:
+        with pytest.raises(StoreUnavailableError, match="opening the log"):
+            FileStore(path)
+        assert len(failed) == 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
 @pytest.mark.parametrize("number", range(12))
 def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write_counts_twice(
