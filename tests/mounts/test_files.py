@@ -66,7 +66,7 @@ def test_who_opens_a_log_that_the_other_host_has_ended_has_a_new_one(sides: Side
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_host_that_has_a_removed_log_open_opens_the_new_one_at_its_place(sides: Sides, read_only: bool) -> None:
+def test_a_host_that_has_a_log_open_that_is_gone_opens_the_new_one_at_its_place(sides: Sides, read_only: bool) -> None:
     for round in range(4):
         one, other = (sides.a, sides.b) if round % 2 else (sides.b, sides.a)
         name = f"log{round}"
