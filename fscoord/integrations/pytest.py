@@ -18,6 +18,7 @@ __all__ = ["Once", "Run"]
 
 WORKERS: Final = "fscoord/workers"
 WORK_S: Final = 300.0
+"""How long to wait for another worker that sets up, or tears down."""
 UNTOLD_S: Final = 10.0
 """How long to wait for another worker where nobody can tell whether it lives."""
 
@@ -47,7 +48,7 @@ class Run:
 
     def __init__(self, path: str | system.os.PathLike[str], worker: str, timeout: Timeout) -> None:
         self.store = FileStore(path, label=worker, timeout=timeout)
-        self._turn = Lock(self.store, "fscoord/end")
+        self._turn = Lock(self.store, "fscoord/end", WORK_S)
         self._is_registered = False
         self._teardowns: list[tuple[str, Callable[[bytes], object], bytes]] = []
 

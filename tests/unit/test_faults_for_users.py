@@ -51,7 +51,7 @@ def prepared() -> HashStore:
 
 
 class TestWithoutFaults(StoreContract):
-    """The whole suite: a store that is told nothing is the store behind it."""
+    """A store that is told nothing is the store behind it."""
 
     def make_store(self, tmp_path: Any) -> FaultyStore:
         return FaultyStore(HashStore())

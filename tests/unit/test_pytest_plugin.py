@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+
+from contract.places import HANG_S, start_thread
+
+from fscoord.integrations.pytest import Run, _ended
 
 REPOSITORY = Path(__file__).parents[2]
 ALONE = """
@@ -149,13 +152,51 @@ def test_one_worker_does_the_work_for_all_and_the_last_one_tears_down(tmp_path: 
     assert done.stdout.count("ValueError: no way to take b'bad' down") == 1
 
 
-def test_a_worker_that_dies_keeps_nobody_from_tearing_down(tmp_path: Path) -> None:
-    """The one that takes its place may come when all was torn down: then it brings it up again."""
+def test_who_takes_the_place_of_a_worker_that_died_goes_on_with_what_that_one_has_made(tmp_path: Path) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
-    done = run_pytest(tmp_path, *WORKERS, DIE="2")
+    done = run_pytest(tmp_path, "-p", "xdist", "-n", "1", DIE="2")
     assert "1 failed, 5 passed" in done.stdout, done.stdout
-    assert logged(tmp_path).count("use") == 6
-    assert re.fullmatch("(up (use )+down )+", " ".join(logged(tmp_path)) + " ")
+    assert logged(tmp_path) == ["up", *["use"] * 6, "down"]
+
+
+def test_who_comes_when_all_was_torn_down_sets_it_up_again(tmp_path: Path) -> None:
+    """As a worker may that takes the place of one which died: here all are in one process."""
+    log: list[str] = []
+
+    def bring_up() -> str:
+        log.append("up")
+        return "made"
+
+    def use(run: Run) -> bytes:
+        return run.once("service", bring_up, lambda value: log.append(f"down {value.decode()}"))
+
+    one, two, late = (Run(tmp_path / "store", name, HANG_S) for name in ("gw0", "gw1", "gw2"))
+    one.register()
+    two.register()
+    assert use(one) == use(two) == b"made"
+    with start_thread(one.end):
+        two.store.close()  # as if it had died
+    assert log == ["up", "down made"]
+    assert use(late) == b"made"
+    late.end()
+    assert log == ["up", "down made", "up", "down made"]
+    one.store.close()
+    late.store.close()
+
+
+def test_the_last_one_to_end_tears_down_and_who_ends_before_waits_for_it(tmp_path: Path) -> None:
+    log: list[str] = []
+    one, two = (Run(tmp_path / "store", name, HANG_S) for name in ("gw0", "gw1"))
+    two.register()
+    one.once("service", lambda: "made", lambda value: log.append("down"))
+    with start_thread(one.end):
+        two.store.wait([_ended(one.store.session)])
+        assert log == [], "the other one has not ended"
+        two.once("other", lambda: "also made", lambda value: log.append("other down"))
+        two.end()
+    assert sorted(log) == ["down", "other down"]
+    one.store.close()
+    two.store.close()
 
 
 def test_it_is_declared_as_a_plugin_and_installed() -> None:
