@@ -219,6 +219,10 @@ def test_a_lock_that_fails_later_fails_the_write_and_unlocking_never_fails(files
             store.set("k", "1")
         other.set("k", "2")
         assert store.get("k") == b"2"
+        store.set("k", "3")
+        with files.fails("lock", error=errno.EIO, after=1) as hit:  # to unlock is no attempt at a lock
+            store.set("k", "4")
+        assert hit == []
 
 
 def test_a_stale_handle_fails_the_write_with_its_number(files: FaultyFiles, tmp_path: Path) -> None:

@@ -185,16 +185,19 @@ def test_who_comes_when_all_was_torn_down_sets_it_up_again(tmp_path: Path) -> No
 
 
 def test_the_last_one_to_end_tears_down_and_who_ends_before_waits_for_it(tmp_path: Path) -> None:
-    log: list[str] = []
-    one, two = (Run(tmp_path / "store", name, HANG_S) for name in ("gw0", "gw1"))
+    one, two = runs = [Run(tmp_path / "store", name, HANG_S) for name in ("gw0", "gw1")]
+    had_ended: list[bool] = []
+
+    def tear_down(_: bytes) -> None:
+        had_ended.append(one.store.check([_ended(run.store.session) for run in runs]))
+
     two.register()
-    one.once("service", lambda: "made", lambda value: log.append("down"))
+    one.once("service", lambda: "made", tear_down)
     with start_thread(one.end):
         two.store.wait([_ended(one.store.session)])
-        assert log == [], "the other one has not ended"
-        two.once("other", lambda: "also made", lambda value: log.append("other down"))
+        two.once("other", lambda: "also made", tear_down)
         two.end()
-    assert sorted(log) == ["down", "other down"]
+    assert had_ended == [True, True]
     one.store.close()
     two.store.close()
 
