@@ -195,6 +195,7 @@ def test_the_last_one_to_end_tears_down_and_who_ends_before_waits_for_it(tmp_pat
     one.once("service", lambda: "made", tear_down)
     with start_thread(one.end):
         two.store.wait([_ended(one.store.session)])
+        assert one._unfinished() == [two.store.session]
         two.once("other", lambda: "also made", tear_down)
         two.end()
     assert had_ended == [True, True]
