@@ -39,7 +39,9 @@ HINTS_MAX: Final = 1024
 HINT_BYTES_MAX: Final = 64
 
 HEADS_MAX: Final = 16
-"""How many values at a queue's head are asked for: etcd sorts the whole queue for that."""
+"""How many values at a queue's head are asked for: etcd sorts the whole queue for that. A handle remembers them: what
+was older is gone for good, and what comes is younger, so that each is the oldest as soon as those before it are taken.
+"""
 
 
 class EtcdStore(EtcdSessions):
@@ -106,6 +108,7 @@ class EtcdStore(EtcdSessions):
         access = access_of(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
         self._cluster = Cluster(access._replace(user=user, password=password))
         self._hints: dict[bytes, tuple[int, bytes]] = {}
+        self._heads: dict[bytes, list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
         return f"EtcdStore({str(self._cluster)!r}, {key_text(self._prefix)!r})"
@@ -313,18 +316,20 @@ class EtcdStore(EtcdSessions):
         oldest = range_of(
             items.key, items.end, keys_only=True, sort_target="CREATE", sort_order="ASCEND", limit=HEADS_MAX
         )
-        answers, revision = self._read([oldest], limit)
-        while True:
+        heads, revision = self._heads.pop(name, []), 0
+        if not heads:
+            answers, revision = self._read([oldest], limit)
             heads = found(answers[0])
-            if not heads:
-                return Look(revision, [name], [[items]])
-            head = decoded(heads[0]["key"])
-            known = int(heads[0]["create_revision"])
-            is_done, answers, revision = self._write(
-                [delete(head, prev_kv=True)], [compare(head, "create", known)], [oldest]
-            )
-            if is_done:
-                return decoded(found(answers[0])[0].get("value"))
+        while heads:
+            head, known = decoded(heads[0]["key"]), int(heads[0]["create_revision"])
+            done = self._write([delete(head, prev_kv=True)], [compare(head, "create", known)], [oldest])
+            if done.is_done:
+                if len(self._heads) >= HINTS_MAX:
+                    self._heads.clear()
+                self._heads[name] = heads[1:]
+                return decoded(found(done.answers[0])[0].get("value"))
+            heads, revision = found(done.answers[0]), done.revision
+        return Look(revision, [name], [[items]])
 
 
 def _checked(prefix: Key) -> bytes:

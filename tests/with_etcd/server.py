@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,10 +13,11 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from fscoord.stores.etcd import EtcdStore
 
-__all__ = ["Server"]
+__all__ = ["Server", "Trio", "free_port"]
 
 START_S = 60
 """How long etcd may take to answer; it only bounds a hang."""
@@ -122,6 +124,83 @@ class Server:
                     pass
             time.sleep(0.01)
         return False
+
+
+class Trio:
+    """A cluster of three members, one of which may be killed."""
+
+    def __init__(self) -> None:
+        program = shutil.which("etcd")
+        assert program, HOW_TO_GET_IT
+        self._directory = tempfile.mkdtemp(prefix="fscoord-etcd-")
+        self.members: list[subprocess.Popen[bytes]] = []
+        self.ports: list[int] = []
+        try:
+            self._start(program)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def address(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def kill(self, number: int) -> None:
+        self.members[number].kill()
+        self.members[number].wait()
+
+    def leader(self) -> int:
+        """Return the number of the member that leads."""
+        end = time.monotonic() + START_S
+        while True:
+            assert time.monotonic() < end, "there is no leader"
+            for number, port in enumerate(self.ports):
+                status = _status(port)
+                if status and status.get("leader", "0") == status["header"]["member_id"]:
+                    return number
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.kill()
+            member.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _start(self, program: str) -> None:
+        self.ports = [free_port() for _ in range(3)]
+        peers = [f"http://127.0.0.1:{free_port()}" for _ in range(3)]
+        for number, port in enumerate(self.ports):
+            here = f"http://127.0.0.1:{port}"
+            with open(Path(self._directory, f"log{number}"), "ab") as log:
+                self.members.append(
+                    subprocess.Popen(
+                        [
+                            program,
+                            f"--name=m{number}",
+                            f"--data-dir={self._directory}/{number}",
+                            f"--listen-client-urls={here}",
+                            f"--advertise-client-urls={here}",
+                            f"--listen-peer-urls={peers[number]}",
+                            f"--initial-advertise-peer-urls={peers[number]}",
+                            f"--initial-cluster={','.join(f'm{each}={peer}' for each, peer in enumerate(peers))}",
+                            "--heartbeat-interval=300",  # so that a busy machine makes no elections
+                            "--election-timeout=3000",
+                        ],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+        self.leader()
+
+
+def _status(port: int) -> dict[str, Any] | None:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v3/maintenance/status", b"{}")
+    try:
+        with urllib.request.urlopen(request, timeout=START_S) as reply:
+            return json.loads(reply.read())
+    except (OSError, ValueError):
+        return None
 
 
 def free_port() -> int:
