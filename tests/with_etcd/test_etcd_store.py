@@ -433,3 +433,14 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
         with start_thread(other.get, f"e{turn}") as waiter:
             store.set(f"e{turn}", "")
         assert waiter.result == b""
+
+
+def test_what_is_written_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
+    from fscoord.stores.etcd_handle import Look
+
+    seen = store._look([b"k", b"q"], HANG_S)
+    assert isinstance(seen, Look)
+    assert seen.missing == [b"k", b"q"]
+    store.set("k", "v")
+    store.queue_push("q", "w")
+    assert store._sleep(seen, HANG_S) == ([], b"w")
