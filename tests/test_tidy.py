@@ -506,3 +506,17 @@ def test_the_page_on_the_tests_knows_every_folder_of_them() -> None:
     folders = {path.parent.name for path in REPOSITORY.glob("tests/*/*.py")}
     page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^  (\w+)/  ", page, re.MULTILINE)) == folders
+
+
+def test_the_tests_that_the_page_on_them_names_are_there() -> None:
+    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for folder in ("tests", "fscoord") for path in walk(folder)]
+    there = set(re.findall(r"^ *def (test_\w+)", "\n".join(sources), re.MULTILINE))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 70
+    assert named <= there, f"no such tests: {sorted(named - there)}"
+
+
+def walk(folder: str) -> Iterator[Path]:
+    """Every Python file below this folder of the repository."""
+    return (REPOSITORY / folder).rglob("*.py")
