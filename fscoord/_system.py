@@ -201,6 +201,7 @@ def nfs_recovers_lost_locks() -> bool:
 
 
 _after_fork: list[Callable[[], None]] = []
+_life = [1]
 
 
 def after_fork_in_child(call: Callable[[], None]) -> None:
@@ -210,9 +211,17 @@ def after_fork_in_child(call: Callable[[], None]) -> None:
 
 def recover_from_fork() -> None:
     """In a forked child: call what `after_fork_in_child` was given."""
+    _life[0] += 1
     for call in _after_fork:
         call()
     own_process[0] = 1
+
+
+def life() -> int:
+    """Return a number that is another one in a forked child than in its parent; getpid(2) takes ten times as long."""
+    if not own_process[0]:
+        recover_from_fork()
+    return _life[0]
 
 
 class _PidMark:

@@ -18,7 +18,7 @@ from fscoord.store import Store
 
 __all__ = ["Exclusive", "Holder", "Waiter"]
 
-_Held = tuple[int, Entry, "Renewal | None"]  # with the process that holds it
+_Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `_system.life`
 _POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
@@ -88,7 +88,7 @@ class Holder:
                     served = self._line.await_turn(served, limit)
             if served is not None:
                 renewal = Renewal(self._line, served) if self._ttl else None
-                self._held.append((system.os.getpid(), served, renewal))
+                self._held.append((system.life(), served, renewal))
                 if renewal is not None:
                     renewal.start()
                 self._begin(served)
@@ -160,7 +160,7 @@ class Holder:
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
-        if self._held and self._held[-1][0] != system.os.getpid():
+        if self._held and self._held[-1][0] != system.life():
             self._held.clear()  # it was forked: its parent has them
         return self._held[-1][1] if self._held else None
 

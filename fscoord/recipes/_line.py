@@ -70,10 +70,10 @@ class Line:
 
     def new_id(self) -> str:
         """Return the id of an entry that is not in line yet."""
-        pid = system.os.getpid()
-        if self._me[0] != pid:  # also in a forked child, whose ids must not be its parent's
+        life = system.life()
+        if self._me[0] != life:  # also in a forked child, whose ids must not be its parent's
             first = int.from_bytes(system.random_bytes(7), "big") << 8
-            self._me = pid, f"{system.hostname()}:{pid}", count(first)
+            self._me = life, f"{system.hostname()}:{system.os.getpid()}", count(first)
         return f"{next(self._me[2]):016x}"
 
     def take_free(self, name: str, mode: str) -> Entry | None:

@@ -53,7 +53,7 @@ class RLock(Lock):
         self._thread: tuple[int, int] | None = None
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
-        if self._thread != (system.os.getpid(), system.threading.get_ident()):
+        if self._thread != (system.life(), system.threading.get_ident()):
             return super()._acquire(mode, blocking, timeout, got)
         self._depth += 1
         got.append("")
@@ -61,18 +61,18 @@ class RLock(Lock):
 
     def _begin(self, served: Entry) -> None:  # noqa: ARG002 - its token is not asked for
         self._depth = 1
-        self._thread = system.os.getpid(), system.threading.get_ident()
+        self._thread = system.life(), system.threading.get_ident()
 
     def _end(self) -> None:
         self._thread = None
 
     def _undo(self, name: str) -> None:
-        if self._thread == (system.os.getpid(), system.threading.get_ident()):
+        if self._thread == (system.life(), system.threading.get_ident()):
             self._thread = None
         super()._undo(name)
 
     def _release(self, gone: list[_Held | None]) -> None:
-        if self._thread != (system.os.getpid(), system.threading.get_ident()):
+        if self._thread != (system.life(), system.threading.get_ident()):
             raise RuntimeError(f"the lock {self.name!r} is not held by this object, in this thread")
         if self._depth > 1:
             self._depth -= 1
