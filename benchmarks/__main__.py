@@ -13,6 +13,7 @@ from benchmarks import (
     deaths,
     etcd,
     history,
+    locks,
     machine,
     process_groups,
     rendezvous,
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "contended": contended.measure,
     "barrier": barriers.measure,
     "deaths": deaths.measure,
+    "locks": locks.measure,
     "rendezvous": rendezvous.measure,
     "groups": process_groups.measure,
     "history": history.measure,
@@ -44,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure fscoord beside torch's stores. All take turns in one run, so that whatever else the"
-        " machine does hits them alike; only ratios are comparable between machines. Without torch only fscoord is"
-        " measured, and no process groups, which are torch's.",
+        description="Measure fscoord beside torch's stores, and its lock beside others. All take turns in one run, so"
+        " that whatever else the machine does hits them alike; only ratios are comparable between machines. Without"
+        " torch only fscoord is measured, and no process groups, which are torch's.",
     )
     parser.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--json", metavar="FILE", help="write everything that was found there as well")

@@ -154,15 +154,20 @@ class FileStore(Sessions):
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         """See `Store.compare_set`."""
-        wanted = value_bytes(expected)
+        full, wanted, state = key_bytes(key), value_bytes(expected), self._state
 
         def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
-            current = self._state.get(name, self._log.fetch)
+            current = state.values.get(name)
+            if current.__class__ is not bytes:
+                current = state.get(name, self._log.fetch)
             if current == wanted or (current is None and not wanted):
                 return value, record.COMPARE_SET, value
             return wanted if current is None else current, 0, b""
 
-        return bytes(self._update(record.COMPARE_SET, key_bytes(key), value_bytes(desired), decide))
+        found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
+        if self._log.bell:
+            self._waiting.ring((full,))
+        return found
 
     def delete_key(self, key: Key) -> bool:
         """See `Store.delete_key`."""

@@ -10,14 +10,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
-from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError
-from fscoord.recipes import Fenced, Lock, Membership, Queue, Semaphore, once
+from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StaleTokenError
+from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, Semaphore, once
 from fscoord.store import Store
 
 HANG_S = 40
@@ -141,6 +143,46 @@ def wake_up_and_write(store: Store, name: str, ttl: float) -> list[str]:
         except HoldLostError as error:
             found.append(type(error).__name__)
     return found
+
+
+class Journal:
+    """A file to which a process that may be killed at any time adds a line with each step."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(self, *words: object) -> None:
+        os.write(self._fd, (" ".join(map(str, (time.monotonic(), os.getpid(), *words))) + "\n").encode())
+
+
+def hold_again(store: Store, kind: str, journal: str) -> None:
+    """Acquire and release until it is over, and note when."""
+    lock = {"Lock": Lock, "Election": Election}[kind](store, "l")
+    steps = Journal(journal)
+    while not store.check(["over"]):
+        steps.note("acquire")
+        lock.acquire()
+        steps.note("acquired", lock.token)
+        steps.note("release")
+        lock.release()
+        steps.note("released")
+
+
+def write_again(store: Store, ttl: float, journal: str) -> None:
+    """Write a fenced value under a lock until it is over, and note what came of it."""
+    lock, value = Lock(store, "l", ttl=ttl), Fenced(store, "value")
+    steps = Journal(journal)
+    while not store.check(["over"]):
+        with suppress(HoldLostError), lock:
+            steps.note("token", lock.token)
+            for _ in range(2):
+                steps.note("write", lock.token)
+                try:
+                    value.set(f"{os.getpid()}", lock.token)
+                except StaleTokenError:
+                    steps.note("refused")
+                else:
+                    steps.note("written")
 
 
 def hold_semaphore(store: Store, name: str, value: int) -> None:

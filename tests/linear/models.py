@@ -1,4 +1,4 @@
-"""What a key's value and a queue do when nobody else is there, as the contract of `Store` says."""
+"""What a key's value, a queue, a lock and a fenced value do when nobody else is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 EMPTY = "empty"
 """The result of a pop from an empty queue."""
+HELD = "held"
+"""The result of an acquisition that was not to be had."""
 
 
 def value(state: bytes | None, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
@@ -58,3 +60,19 @@ def lock(state: tuple[bytes | None, int], operation: tuple[Any, ...]) -> tuple[H
         return ((None, last), True) if holder == who else (state, False)
     assert name == "die"
     return ((None, last) if holder == who else state), None
+
+
+def counting_lock(state: tuple[int, str], operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
+    """A lock whose tokens count its holds, as the last token and its holder: acquire (the token) and release (whether it was held) by somebody."""
+    name, who = operation
+    last, holder = state
+    if name == "acquire":
+        return (state, HELD) if holder else ((last + 1, who), last + 1)
+    assert name == "release"
+    return ((last, ""), True) if holder == who else (state, False)
+
+
+def fenced(state: int, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
+    """The highest token that a fenced value has seen: a write, and whether it was taken."""
+    _, token = operation
+    return (token, True) if token >= state else (state, False)

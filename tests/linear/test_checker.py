@@ -148,6 +148,30 @@ def test_an_item_that_two_took_one_that_vanished_and_one_out_of_turn_are_found()
     assert check(pushes + right, models.queue, ()) == LINEARIZABLE
 
 
+def test_two_who_hold_a_lock_at_once_a_token_that_comes_twice_and_a_release_too_many_are_found() -> None:
+    def acquire(start: float, end: float, who: str, token: Any) -> Call:
+        return Call(start, end, ("acquire", who), token)
+
+    def release(start: float, end: float, who: str, result: Any = True) -> Call:
+        return Call(start, end, ("release", who), result)
+
+    first = [acquire(0, 1, "a", 1), release(4, 5, "a")]
+    assert check([*first, acquire(2, 6, "b", 2)], models.counting_lock, (0, "")) == LINEARIZABLE
+    assert check([*first, acquire(2, 3, "b", 2)], models.counting_lock, (0, "")) == BROKEN
+    assert check([*first, acquire(2, 6, "b", 1)], models.counting_lock, (0, "")) == BROKEN
+    assert check([*first, release(6, 7, "a")], models.counting_lock, (0, "")) == BROKEN
+    dead = [acquire(0, 1, "a", 1), release(2, math.inf, "a", UNKNOWN)]
+    assert check([*dead, acquire(1, 4, "b", 2)], models.counting_lock, (0, "")) == LINEARIZABLE
+    assert check([*dead, acquire(1, 1.5, "b", 2)], models.counting_lock, (0, "")) == BROKEN
+
+
+def test_a_write_that_is_taken_after_a_newer_one_is_found() -> None:
+    newer, older = Call(0, 1, ("write", 2), True), Call(2, 3, ("write", 1), True)
+    assert check([newer, older], models.fenced, 0) == BROKEN
+    assert check([newer, older._replace(result=False)], models.fenced, 0) == LINEARIZABLE
+    assert check([newer, older._replace(start=0.5)], models.fenced, 0) == LINEARIZABLE
+
+
 def test_a_history_too_hard_for_the_budget_is_undecided() -> None:
     calls = [Call(0, 10, ("add", 1 << i), 0) for i in range(12)]  # no order gives 0, and every subset another state
     assert check(calls, models.value, None) == BROKEN
