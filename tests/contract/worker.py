@@ -168,14 +168,18 @@ def hold_again(store: Store, kind: str, journal: str) -> None:
         steps.note("released")
 
 
-def write_again(store: Store, ttl: float, journal: str) -> None:
-    """Write a fenced value under a lock until it is over, and note what came of it."""
+def write_again(store: Store, ttl: float, stop_at: int, journal: str) -> None:
+    """Write a fenced value under a lock until it is over, and note what came of it; stop once, before a write."""
     lock, value = Lock(store, "l", ttl=ttl), Fenced(store, "value")
-    steps = Journal(journal)
+    steps, count = Journal(journal), 0
     while not store.check(["over"]):
         with suppress(HoldLostError), lock:
             steps.note("token", lock.token)
-            for _ in range(2):
+            for _ in range(3):
+                count += 1
+                if count == stop_at:
+                    with store._log.mutex:  # so that no thread has the log's own lock meanwhile
+                        os.kill(os.getpid(), signal.SIGSTOP)
                 steps.note("write", lock.token)
                 try:
                     value.set(f"{os.getpid()}", lock.token)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,54 +43,75 @@ def size_of(journals: Path) -> int:
 
 
 def run(
-    directory: Path,
-    what: str,
-    arguments: list[Any],
-    troubles: Iterable[Callable[[Any], Any]],
-    choose: Callable[[list[Any], Path], Any],
+    directory: Path, what: str, arguments: list[list[Any]], trouble: Callable[[list[Any], Path], dict[str, float]]
 ) -> tuple[dict[str, list[Step]], dict[str, float]]:
-    """Let processes do `what` with a trouble for one of them now and then; return their steps, and who was killed when.
-
-    Nobody who is in trouble is asked for anything: the others go on, or wait until it is over.
-    """
+    """Let processes do `what` while there is `trouble`, which returns who was killed when; return both."""
     journals = directory / "journals"
     journals.mkdir()
     place = Place("file-ofd", str(directory))
     store = place.open()
-    killed: dict[str, float] = {}
-    given = [[*arguments, str(journals / str(number))] for number in range(PROCESSES)]
+    given = [[*own, str(journals / str(number))] for number, own in enumerate(arguments)]
     with Workers(place.spec(), what, given) as workers:
-        start(store, PROCESSES)
-        for trouble in troubles:
-            enough = size_of(journals) + STEPS * STEP_SIZE
-            until(lambda: size_of(journals) >= enough)  # noqa: B023
-            victim = choose([process for process in workers.processes if str(process.pid) not in killed], journals)
-            moment = time.monotonic()
-            if trouble(victim) is kill:
-                killed[str(victim.pid)] = moment
-        enough = size_of(journals) + STEPS * STEP_SIZE
-        until(lambda: size_of(journals) >= enough)
+        start(store, len(given))
+        killed = trouble(workers.processes, journals)
+        make_progress(journals)
         store.set("over", "1")
         for process in workers.processes:
-            out, complaint = process.communicate(timeout=60)
-            assert (process.returncode == 0) is (str(process.pid) not in killed), complaint or out
+            _, complaint = process.communicate(timeout=60)
+            assert (process.returncode == 0) is (str(process.pid) not in killed), complaint
     place.close()
     return steps_of(journals), killed
 
 
-def kill(victim: Any) -> Any:
-    victim.kill()
-    victim.wait()
-    return kill
+def make_progress(journals: Path) -> None:
+    enough = size_of(journals) + STEPS * STEP_SIZE
+    until(lambda: size_of(journals) >= enough)
 
 
-def stop_for(seconds: float) -> Callable[[Any], Any]:
-    def stop(victim: Any) -> None:
-        victim.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)  # that long, and not until something has happened: it may have the log's own lock
-        victim.send_signal(signal.SIGCONT)
+def kills_and_stops(rng: random.Random) -> Callable[[list[Any], Path], dict[str, float]]:
+    """Return what kills three, one after the other, and stops some for a while, at any moment.
 
-    return stop
+    Nobody who is in trouble is asked for anything: the others go on, or wait until it is over.
+    """
+
+    def trouble(processes: list[Any], journals: Path) -> dict[str, float]:
+        killed: dict[str, float] = {}
+        for kind in rng.sample(["kill", "kill", "stop", "stop", "kill"], 5):
+            make_progress(journals)
+            victim = rng.choice([process for process in processes if str(process.pid) not in killed])
+            if kind == "kill":
+                killed[str(victim.pid)] = time.monotonic()
+                victim.kill()
+                victim.wait()
+            else:
+                victim.send_signal(signal.SIGSTOP)
+                time.sleep(rng.uniform(0.01, 0.05))  # and not until somebody goes on: it may have the log's own lock
+                victim.send_signal(signal.SIGCONT)
+        return killed
+
+    return trouble
+
+
+def wake_who_stops(after: float) -> Callable[[list[Any], Path], dict[str, float]]:
+    """Return what waits until each has stopped once, and lets it go on so many seconds later."""
+
+    def trouble(processes: list[Any], _: Path) -> dict[str, float]:
+        def stopped() -> bool:
+            states = [os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG) for process in sleeping]
+            woken.extend(process for process, state in zip(sleeping, states, strict=True) if state)
+            return bool(woken)
+
+        sleeping = list(processes)
+        while sleeping:
+            woken: list[Any] = []
+            until(stopped)
+            time.sleep(after)
+            for process in woken:
+                process.send_signal(signal.SIGCONT)
+                sleeping.remove(process)
+        return {}
+
+    return trouble
 
 
 def lock_calls(steps: dict[str, list[Step]], killed: dict[str, float]) -> list[Call]:
@@ -115,30 +137,22 @@ def lock_calls(steps: dict[str, list[Step]], killed: dict[str, float]) -> list[C
 def test_the_history_of_a_lock_under_kills_and_stops_is_that_of_a_lock(
     tmp_path: Path, kind: str, rng: random.Random
 ) -> None:
-    troubles = [kill, kill, kill, stop_for(0.02), stop_for(0.05)]
-    rng.shuffle(troubles)
-    steps, killed = run(tmp_path, "hold_again", [kind], troubles, lambda processes, _: rng.choice(processes))
+    steps, killed = run(tmp_path, "hold_again", [[kind]] * PROCESSES, kills_and_stops(rng))
     calls = lock_calls(steps, killed)
     assert sum(call.operation[0] == "acquire" for call in calls) >= STEPS
     assert check(calls, models.counting_lock, (0, "")) == LINEARIZABLE, calls
 
 
-def test_no_write_of_who_lost_its_lease_comes_after_one_of_who_got_it(tmp_path: Path) -> None:
+def test_no_write_of_who_lost_its_lease_comes_after_one_of_who_got_it(tmp_path: Path, rng: random.Random) -> None:
     ttl = 0.2
-
-    def holder(processes: list[Any], journals: Path) -> Any:
-        """Return who has noted a token last: it mostly holds the lock still."""
-        tokens = [
-            (moment, pid) for pid, own in steps_of(journals).items() for moment, what, _ in own if what == "token"
-        ]
-        return next(process for process in processes if str(process.pid) == max(tokens)[1])
-
-    steps, _ = run(tmp_path, "write_again", [ttl], [stop_for(3 * ttl)] * 3, holder)
+    arguments = [[ttl, rng.randrange(2, 20)] for _ in range(PROCESSES)]
+    steps, _ = run(tmp_path, "write_again", arguments, wake_who_stops(3 * ttl))
     tokens = [int(rest[0]) for own in steps.values() for _, what, rest in own if what == "token"]
     assert len(tokens) == len(set(tokens))
-    calls = []
-    for own in steps.values():
-        for (begun, what, rest), (ended, result, _) in pairwise(own):
-            if what == "write":
-                calls.append(Call(begun, ended, ("write", int(rest[0])), result == "written"))
+    calls = [
+        Call(begun, ended, ("write", int(rest[0])), result == "written")
+        for own in steps.values()
+        for (begun, what, rest), (ended, result, _) in pairwise(own)
+        if what == "write"
+    ]
     assert check(calls, models.fenced, 0) == LINEARIZABLE, calls
