@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import Place, until
+from contract.places import Place
 from contract.worker import Workers, start
 from linear import models
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
@@ -21,8 +21,18 @@ from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
 PROCESSES = 4
 STEPS = 12
 """How many steps of all there are, at least, between two troubles."""
+PATIENCE_S = 120
+"""How long to wait for anything: on a busy machine a process takes many seconds to begin."""
 STEP_SIZE = 40
 """How many bytes of a journal one takes at most."""
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
 
 Step = tuple[float, str, list[str]]
 
@@ -49,7 +59,7 @@ def run(
     journals = directory / "journals"
     journals.mkdir()
     place = Place("file-ofd", str(directory))
-    store = place.open()
+    store = place.open(timeout=PATIENCE_S)
     given = [[*own, str(journals / str(number))] for number, own in enumerate(arguments)]
     with Workers(place.spec(), what, given) as workers:
         start(store, len(given))
@@ -57,7 +67,7 @@ def run(
         make_progress(journals)
         store.set("over", "1")
         for process in workers.processes:
-            _, complaint = process.communicate(timeout=60)
+            _, complaint = process.communicate(timeout=PATIENCE_S)
             assert (process.returncode == 0) is (str(process.pid) not in killed), complaint
     place.close()
     return steps_of(journals), killed
