@@ -63,7 +63,9 @@ def lock(state: tuple[bytes | None, int], operation: tuple[Any, ...]) -> tuple[H
 
 
 def counting_lock(state: tuple[int, str], operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
-    """A lock whose tokens count its holds, as the last token and its holder: acquire (the token) and release (whether it was held) by somebody."""
+    """A lock whose tokens count its holds, as the last token and its holder: acquire (the token) and release (whether
+    it was held) by somebody.
+    """
     name, who = operation
     last, holder = state
     if name == "acquire":
