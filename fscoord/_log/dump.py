@@ -82,10 +82,12 @@ class _Way:
     def __init__(self, log: str) -> None:
         self.log = log
 
-    def note(self, path: str, offset: int, kind: int, value: bytes) -> bytes:
-        """Take in a seal or a forward record; return the name that it says."""
+    def note(self, path: str, offset: int, kind: int, value: bytes, generation: int) -> bytes:
+        """Take in a seal or a forward record of `generation`; return the name that it says."""
         try:
-            named = Successor.from_seal(value) if kind == record.SEAL else Successor.from_forward(value)
+            named = Successor.from_seal(value, generation) if kind == record.SEAL else Successor.from_forward(value)
+            if named.generation <= generation:
+                raise ValueError(f"it leads from generation {generation} back to {named.generation}")
         except ValueError as error:
             raise paths.damaged(self.log, path, offset, str(error)) from None
         self.successor = named
@@ -150,5 +152,5 @@ def _entry(path: str, offset: int, found: record.Record, generation: int, way: _
         except ValueError as error:
             raise paths.damaged(way.log, path, offset, str(error)) from None
     elif kind in (record.SEAL, record.FORWARD):
-        value = way.note(path, offset, kind, value)
+        value = way.note(path, offset, kind, value, generation)
     return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value, generation)

@@ -17,7 +17,7 @@ from fscoord._log.consumer import Consumer
 from fscoord._log.session import Session, encode_death
 from fscoord._log.succession import Successive
 from fscoord._logger import logger
-from fscoord.errors import FscoordError, StoreGoneError
+from fscoord.errors import FscoordError, LimitExceededError, StoreGoneError
 
 __all__ = ["Presence"]
 
@@ -84,6 +84,10 @@ class Presence(Successive):
         if self._rank is not None:
             who = who._replace(rank=self._rank)
         number = self._take_byte()
+        if number > record.WRITER_MAX:
+            raise LimitExceededError(
+                f"{self.path}: all numbers for sessions are used up; begin another log, or another run", path=self.path
+            )
         alive_id = bytes(16) if self._alive is None else self._alive.id
         self._append(record.SESSION, b"", who._replace(alive_id=alive_id).encode(), number)
         self._lock.bind(self._lock.fd, number)

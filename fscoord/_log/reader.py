@@ -257,7 +257,7 @@ class LogReader(Roster):
             elif kind == record.DEATH:
                 self._mourn(decode_death(value), time_ns)
             elif kind == record.SEAL:
-                self._seal = Successor.from_seal(value)
+                self._seal = Successor.from_seal(value, self.header.generation)
             elif kind == record.BELL:
                 self.bell += 1
             elif kind == record.LEAVE:

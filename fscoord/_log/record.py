@@ -21,6 +21,7 @@ VERSION: Final = 1
 HEADER_MAX: Final = 64 * 1024
 KEY_MAX: Final = 1024
 VALUE_MAX: Final = 64 * 1024 * 1024
+WRITER_MAX: Final = (1 << 32) - 1
 
 # Capital letters change what the log means: a reader that does not know one must stop. Small ones may be ignored.
 SET: Final = ord("S")

@@ -122,7 +122,8 @@ def _successor(source: Source, tell: Tell, notes: list[str]) -> Successor | None
                         named = check_content((kind, key, value, writer, time_ns))
                     except ValueError:
                         continue
-                    if named is not None and (found is None or named.generation > found.generation):
+                    known = source.generation if found is None else found.generation
+                    if named is not None and named.generation > known:
                         found = named
         tell(source.file, piece.end, scan.size())
     if found is not None and bad:

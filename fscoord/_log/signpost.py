@@ -59,16 +59,19 @@ def newest(fd: int, start: Place, *, durable: bool) -> tuple[Successor | None, P
     """
     system.os.lseek(fd, start.offset, 0)
     found: Successor | None = None
-    (offset, chain), data = start, b""
+    (offset, chain), data, missing = start, b"", 0
     while True:
-        more = system.os.read(fd, _CHUNK)
+        more = system.os.read(fd, max(_CHUNK, missing))
         data += more
         _, others, used, chain, missing = record.decode(data, chain)
         for kind, _, value, _, _ in others:
-            if kind == record.SEAL:
-                found = Successor.from_seal(value)
-            elif kind == record.FORWARD:
-                found = Successor.from_forward(value)
+            try:
+                if kind == record.SEAL:
+                    found = Successor.from_seal(value)
+                elif kind == record.FORWARD:
+                    found = Successor.from_forward(value)
+            except ValueError:  # who reads the log itself is told
+                continue
         offset, data = offset + used, data[used:]
         if missing < 0:
             verdict = tail.examine(fd, offset, chain, durable=durable)

@@ -43,6 +43,8 @@ class Successive(Shelf):
     _run: tuple[Run, ...] = ()
     _life = 0
     _compact_at: float
+    _missed: Successor | None = None
+    """The last generation that a seal has named and that was not there."""
 
     def _open(self) -> None:
         opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
@@ -124,8 +126,12 @@ class Successive(Shelf):
         """Behind a seal that was read: go on behind the snapshot of the generation that it names."""
         seal = self._seal
         assert seal is not None, "who follows has read a seal"
-        if not self._enter(seal, Place(seal.size, seal.chain)):
-            self._restart()
+        if self._enter(seal, Place(seal.size, seal.chain)):
+            return
+        if seal == self._missed:  # from the newest that generation 0 knows of, the way has led here again
+            raise self._lost(seal)
+        self._missed = seal
+        self._restart()
 
     def _restart(self) -> None:
         """Forget everything, and begin at the newest generation that generation 0 knows of."""
@@ -144,10 +150,13 @@ class Successive(Shelf):
             if self._enter(successor):
                 break
             if successor == last:
-                raise self._gone(f"has lost generation {successor.generation}: somebody deleted its file")
+                raise self._lost(successor)
             last = successor
         self._forget()
         self._trouble = DIRTY
+
+    def _lost(self, successor: Successor) -> StoreError:
+        return self._gone(f"has lost generation {successor.generation}: somebody deleted its file")
 
     def _enter(self, successor: Successor, place: Place | None = None) -> bool:
         """Go on in the file of `successor`, at `place` or behind its header; False if it is not there any more."""

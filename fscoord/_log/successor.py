@@ -10,6 +10,8 @@ __all__ = ["Place", "Successor", "generation_name", "parse_name"]
 _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
 RANDOM_BYTES = 6
+NAME_MAX = 255
+"""No file system that hosts share, nor any of Linux, has names of more bytes."""
 
 
 class Place(NamedTuple):
@@ -46,15 +48,18 @@ class Successor(NamedTuple):
         return _FORWARD.pack(self.generation, self.log_id, len(self.name)) + self.name
 
     @classmethod
-    def from_seal(cls, data: bytes) -> Successor:
+    def from_seal(cls, data: bytes, sealed: int | None = None) -> Successor:
         """Return what the value of a SEAL record names; bytes behind the name are ignored.
 
         Raises:
-            ValueError: `data` is no such value.
+            ValueError: `data` is no such value, or does not name the generation behind `sealed`, if that is given: a
+                way that leads back would never end.
         """
         if len(data) < _SEAL.size:
             raise ValueError("a seal is cut short")
         generation, log_id, size, chain, length = _SEAL.unpack_from(data)
+        if sealed is not None and generation != sealed + 1:
+            raise ValueError(f"the seal of generation {sealed} names generation {generation}, which is not the next")
         return cls(generation, log_id, size, chain, _name(data, _SEAL.size, length, generation))
 
     @classmethod
@@ -73,7 +78,7 @@ class Successor(NamedTuple):
 def _name(data: bytes, start: int, length: int, generation: int) -> bytes:
     name = data[start : start + length]
     number = parse_name(name)
-    if len(name) < length or number != generation:
+    if len(name) < length or number != generation or length > NAME_MAX or b"\0" in name:
         raise ValueError(f"{name!r} is no name for generation {generation}")
     return name
 

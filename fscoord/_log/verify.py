@@ -291,8 +291,8 @@ class _Reading:
         try:
             successor = check_content(found)
             if successor is not None:
-                if found[0] == record.SEAL and successor.generation != self._header.generation + 1:
-                    raise ValueError(f"the seal names generation {successor.generation}, which is not the next")
+                if found[0] == record.SEAL:
+                    Successor.from_seal(found[2], self._header.generation)
                 if found[0] == record.FORWARD and self._header.generation:
                     raise ValueError("only generation 0 may say where the log goes on without being sealed")
                 if self._successor is None or successor.generation > self._successor.generation:

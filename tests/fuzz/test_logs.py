@@ -1,0 +1,180 @@
+"""Logs that chance, or Hypothesis, has made: no error but our own, no hang, no byte changed by who only reads."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.logs import make, put, write_every_kind
+from fuzz.build import Source, build
+from fuzz.exercise import run
+from hypothesis import given, settings, strategies as st
+
+from fscoord import FileStore
+from fscoord._log import record
+from fscoord._log.record import Header, Session
+from fscoord._log.session import decode_death
+from fscoord._log.successor import Successor
+from fscoord.stores.dump import dump
+from fscoord.stores.repair import repair
+from fscoord.stores.verify import verify
+
+SIZE = 400
+"""How many bytes of decisions a log is made of."""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_a_log_holds_its_users_meet_errors_of_ours_only(
+    part: int, tmp_path: Path, rng: random.Random, scale: Callable[[int], int], record_property
+) -> None:
+    verdicts: Counter[str] = Counter()
+    for number in range(scale(12)):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        verdicts[run(rng.randbytes(SIZE), directory)] += 1
+    record_property("verdicts", dict(verdicts))
+
+
+def test_the_logs_are_neither_all_sound_nor_all_damaged() -> None:
+    """Of a thousand seeds; a change of the builder may shift the balance, but must not lose either side."""
+    headers = Counter()
+    for seed in range(1000):
+        files = build(Source(random.Random(seed).randbytes(SIZE)))
+        try:
+            header, size, chain = Header.decode(files["log"])
+        except ValueError:
+            headers["no header"] += 1
+            continue
+        *_, missing = record.decode(files["log"][size:], chain)
+        headers[{0: "whole", -1: "bad"}.get(missing, "short")] += 1
+        headers["several files"] += len(files) > 1
+        headers["generation"] += header.generation == 0
+    assert min(headers[name] for name in ("no header", "whole", "bad", "short", "several files", "generation")) > 10
+
+
+# -- the decoder, on anything
+
+
+@given(st.binary(max_size=300), st.integers(0, (1 << 32) - 1))
+def test_the_decoder_takes_any_bytes(data: bytes, chain: int) -> None:
+    records, others, used, _, missing = record.decode(data, chain)
+    assert 0 <= used <= len(data)
+    assert missing >= -1
+    assert len(records) + len(others) <= used // (record.FRAME_SIZE + record.BODY_MIN)
+    for part in (data, data[:12]):
+        assert -1 <= record.frame_length(part, chain) <= record.BODY_MAX
+        record.decode_void(part, chain)
+
+
+@given(st.binary(max_size=200))
+def test_what_records_hold_is_read_or_refused_with_words(data: bytes) -> None:
+    for decode in (
+        record.decode_pairs,
+        Session.decode,
+        decode_death,
+        Successor.from_seal,
+        Successor.from_forward,
+        Header.decode,
+        lambda value: Header.decode(record.MAGIC + b"\1\0" + value),
+    ):
+        try:
+            decode(data)
+        except ValueError as error:
+            assert str(error)
+
+
+@settings(max_examples=40)
+@given(data=st.binary(min_size=20, max_size=SIZE))
+def test_hypothesis_finds_no_log_that_breaks_its_users(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run(data, tmp_path_factory.mktemp("log"))
+
+
+# -- bombs: small files that promise much
+
+
+MEMORY = 640 << 20
+"""Four times the longest record, and some."""
+
+
+def bounded(call: Callable[[], object]) -> str:
+    """Call in a child that can't have more memory than this process has by now and `MEMORY`; say how it ends."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        outcome = "died"
+        try:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                used = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+            try:
+                call()
+                outcome = "done"
+            except BaseException as error:
+                outcome = type(error).__name__
+        finally:
+            os.write(writer, outcome.encode())
+            os._exit(0)
+    os.close(writer)
+    try:
+        return os.read(reader, 100).decode()
+    finally:
+        os.close(reader)
+        os.waitpid(pid, 0)
+
+
+def bombs() -> dict[str, Callable[[bytes, int, int], bytes]]:
+    """Logs that promise more than they hold, made of the bytes, the size and the chain of an empty one."""
+
+    def frame(length: int, chain: int) -> bytes:
+        head = length.to_bytes(4, "little") + bytes(4)
+        return head + record.crc32(head, chain).to_bytes(4, "little")
+
+    return {
+        "the longest record": lambda data, _, chain: data + frame(record.BODY_MAX, chain),
+        "a record longer than any": lambda data, _, chain: data + frame(0xFFFFFFFF, chain),
+        "a hole of a gigabyte": lambda data, _, chain: data + frame(record.BODY_MAX, chain) + bytes(100),
+        "a header that names many runs": lambda data, *_: data[:76] + b"\xff\xff" + data[78:],
+        "a header of 64 KiB": lambda data, *_: data[:12] + (65536).to_bytes(4, "little") + data[16:],
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if "gigabyte" in name else []) for name in bombs()]
+)
+def test_a_file_that_promises_much_is_given_no_memory_for_it(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    data = make(path, write_every_kind)[: Header.decode(make(path + "2", write_every_kind))[1]]
+    _, size, chain = Header.decode(data)
+    put(path, bombs()[name](data, size, chain))
+    if name == "a hole of a gigabyte":
+        os.truncate(path, 1 << 30)
+    calls = {
+        "read": lambda: FileStore(path, read_only=True, timeout=0).close(),
+        "verify": lambda: verify(path),
+        "dump": lambda: list(dump(path)),
+        "repair": lambda: repair(path, path + ".copy", salvage=True),
+    }
+    for what, call in calls.items():
+        assert bounded(call) in ("done", "CorruptLogError"), what
+
+
+def test_the_limit_on_memory_is_one() -> None:
+    assert bounded(lambda: bytes(2 * MEMORY)) == "MemoryError"
+
+
+def test_a_million_keys_in_one_record_are_read_within_bounds(tmp_path: Path) -> None:
+    """A key bomb: the keys cost what any dictionary of them costs, and one that is too long is refused when written."""
+    path = str(tmp_path / "log")
+    pairs = [(b"%d" % number, b"") for number in range(100_000)]
+    make(path, lambda handle: handle.write(b"", record.encode_pairs(pairs), record.MULTI_SET))
+    assert bounded(lambda: FileStore(path, read_only=True).close()) == "done"
+    assert bounded(lambda: verify(path)) == "done"
+    with FileStore(path) as store:
+        assert store.num_keys() == len(pairs)
+        with pytest.raises(ValueError, match="1024"):
+            store.set("k" * 1025, "")

@@ -1,0 +1,148 @@
+"""What people and other processes write in words: addresses, options, environments, the states that stores hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from fscoord import FscoordError, HashStore, RendezvousStateError, environment
+from fscoord.barriers import BarrierConfig
+from fscoord.rendezvous import C10dRendezvousBackend, RendezvousParameters, parse_rendezvous_endpoint
+from fscoord.rendezvous.parameters import parse_rendezvous_config
+from fscoord.rendezvous.state import State
+from fscoord.stores import url as urls
+
+SIGNS = st.text(
+    alphabet=st.sampled_from(list("aZ0159:/?#[]@!$&'()*+,;=%-._~ \t\n\0\x7f\u00e9\u0661\ud800")), max_size=40
+)
+WORDS = st.one_of(SIGNS, st.text(max_size=40))
+
+
+@given(WORDS, st.sampled_from(["", "file:", "file://", "mem:", "tcp://", "etcd://", "FILE:///"]))
+@example("\ud800", "file:")
+@example("?timeout=nan&timeout=1", "file:x")
+@example("[::1:1", "tcp://")
+def test_an_address_is_taken_apart_or_refused(text: str, scheme: str) -> None:
+    try:
+        parts = urls._parse(scheme + text)
+    except ValueError as error:
+        assert str(error)
+        return
+    for convert in {convert for known in urls._schemes.values() for convert in known.options.values()}:
+        try:
+            urls._convert("option", text, convert)
+        except ValueError as error:
+            assert str(error)
+    assert len(parts) == 4
+
+
+@given(WORDS)
+@example("\u0661")
+@example("[::1]:\u0661")
+def test_an_endpoint_is_a_host_and_a_port_or_refused(text: str) -> None:
+    try:
+        host, port = parse_rendezvous_endpoint(text, 29400)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert host == host.strip()
+    assert host
+    assert 0 <= port <= 65535
+
+
+@given(WORDS)
+def test_options_of_a_rendezvous_are_pairs_or_refused(text: str) -> None:
+    try:
+        found = parse_rendezvous_config(text)
+    except ValueError as error:
+        assert str(error)
+        return
+    assert all(key and value for key, value in found.items())
+    parameters = RendezvousParameters("c10d", "", "id", 1, 1, x=text)
+    for get in (parameters.get_as_bool, parameters.get_as_int):
+        try:
+            get("x")
+        except ValueError as error:
+            assert str(error)
+
+
+NAMES = sorted(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT",
+     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PALS_RANKID",
+     "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT",
+     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_NODELIST", "SLURM_STEP_ID"}
+)  # fmt: skip
+VALUES = st.one_of(st.sampled_from(["", "0", "1", "-1", "x", "9" * 5000, "\u0661", "gw0", "1.5"]), SIGNS)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+def test_whatever_the_environment_says_is_understood_or_refused(variables: dict[str, str]) -> None:
+    try:
+        environment.detect(variables)
+    except (FscoordError, ValueError) as error:
+        assert str(error)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+def changed_states() -> st.SearchStrategy[bytes]:
+    """A state that was encoded, with one of its fields replaced by anything."""
+    fields = sorted(json.loads(State().encode()))
+    return st.builds(
+        lambda field, value: json.dumps({**json.loads(State().encode()), field: value}).encode(),
+        st.sampled_from([*fields, "more"]),
+        JSON,
+    )
+
+
+@given(st.one_of(st.binary(max_size=60), st.builds(lambda value: json.dumps(value).encode(), JSON), changed_states()))
+@example(b"[" * 100_000)
+@example(b"9" * 5000)
+@example(b'{"format":1e999}')
+def test_the_state_of_a_rendezvous_is_read_or_refused(data: bytes) -> None:
+    try:
+        state = State.decode(data)
+    except RendezvousStateError as error:
+        assert len(str(error)) < 10_000
+        return
+    assert State.decode(state.encode()) == state
+
+
+@given(st.one_of(st.binary(max_size=80), st.text(alphabet="aA0+/= #!", max_size=40).map(str.encode)))
+def test_what_stands_in_the_place_of_that_state_is_read_or_refused(data: bytes) -> None:
+    store = HashStore(timeout=1)
+    backend = C10dRendezvousBackend(store, "id")
+    store.set("torch.rendezvous.id", data)
+    for call in (backend.get_state, lambda: backend.set_state(b"new", b"token")):
+        try:
+            call()
+        except RendezvousStateError as error:
+            assert str(error)
+
+
+@given(st.one_of(WORDS, JSON.map(json.dumps)))
+def test_a_barriers_configuration_is_read_or_refused(text: str) -> None:
+    try:
+        BarrierConfig.from_json(text)
+    except (FscoordError, ValueError, TypeError) as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "call", [urls._parse, lambda text: parse_rendezvous_endpoint(text, 1), parse_rendezvous_config]
+)
+def test_a_megabyte_of_words_takes_no_longer_than_its_length(call: Any) -> None:
+    """No expression that is matched against them backtracks without end: this would go on for hours."""
+    for unit in ("a", "a.", "a-", "%", "a=", ":", "[", "_", "a,", "1"):
+        try:
+            call(unit * (1 << 20 // len(unit)))
+        except ValueError as error:
+            assert str(error)[:1]
