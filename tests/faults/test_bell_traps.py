@@ -367,6 +367,21 @@ def test_a_key_that_comes_between_the_look_and_the_mark(
         waiter.join()
 
 
+def test_a_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = Ticket.arm
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
+
+        def arm_late(ticket: Ticket, number: int) -> None:
+            other.set("a", "1")
+            arm(ticket, number)
+
+        monkeypatch.setattr(Ticket, "arm", arm_late)
+        monkeypatch.setattr(Ticket, "sleep", lambda *_: pytest.fail("it sleeps, though what it waits for is there"))
+        assert store.get("a") == b"1"
+
+
 def test_a_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other, Holder(path) as holder:
         waiter = wait_in_thread(store, "k")

@@ -21,7 +21,7 @@ from faults.holder import Holder
 from faults.interrupts import At, interrupt
 
 from fscoord import FileStore
-from fscoord._log import file as log_file, line as log_line, lock as log_lock, path as log_path
+from fscoord._log import file as log_file, line as log_line, lock as log_lock, path as log_path, tail
 from fscoord._log.reader import Suspect
 from fscoord.errors import StoreClosedError, StoreError, StoreGoneError, StoreTimeoutError
 
@@ -564,3 +564,22 @@ def test_a_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkey
         assert reader.get("k") == b"1"
         store.set("k", "2")
         assert reader.get("k") == b"2"
+
+
+def test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may be in the middle of voiding what is torn."""
+    examine, looks = tail.examine, []
+
+    def examine_too_soon(fd: int, offset: int, chain: int, *, durable: bool) -> tail.Skip | tail.Torn | tail.Damage:
+        looks.append(offset)
+        return tail.Damage(offset, "seen too soon") if len(looks) == 1 else examine(fd, offset, chain, durable=durable)
+
+    with FileStore(path) as store, FileStore(path) as reader:
+        store.set("k", "1")
+        with open(path, "ab") as log:
+            log.write(bytes(40))
+        monkeypatch.setattr(tail, "examine", examine_too_soon)
+        assert reader.get("k") == b"1"
+        assert len(looks) == 2

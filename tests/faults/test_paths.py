@@ -30,6 +30,7 @@ from fscoord import (
     StoreUnavailableError,
     _system as system,
 )
+from fscoord._log import reader
 from fscoord.stores.dump import dump
 
 HANG_S = 20
@@ -160,6 +161,27 @@ def test_a_handle_does_not_write_into_a_file_that_took_the_logs_place(path: Path
         path.chmod(0o600)
         until_gone(lambda: store.set("k", "w"))
     assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("compactions", [0, 1])
+def test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its_own(
+    compactions: int, path: Path
+) -> None:
+    """It opens the file anew, at the place that it had read to, before the next look at the name is due."""
+    with FileStore(path) as store:
+        store.set("k", "v")
+        for _ in range(compactions):
+            store.compact()
+            store.set("k", "w")
+        file = Path(store._log.file)
+        data = file.read_bytes()
+        file.unlink()
+        file.write_bytes(data + data)
+        file.chmod(0o600)
+        store._log._trouble = reader.DIRTY
+        store._log._looked = time.monotonic() + 3600
+        with pytest.raises(StoreGoneError):
+            store.get("k")
 
 
 # -- what is at the path already ---------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ def test_a_mutant_changes_one_place_and_is_python(mutant: Mutant) -> None:
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
     assert mutant.tests
     for test in mutant.tests:
-        assert (REPOSITORY / test).is_file(), f"{test} is gone"
+        file, _, name = test.partition("::")
+        assert (REPOSITORY / file).is_file(), f"{file} is gone"
+        assert not name or f"def {name}(" in (REPOSITORY / file).read_text(encoding="utf-8"), f"{test} is gone"
 
 
 def test_no_two_mutants_have_one_name() -> None:

@@ -124,6 +124,7 @@ def run(seed: int) -> Run:
         "compact_bytes": rng.choice([None, None, 300, 900]),
         "watch": rng.choice(["auto", "poll"]),
         "durable": rng.random() < 0.2,
+        "spill_bytes": random.Random(seed).choice([None, None, 1, 3]),
     }
     this = Run(world, options, rng.randrange(3, 8))
     with world.installed():
