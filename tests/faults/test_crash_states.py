@@ -229,7 +229,7 @@ def test_a_power_failure_at_any_call_of_any_two_operations_that_left_any_of_all_
 ) -> None:
     judge = judge_workloads(memory, product(OPERATIONS, repeat=2), durable=durable, base=base, deep=True)
     record_property("crash states", len(judge.seen))
-    assert len(judge.seen) > 5000
+    assert len(judge.seen) > 1000
 
 
 @pytest.mark.long
@@ -240,4 +240,4 @@ def test_a_power_failure_at_any_call_of_three_operations(
 ) -> None:
     judge = judge_workloads(memory, product([*SHAPES, "set pages"], repeat=3), durable=durable, base=0)
     record_property("crash states", len(judge.seen))
-    assert len(judge.seen) > 5000
+    assert len(judge.seen) > 1000
