@@ -46,6 +46,10 @@ class Watched(NamedTuple):
     end: bytes | None = None
     deletions: bool = False
 
+    def bound(self) -> bytes:
+        """Return the first key behind these."""
+        return self.key + b"\0" if self.end is None else self.end
+
 
 class Look(NamedTuple):
     """What a wait has seen at `revision`: names that are `missing`, and for each what is to be watched."""
@@ -166,29 +170,37 @@ class EtcdHandle(Store):
         ends = system.time.monotonic() + limit
         is_broken = True
         coming = dict(enumerate(seen.missing))
-        requests, owners = [], dict[int, int]()
-        for index, ranges in enumerate([*seen.watched, seen.also]):
-            for each in ranges:
-                number = len(owners) + 1
-                owners[number] = index
-                ignored = "NOPUT" if each.deletions else "NODELETE"
-                requests.append(watch(each.key, each.end, seen.revision + 1, number, ignored))
-        stream = self._cluster.open_stream("watch", requests, limit)
+        ranges = [(index, each) for index, some in enumerate([*seen.watched, seen.also]) for each in some]
+        request = _covering([each for _, each in ranges], seen.revision + 1)
+        stream = self._cluster.open_stream("watch", [request], limit)
         try:
             while coming and stream is not None:
                 news = stream.next(ends - system.time.monotonic())
                 if news is None or news.get("canceled"):
                     break
-                if news.get("events"):
-                    is_broken = False
-                    owner = owners[int(news.get("watch_id", 0))]
-                    if owner == len(seen.missing):
-                        return [], None
-                    coming.pop(owner, None)
-                    value = decoded(news["events"][-1]["kv"].get("value"))
+                is_broken = False
+                for event in news.get("events", ()):
+                    key, is_deletion = decoded(event["kv"]["key"]), event.get("type") == "DELETE"
+                    for index, each in ranges:
+                        if each.deletions == is_deletion and each.key <= key < each.bound():
+                            if index == len(seen.missing):
+                                return [], None
+                            coming.pop(index, None)
+                            value = decoded(event["kv"].get("value"))
         finally:
             if stream is not None:
                 self._cluster.close_stream(stream)
         if is_broken:
             system.time.sleep(max(0.0, min(BROKEN_PAUSE_S, ends - system.time.monotonic())))
         return list(coming.values()), value
+
+
+def _covering(ranges: Sequence[Watched], revision: int) -> Request:
+    """Return the one request for a watch that covers all `ranges`, and what lies between them.
+
+    A stream takes several requests, but over HTTP/1 all but the first may be lost: Go's server throws away what it has
+    not read of a body when the answer begins (net/http, ResponseWriter.Write).
+    """
+    first, bound = min(each.key for each in ranges), max(each.bound() for each in ranges)
+    end = None if len(ranges) == 1 and ranges[0].end is None else bound
+    return watch(first, end, revision, "" if any(each.deletions for each in ranges) else "NODELETE")

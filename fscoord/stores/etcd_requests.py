@@ -139,17 +139,14 @@ def revision_of(reply: Mapping[str, Any]) -> int:
     return int(reply["header"]["revision"])
 
 
-def watch(key: bytes, end: bytes | None, revision: int, number: int, ignored: str) -> Request:
+def watch(key: bytes, end: bytes | None, revision: int, ignored: str) -> Request:
     """Return the request to be told what happens from `revision` on.
 
     Args:
         key: what is watched, or where that begins.
         end: before what it ends, or None.
         revision: the first of interest; it may have passed.
-        number: by which the answers go, above 0.
-        ignored: ``"NOPUT"`` or ``"NODELETE"``.
+        ignored: ``"NOPUT"``, ``"NODELETE"`` or nothing.
     """
     bounds = range_of(key, end)["request_range"]
-    return {
-        "create_request": {**bounds, "start_revision": str(revision), "watch_id": str(number), "filters": [ignored]}
-    }
+    return {"create_request": {**bounds, "start_revision": str(revision), "filters": [ignored] if ignored else []}}

@@ -436,6 +436,7 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
 
 
 def test_what_is_written_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
+    """Several requests on one stream were lost now and then: Go's server drops what it has not read when it answers."""
     from fscoord.stores.etcd_handle import Look
 
     seen = store._look([b"k", b"q"], HANG_S)
