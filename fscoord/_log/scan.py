@@ -140,12 +140,13 @@ class Scan:
     """Reads the file that `quiet` is for, whose descriptor nothing else may move, from `place` on.
 
     Attributes:
+        fd: that descriptor.
         place: behind the last piece that was given.
     """
 
     def __init__(self, quiet: Quiet, place: Place, *, durable: bool) -> None:
         self.place = place
-        self._fd, self._quiet, self._durable = quiet.fd, quiet, durable
+        self.fd, self._quiet, self._durable = quiet.fd, quiet, durable
 
     def pieces(self) -> Iterator[Piece]:
         """Yield what is in the file, piece by piece, without a gap, up to its end.
@@ -155,7 +156,7 @@ class Scan:
         data, wanted = b"", CHUNK
         self._stand()
         while True:
-            more = system.os.read(self._fd, wanted)
+            more = system.os.read(self.fd, wanted)
             data += more
             records, others, used, chain, missing = record.decode(data, self.place.chain)
             if used:
@@ -181,10 +182,10 @@ class Scan:
 
     def size(self) -> int:
         """Return how long the file is by now, in bytes."""
-        return int(system.os.fstat(self._fd).st_size)
+        return int(system.os.fstat(self.fd).st_size)
 
     def _stand(self) -> None:
-        system.os.lseek(self._fd, self.place.offset, 0)
+        system.os.lseek(self.fd, self.place.offset, 0)
 
     def _has(self, size: int) -> bool:
         return self.size() >= self.place.offset + size
@@ -192,7 +193,7 @@ class Scan:
     def _judge(self) -> Piece | None:
         """Say what the bad bytes are at the place; None if that can't be said while others write."""
         start, chain = self.place
-        verdict = tail.examine(self._fd, start, chain, durable=self._durable)
+        verdict = tail.examine(self.fd, start, chain, durable=self._durable)
         if isinstance(verdict, tail.Skip):
             self.place = Place(verdict.offset, verdict.chain)
             return Skipped(start, verdict.offset)
@@ -201,7 +202,7 @@ class Scan:
         size = self.size()
         if isinstance(verdict, tail.Torn):
             return Torn(start, size)
-        found = resync.find_next(self._fd, self.place)
+        found = resync.find_next(self.fd, self.place)
         self.place = found or Place(size, chain)
         return Damaged(start, self.place.offset, verdict.reason)
 

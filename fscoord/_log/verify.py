@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
-from fscoord._log import path as paths, record
+from fscoord._log import path as paths, record, signpost
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
 from fscoord._log.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn, check_content, each
@@ -264,6 +264,7 @@ class _Reading:
             else:
                 self._damage(piece)
             self._whole.tell(self._file, piece.end, scan.size())
+        self._compare_hint(scan)
         size = scan.place.offset
         if not self._is_snapshot_seen and self._ends != DAMAGED:
             self._bad(0, size, "its snapshot does not end where, or as, the seal that names it says")
@@ -273,6 +274,17 @@ class _Reading:
             Generation(self._file, self._header.generation, size, self._records, self._voids, self._ends)
         )
         return self._successor
+
+    def _compare_hint(self, scan: Scan) -> None:
+        """Openers go by a forward record at the very end of generation 0, whatever stands before it."""
+        if self._named is not None or self._ends != TORN:  # whoever has ended torn keeps writers away
+            return
+        hinted = signpost.hint(scan.fd)
+        if hinted is not None and (self._successor is None or hinted.generation > self._successor.generation):
+            says = (
+                f"its end names generation {hinted.generation}, and what stands before it is torn: no writer does that"
+            )
+            self._bad(scan.place.offset, scan.size(), says)
 
     def _take(self, piece: Sound) -> None:
         self._records += len(piece.records) + len(piece.others)

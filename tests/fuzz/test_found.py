@@ -91,3 +91,16 @@ def test_a_generation_that_leads_back_to_itself_ends_the_way(kind: int, path: st
         with pytest.raises(CorruptLogError, match="not the next"):
             FileStore(path, timeout=5)
     assert repair(path, tmp_path / "copy").generation == 1
+
+
+def test_a_forward_record_behind_a_torn_one_is_damage(path: str) -> None:
+    """Openers go by it, and `verify` called the log torn."""
+    put_records(path, (record.SET, b"k", b"v" * 400, 1))
+    way = Successor(1, b"1" * 16, 0, 0, generation_name(b"log", 1, bytes(6)))
+    forward, _ = record.encode(record.FORWARD, b"", way.forward(), 1, 0, 12345)
+    with open(path, "rb") as file:
+        data = file.read()
+    put(path, data[:-200] + forward)
+    assert verify(path).verdict == "damaged"
+    put(path, data[:-200])
+    assert verify(path).verdict == "torn"
