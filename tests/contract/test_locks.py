@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyPlace, place_of
-from contract.worker import Workers, start
+from contract.worker import START_S, Workers, start
 
 from fscoord._log.bell import bucket
 from fscoord._log.ticket import Ticket
@@ -448,7 +448,7 @@ def test_what_the_dead_held_is_free_and_who_waited_behind_them_is_served(tmp_pat
 
 def no_overlap(directory: str, processes: int, times: int) -> None:
     place = Place("file-ofd", directory)
-    store = place.open()
+    store = place.open(timeout=START_S)
     store.set("n", "0")
     with Workers(place.spec(), "count_under_lock", [["l", times]] * processes) as workers:
         start(store, processes)

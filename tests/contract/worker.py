@@ -23,6 +23,8 @@ from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, Semaphore
 from fscoord.store import Store
 
 HANG_S = 40
+START_S = 600
+"""How long 32 processes may take until the last has begun, on a machine that is busy."""
 
 
 def add(store: Store, count: int) -> list[int]:
@@ -303,7 +305,7 @@ def main(what: str, spec: str, arguments: str) -> None:
     with open_spec(json.loads(spec)) as store:
         store.set_timeout(HANG_S)
         store.queue_push("ready", "")
-        store.wait(["go"])
+        store.wait(["go"], START_S)
         print(json.dumps(globals()[what](store, *json.loads(arguments))))
 
 
