@@ -59,6 +59,7 @@ EXAMPLES = [
     (NoProcessGroupError("x"), 64),
     (UnsupportedFilesystemError("x"), 69),
     (HoldLostError("x"), 69),
+    (errors.StaleTokenError("x"), 69),
     (WorkFailedError("x"), 69),
     (RendezvousError("x"), 69),
     (RendezvousClosedError("x"), 69),
