@@ -85,5 +85,8 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, exits.OutputError):
         output.abandon()
     if not exits.is_silent(error):
-        click.echo(f"fscoord: {exits.message(error)}", err=True)
+        words = exits.message(error).encode(
+            "utf-8", "surrogateescape"
+        )  # of others, too, such as a host's name in a log
+        click.echo(f"fscoord: {output.printable(words)}", err=True)
     return exits.exit_code(error)

@@ -95,6 +95,20 @@ def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
     assert "session 1 holds it" in done.err
 
 
+def test_what_a_log_says_can_t_do_anything_to_the_terminal_in_an_error_either(fscoord, path, monkeypatch):
+    monkeypatch.setattr("fscoord._log.scan.LogLock.holder", lambda lock: "\x1b[2Jhost:1")
+    with FileStore(path) as store:
+        store.set("k", "v" * 50)
+        Path(path).write_bytes(Path(path).read_bytes()[:-20])
+        with store._log.mutex:
+            store._log._lock.try_lock()
+            try:
+                done = fscoord("verify", "--timeout", "0")
+            finally:
+                store._log._lock.unlock()
+    assert "\\x1b[2Jhost:1 holds it" in done.err
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
