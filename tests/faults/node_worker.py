@@ -22,9 +22,9 @@ def pretend(directory: str, slow: float) -> None:
     def find_mount(path: str) -> mount.Mount:
         return local(path) if path.startswith(node.FALLBACK) else here
 
-    from fscoord._log import coherence
+    from fscoord._log import marked
 
-    coherence.find_mount = find_mount
+    marked.find_mount = find_mount
     system.O_DIRECT = 0  # the file system of the tests has none
 
 

@@ -106,7 +106,7 @@ def test_a_waiter_for_the_lock_that_is_killed_leaves_nothing_stuck(sides: Sides)
 def test_those_who_wait_for_a_key_wake_though_others_with_them_were_killed_or_stopped(sides: Sides) -> None:
     crew = sides.opened(9)
     *waiters, writer = crew
-    asked = [agent.begin("with_worker", "mounts.work.linger", "k") for agent in waiters]
+    asked = [agent.begin("with_worker", "mounts.work.linger_without_lock", "k") for agent in waiters]
     for agent in waiters:
         assert agent.next_event() == "waiting"
     for agent in waiters[:2]:

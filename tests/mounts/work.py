@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.places import wait_in_vain
 from linear.operations import call, draw_queue, draw_value
 
 from fscoord import _system as system
@@ -115,6 +116,12 @@ def linger(worker: Worker, key: str) -> bytes:
     """Report, then wait for `key`."""
     worker.report("waiting")
     return worker.stores["store"].get(key)
+
+
+def linger_without_lock(worker: Worker, key: str) -> bytes:
+    """As `linger`, but report only when nothing needs the log's lock any more: who is stopped with it stops all."""
+    wait_in_vain(worker.stores["store"])
+    return linger(worker, key)
 
 
 # Histories

@@ -18,7 +18,7 @@ from contract.places import start_thread
 from faults.processes import Processes, wait_until_ready
 
 from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log import coherence, mount, node, record, ticket, watch
+from fscoord._log import coherence, marked, mount, node, record, ticket, watch
 from fscoord._log.node import node_bell_path
 from fscoord._log.ticket import Ticket
 
@@ -35,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(node, "FALLBACK", str(tmp_path / "node"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(coherence, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(marked, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
     monkeypatch.setattr(coherence, "LOOK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
