@@ -11,6 +11,9 @@ from fscoord.store import Store
 
 __all__ = ["ENVIRONMENT_VARIABLE", "open_store", "register_scheme"]
 
+ENTRY_POINTS = "fscoord.stores"
+"""The group of entry points in which other packages name the schemes that they add."""
+
 ENVIRONMENT_VARIABLE = "FSCOORD_STORE"
 """Where `open_store` looks for an address when it is given none."""
 
@@ -55,7 +58,8 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             beside it, a number, it is a job, and that its restart count.
 
     Raises:
-        ValueError: there is no address, or its scheme or an option is unknown or makes no sense.
+        ValueError: there is no address, or its scheme or an option is unknown or makes no sense. Other packages may
+            add schemes, see `~fscoord.stores.url.register_scheme`.
     """
     scheme, host, path, query = _parse(_address(url))
     known = _scheme(scheme)
@@ -71,6 +75,9 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
 
 def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:
     """Let `open_store` open addresses that begin with ``{scheme}:``.
+
+    A package need not be imported for that: in the group ``fscoord.stores`` of its entry points it names a function
+    after the scheme. When an address has that scheme the function is called, without arguments, and calls this.
 
     Args:
         scheme: two letters or more; digits, ``+``, ``-`` and ``.`` may follow. Upper and lower case are one.
@@ -149,6 +156,8 @@ def _decode(text: str) -> str:
 
 
 def _scheme(name: str) -> _Scheme:
+    if name not in _schemes:
+        _load(name)
     if name in _schemes:
         return _schemes[name]
     known = ", ".join(f"{scheme}:" for scheme in sorted(_schemes))
@@ -156,6 +165,17 @@ def _scheme(name: str) -> _Scheme:
         f"unknown scheme {name}: in the store's address; known are {known}."
         " (A path with a colon before its first slash is written ./a:b)"
     )
+
+
+def _load(name: str) -> None:
+    """Have the package that names this scheme in its entry points register it, if there is one."""
+    from importlib.metadata import entry_points  # slow, and needed for what comes from elsewhere only
+
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            entry.load()()
+        except Exception as error:
+            raise ValueError(f"the scheme {name}: is that of {entry.value}, which does not load: {error}") from error
 
 
 def _convert(name: str, text: str, convert: Converter) -> Any:

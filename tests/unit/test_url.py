@@ -6,6 +6,8 @@ import gc
 import inspect
 import math
 import os
+import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -234,6 +236,37 @@ def test_an_unknown_scheme_is_an_error_that_lists_the_known() -> None:
     assert "redis:" in message
     assert "file:, mem:" in message
     assert "./a:b" in message
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another package, `acme`, with two entry points: one that works and one that does not."""
+    (tmp_path / "acme_stores.py").write_text(
+        "from fscoord import HashStore\n"
+        "from fscoord.stores.url import register_scheme\n\n"
+        "def register():\n"
+        "    register_scheme('acme', lambda host, path, **options: HashStore(**options), {'timeout': float})\n"
+    )
+    info = tmp_path / "acme_stores-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-stores\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[fscoord.stores]\nacme = acme_stores:register\nbroken = acme_stores:nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    url._schemes.pop("acme", None)
+    sys.modules.pop("acme_stores", None)
+
+
+@pytest.mark.usefixtures("installed")
+def test_another_package_adds_a_scheme_by_an_entry_point_and_is_loaded_when_it_is_needed() -> None:
+    open_store("mem:").close()
+    assert "acme_stores" not in sys.modules
+    for _ in range(2):
+        with open_store("acme://host/path?timeout=3") as store:
+            assert store.timeout.total_seconds() == 3
+    assert "of acme_stores:nothing, which does not load" in refused("broken:x")
 
 
 def test_one_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
