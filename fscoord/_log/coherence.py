@@ -315,9 +315,11 @@ class SharedLogFile(LogFile):
         elif error.errno in _SERVER_FORGOT:
             self._trouble |= STALE
             self._stale_in_a_row += 1
-            if self._has_written or self._stale_in_a_row >= TRIES:
+            # Without trouble it was refused the lock, and what it wrote was with the one before.
+            has_written = self._has_written and bool(self._trouble & ~STALE or maybe_applied)
+            if has_written or self._stale_in_a_row >= TRIES:
                 doing = "using the log, or its lock,"
-                raise paths.unavailable(error, self.path, doing, maybe_applied=self._has_written) from error
+                raise paths.unavailable(error, self.path, doing, maybe_applied=has_written) from error
         else:
             super()._explain(error, maybe_applied=maybe_applied)
 

@@ -365,6 +365,24 @@ def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write
     assert read_log(Path(path).read_bytes()).ends == "whole"
 
 
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_a_lock_that_is_refused_right_behind_a_write_does_not_cast_doubt_on_that_write(
+    error: int, path: str, mounted: object
+) -> None:
+    """NFS 3: the lock manager forgets a removed file when it likes, and then a lock on it is ESTALE."""
+
+    def refuse() -> None:
+        raise OSError(error, os.strerror(error))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        store._log._lock.try_lock = refuse
+        assert store.add("n", 1) == 2
+        other.compact()
+        store._log._lock.try_lock = refuse
+        assert store.add("n", 1) == 3
+
+
 @pytest.mark.parametrize("number", [0, 1])  # later calls are those of the recovery itself
 def test_a_generation_that_another_host_has_removed_may_still_have_a_name_here_that_leads_nowhere(
     number: int, path: str, mounted: object, kernel: SharedOs
