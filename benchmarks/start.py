@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -64,6 +65,14 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 def _python(program: str, *args: str) -> str:
     root = Path(__file__).parent.parent
+    # Bytecode is there when a package was installed; without it the compiler is what would be measured.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
-        [sys.executable, "-c", program, *args], cwd=root, stdout=subprocess.PIPE, check=True, text=True, timeout=120
+        [sys.executable, "-c", program, *args],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        timeout=120,
     ).stdout
