@@ -128,7 +128,11 @@ class BarrierConfig:
         """
         import json
 
-        return cls.from_dict(json.loads(text))
+        try:
+            values = json.loads(text)
+        except RecursionError:
+            raise ValueError("a BarrierConfig is a JSON object, not thousands of brackets in each other") from None
+        return cls.from_dict(values)
 
 
 def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:

@@ -129,6 +129,8 @@ def test_what_stands_in_the_place_of_that_state_is_read_or_refused(data: bytes) 
 
 
 @given(st.one_of(WORDS, JSON.map(json.dumps)))
+@example("[" * 100_000)
+@example('{"barrier_args":' * 100_000)
 def test_a_barriers_configuration_is_read_or_refused(text: str) -> None:
     try:
         BarrierConfig.from_json(text)

@@ -1,141 +1,208 @@
-"""Mutation testing of a module, mechanically: ``python tests/mutants/mutate.py MODULE TEST...``.
+"""Mutation testing, mechanically: ``python tests/mutants/mutate.py [MODULE...]`` (needs Python 3.12).
 
-One place after the other is changed: a comparison or an arithmetic operation into its neighbour, a condition into its
-opposite, a number by one, a statement into none. The tests must fail each time; what they let pass is printed, to be
-looked at: some changes change nothing that anybody could notice.
+Each place of the modules that hold the log is changed, one after the other or so many at random, and a test that comes
+to it must fail: the quick ones go first, and those that found its neighbours. What they let pass is printed: a test is
+missing, or nobody could notice; then `explained.py` says why. The results are kept in a directory, and a run that was
+ended goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
+import gc
+import importlib
+import json
 import os
 import random
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+import time
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-REPOSITORY = Path(__file__).parent.parent.parent
-LIMIT_S = 120
+import hypothesis
+import pytest
 
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-OPERATIONS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Add,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift,
-}  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from mutants import forks
+from mutants.explained import EXPLAINED
+from mutants.places import Place, compile_with, places
 
-def changes(node: ast.AST) -> Iterator[ast.AST | None]:
-    """Yield what may stand in the place of `node`; None for nothing."""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-        yield ast.Compare(node.left, [COMPARISONS[type(node.ops[0])]()], node.comparators)
-    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        yield ast.BinOp(node.left, OPERATIONS[type(node.op)](), node.right)
-    elif isinstance(node, ast.BoolOp):
-        yield ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield node.operand
-    elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int)):
-        yield ast.Constant((not node.value) if isinstance(node.value, bool) else node.value + 1)
-    elif isinstance(node, (ast.If, ast.While)) and not isinstance(node.test, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
-        test = ast.UnaryOp(ast.Not(), node.test)
-        yield type(node)(test, node.body, node.orelse)
-    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Raise, ast.Break, ast.Continue)) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    ):
-        yield ast.Pass()
+import fscoord
+
+PACKAGE = Path(fscoord.__file__).parent
+TESTS = ("unit", "contract", "faults", "simulation", "fuzz", "histories", "cli")
+SLOWEST_S = 20.0
+"""A test that takes longer is not used."""
+
+hypothesis.settings.register_profile(
+    "mutants",
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
 
 
-def mutants(source: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, what was changed, and the changed source, for every place inside a function."""
-    tree = ast.parse(source)
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for statement in function.body
-        for node in ast.walk(statement)
-    }
-    places = [node for node in ast.walk(tree) if id(node) in inside]
-    for node in places:
-        for change in changes(node):
-            old = ast.unparse(node)
-            changed = Swap(node, change).visit(copy_but(tree, node))
-            new = ast.unparse(ast.fix_missing_locations(changed))
-            yield node.lineno, f"{old.splitlines()[0]} -> {ast.unparse(change).splitlines()[0] if change else ''}", new
+def module_names() -> list[str]:
+    """Return the modules that hold the log, as ``_log/file.py``."""
+    return [f"_log/{path.name}" for path in sorted((PACKAGE / "_log").glob("[a-z]*.py"))] + ["stores/file.py"]
 
 
-def copy_but(tree: ast.AST, node: ast.AST) -> ast.AST:
-    """Copy `tree`, but for `node`, which stays the same object."""
-    return copy.deepcopy(tree, {id(node): node})
+def reason(module: str, key: str) -> str:
+    """Return why a change that no test finds is none that matters; ``""`` if nobody has said so."""
+    for pattern, why in EXPLAINED.get(module, {}).items():
+        if key == pattern or (pattern.endswith("*") and key.startswith(pattern[:-1])):
+            return why
+    return ""
 
 
-class Swap(ast.NodeTransformer):
-    """Put one node in the place of another."""
+class Campaign:
+    """A pytest plugin: when the tests are collected, instead of running them, try one change after the other."""
 
-    def __init__(self, old: ast.AST, new: ast.AST | None) -> None:
-        self.old, self.new = old, new
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.trees: dict[str, Any] = {}
+        self.found: dict[str, dict[str, Any]] = {}
+        self.finders: dict[tuple[str, str], deque[str]] = defaultdict(lambda: deque(maxlen=4))
+        self.results: Path = given.results / f"results-{given.shard[0]}of{given.shard[1]}.jsonl"
 
-    def visit(self, node: ast.AST) -> ast.AST | None:
-        return self.new if node is self.old else self.generic_visit(node)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        hypothesis.settings.load_profile("mutants")
+        forks.adopt_orphans()
+        for module in module_names():
+            importlib.import_module(f"fscoord.{module[:-3].replace('/', '.')}")
+        self.functions = forks.functions_by_file()
+        gc.freeze()  # what forks share stays shared
+        self.items = {item.nodeid: item for item in session.items}
+        self.known = self.learn(session.items)
+        chosen = self.choose()
+        done = self.read()
+        self.at: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for name in sorted(self.known, key=lambda name: self.known[name].seconds):
+            if name in self.items and self.known[name].seconds <= SLOWEST_S:
+                for module, lines in self.known[name].lines.items():
+                    for line in lines:
+                        self.at[module, line].append(name)
+        for count, (module, place) in enumerate(chosen):
+            if f"{module}:{place.key}" not in done:
+                self.try_place(module, place)
+            if count % 50 == 49:
+                print(f"{time.strftime('%H:%M:%S')} {count + 1} of {len(chosen)}: {self.score()}", flush=True)
+        print(self.score())
+        return True
+
+    def learn(self, items: Sequence[pytest.Item]) -> dict[str, forks.Known]:
+        """Run the tests without a change, but for those of which an earlier run with this package has shown all."""
+        source = b"".join((PACKAGE / module).read_bytes() for module in module_names())
+        kept = self.given.results / f"tests-{zlib.crc32(source):08x}.json"
+        known = {}
+        if kept.exists():
+            known = {name: forks.Known(*found) for name, found in json.loads(kept.read_text()).items()}
+        fresh = [item for item in items if item.nodeid not in known]
+        if fresh:
+            paths = {str(PACKAGE / module): module for module in module_names()}
+            found = forks.learn_all(fresh, paths)
+            for name in (item.nodeid for item in fresh if item.nodeid not in found):
+                print(f"not used, for it fails without a change: {name}", flush=True)
+                found[name] = forks.Known(0.0, {})
+            known |= found
+            kept.write_text(json.dumps(known))
+        return known
+
+    def choose(self) -> list[tuple[str, Place]]:
+        """Return the changes to try: all, or a sample, and of these the part that is this process's."""
+        every = []
+        for module in module_names():
+            self.trees[module], found = places((PACKAGE / module).read_text(encoding="utf-8"))
+            every += [(module, place) for place in found if any(word in module for word in self.given.modules or [""])]
+        if self.given.sample:
+            every = random.Random(self.given.seed).sample(every, min(self.given.sample, len(every)))
+        part, parts = self.given.shard
+        return every[part - 1 :: parts]
+
+    def read(self) -> set[str]:
+        """Read what was tried before; return what need not be tried again."""
+        if self.results.exists():
+            for line in self.results.read_text().splitlines():
+                result = json.loads(line)
+                self.found[result["key"]] = result
+        if not self.given.again:
+            return set(self.found)
+        return {key for key, result in self.found.items() if result["how"] in {"killed", "hung"}}
+
+    def try_place(self, module: str, place: Place) -> None:
+        tests = list(dict.fromkeys(name for line in place.lines for name in self.at[module, line]))
+        tests.sort(key=lambda name: self.known[name].seconds)
+        finders = self.finders[module, place.key.partition(":")[0]]
+        tests = list(dict.fromkeys([*(name for name in reversed(finders) if name in tests), *tests]))
+        budget, within = self.given.budget, []
+        for name in tests:
+            budget -= self.known[name].seconds
+            if budget < 0 and within:
+                break
+            within.append(name)
+        path = str(PACKAGE / module)
+        result: dict[str, Any] = {"key": f"{module}:{place.key}", "line": place.lines.start, "tests": len(within)}
+        if within:
+            code = compile_with(self.trees[module], place, path)
+            items = [self.items[name] for name in within]
+            outcome = forks.try_change(items, self.known, code, self.functions[path])
+            result |= outcome._asdict()
+            result["how"] = "hung" if outcome.hung else "killed" if outcome.failed else "survived"
+            if outcome.failed and not outcome.hung:
+                finders.append(outcome.failed)
+        else:
+            result["how"] = "unreached"
+        if result["how"] in {"survived", "unreached"}:
+            result["left"] = len(tests) - len(within)
+            why = reason(module, place.key)
+            print(f"{result['how']}{' (explained)' * bool(why)}: {module}:{place.lines.start}: {place.key}", flush=True)
+        self.found[result["key"]] = result
+        with self.results.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+    def score(self) -> str:
+        """Return the figures so far, in words."""
+        return score(self.found.values())
 
 
-def passes(root: Path, tests: list[str]) -> bool:
-    """Return whether the tests pass with the package below `root`."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--tb=no",
-        f"--timeout={LIMIT_S // 2}",
-    ]
-    try:
-        done = subprocess.run(
-            [*command, *tests], cwd=root, env=environment, capture_output=True, timeout=LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+def score(results: Iterable[dict[str, Any]]) -> str:
+    """Return how many changes were found, and how many of the others are explained, in words."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        module, _, key = result["key"].partition(":")
+        is_explained = result["how"] in {"survived", "unreached"} and reason(module, key)
+        counts["explained" if is_explained else result["how"]] += 1
+    total = max(1, counts.total())
+    good = total - counts["survived"] - counts["unreached"]
+    return f"{dict(counts)} of {counts.total()}: {100 * good / total:.1f} % found or explained"
+
+
+def shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    return int(part), int(parts)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("module", help="its path in the package, as _log/record.py")
-    parser.add_argument("tests", nargs="+")
+    parser.add_argument("modules", nargs="*", help="parts of paths in the package, such as _log/record.py; all without")
     parser.add_argument("--sample", type=int, default=0, help="try so many, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", type=shard, default=(1, 1), help="1/2 for the first half, beside another process")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of tests for one change")
+    parser.add_argument(
+        "--results", type=Path, default=Path(".mutants"), help="a directory; what it holds is not repeated"
+    )
+    parser.add_argument("--again", action="store_true", help="repeat what no test has found")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fscoord-mutate-") as directory:
-        root = Path(directory)
-        shutil.copytree(REPOSITORY / "fscoord", root / "fscoord", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("tests", "pyproject.toml"):
-            (root / name).symlink_to(REPOSITORY / name)
-        path = root / "fscoord" / given.module
-        source = path.read_text(encoding="utf-8")
-        assert passes(root, given.tests), "the tests fail without a change"
-        chosen = list(mutants(source))
-        if given.sample:
-            chosen = random.Random(given.seed).sample(chosen, min(given.sample, len(chosen)))
-        survived = 0
-        for line, what, changed in chosen:
-            path.write_text(changed, encoding="utf-8")
-            if passes(root, given.tests):
-                survived += 1
-                print(f"survived: {given.module}:{line}: {what}", flush=True)
-        print(f"{given.module}: {len(chosen) - survived} of {len(chosen)} killed")
-    return 0
+    given.results.mkdir(parents=True, exist_ok=True)
+    os.environ["FSCOORD_SEED"] = str(given.seed)
+    options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=no", "-o", "tmp_path_retention_policy=none", "-n0"]
+    return int(pytest.main([*options, *(f"tests/{name}" for name in TESTS)], plugins=[Campaign(given)]))
 
 
 if __name__ == "__main__":
