@@ -59,10 +59,10 @@ def put(code: CodeType, functions: Sequence[FunctionType]) -> None:
     while waiting:
         for const in waiting.pop().co_consts:
             if isinstance(const, CodeType):
-                fresh[const.co_qualname, const.co_firstlineno].append(const)
+                fresh[const.co_name, const.co_firstlineno].append(const)
                 waiting.append(const)
     for function in functions:
-        codes = fresh[function.__code__.co_qualname, function.__code__.co_firstlineno]
+        codes = fresh[function.__code__.co_name, function.__code__.co_firstlineno]
         if len(codes) == 1 and codes[0] != function.__code__:
             function.__code__ = codes[0]
 

@@ -28,12 +28,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from mutants import forks
-from mutants.explained import EXPLAINED
-from mutants.places import Place, compile_with, places
+from mutants.explained import reason
+from mutants.places import PACKAGE, Place, compile_with, module_names, places
 
-import fscoord
-
-PACKAGE = Path(fscoord.__file__).parent
 TESTS = ("unit", "contract", "faults", "simulation", "fuzz", "histories", "cli")
 SLOWEST_S = 20.0
 """A test that takes longer is not used."""
@@ -45,19 +42,6 @@ hypothesis.settings.register_profile(
     derandomize=True,
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
 )
-
-
-def module_names() -> list[str]:
-    """Return the modules that hold the log, as ``_log/file.py``."""
-    return [f"_log/{path.name}" for path in sorted((PACKAGE / "_log").glob("[a-z]*.py"))] + ["stores/file.py"]
-
-
-def reason(module: str, key: str) -> str:
-    """Return why a change that no test finds is none that matters; ``""`` if nobody has said so."""
-    for pattern, why in EXPLAINED.get(module, {}).items():
-        if key == pattern or (pattern.endswith("*") and key.startswith(pattern[:-1])):
-            return why
-    return ""
 
 
 class Campaign:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import fscoord
+
+PACKAGE = Path(fscoord.__file__).parent
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -125,6 +129,11 @@ def places(source: str) -> tuple[ast.Module, list[Place]]:
 
     visit(tree, "", None, False)
     return tree, found
+
+
+def module_names() -> list[str]:
+    """Return the modules that hold the log, as ``_log/file.py``."""
+    return [f"_log/{path.name}" for path in sorted((PACKAGE / "_log").glob("[a-z]*.py"))] + ["stores/file.py"]
 
 
 def compile_with(tree: ast.Module, place: Place, path: str) -> CodeType:
