@@ -1,0 +1,82 @@
+"""The tool that changes one place after the other: what it changes, how, and what is said of what no test finds."""
+
+from __future__ import annotations
+
+import ast
+
+from mutants.explained import EXPLAINED, fits
+from mutants.forks import functions_by_file, put
+from mutants.places import PACKAGE, compile_with, module_names, places
+
+SOURCE = """\
+LIMIT = 3
+
+def wait(count: int = 1) -> int:
+    \"\"\"Say how long.\"\"\"
+    assert count > 0
+    if count < LIMIT and not count == 2:
+        count += 1
+    logger.debug("%d", 1 + 1)
+    while True:
+        if count:
+            break
+        ring(f"{count + 1}")
+    raise ValueError(str(count - 1))
+
+class Bell:
+    def __repr__(self) -> str:
+        return str(1)
+
+    def ring(self) -> bool:
+        return self is None
+"""
+
+
+def test_what_does_something_is_changed_and_what_only_tells_people_is_not() -> None:
+    keys = [place.key for place in places(SOURCE)[1]]
+    assert keys == [
+        "wait: if count < LIMIT and not count == 2: | count < LIMIT and not count == 2 -> Or",
+        "wait: if count < LIMIT and not count == 2: | count < LIMIT -> LtE",
+        "wait: if count < LIMIT and not count == 2: | not count == 2 -> without not",
+        "wait: if count < LIMIT and not count == 2: | count == 2 -> NotEq",
+        "wait: if count < LIMIT and not count == 2: | 2 -> 3",
+        "wait: count += 1 -> pass",
+        "wait: count += 1 | 1 -> 2",
+        "wait: while True: | True -> False",
+        "wait: if count: -> Not",
+        "wait: break -> pass",
+        'wait: ring(f"{count + 1}") -> pass',
+        "wait: raise ValueError(str(count - 1)) -> pass",
+        "wait: raise ValueError(str(count - 1)) | 1 -> 2",
+        "Bell.ring: return self is None | self is None -> IsNot",
+    ]
+
+
+def test_each_change_is_one_and_the_next_begins_with_the_source_as_it_was() -> None:
+    tree, found = places(SOURCE)
+    before = compile(SOURCE, "bell.py", "exec")
+    codes = [compile_with(tree, place, "bell.py") for place in found]
+    assert len({*codes, before}) == len(found) + 1
+    assert ast.dump(tree) == ast.dump(ast.parse(SOURCE))
+
+
+def test_functions_that_are_in_use_everywhere_get_the_changed_code() -> None:
+    source = "def outer(x):\n    def inner():\n        return x + 1\n    return inner\nmade = outer(1)\nother = len\n"
+    path = "/nowhere/of/a/test.py"
+    module: dict[str, object] = {}
+    exec(compile(source, path, "exec"), module)
+    kept, made = module["outer"], module["made"]
+    tree, found = places(source)
+    place = next(place for place in found if place.key == "outer.inner: return x + 1 | x + 1 -> Sub")
+    put(compile_with(tree, place, path), functions_by_file()[path])
+    assert made() == 0
+    assert kept(5)() == 4
+
+
+def test_what_is_explained_is_there() -> None:
+    assert EXPLAINED.keys() <= set(module_names())
+    for module, reasons in EXPLAINED.items():
+        keys = [place.key for place in places((PACKAGE / module).read_text(encoding="utf-8"))[1]]
+        gone = [pattern for pattern in reasons if not any(fits(pattern, key) for key in keys)]
+        assert not gone, f"{module} has no such place any more: {gone}"
+        assert all(len(why) > 10 for why in reasons.values())
