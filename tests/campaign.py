@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 TESTS = Path(__file__).parent
 PARTS = (
@@ -64,7 +64,7 @@ def run(part: str, scale: float, seed: int, limit: float) -> dict[str, object]:
                 process.wait()
         seconds = time.monotonic() - started
         lines = said.read_text(errors="replace").splitlines()
-        suites = ElementTree.parse(report).getroot().iter("testsuite") if report.exists() else ()
+        suites = ET.parse(report).getroot().iter("testsuite") if report.exists() else ()
         counts = [{name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors")} for suite in suites]
     failed = sum(count["failures"] + count["errors"] for count in counts)
     is_good = process.returncode == 0 and bool(counts)
