@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -35,14 +34,6 @@ TESTS = ("unit", "contract", "faults", "simulation", "fuzz", "histories", "cli")
 SLOWEST_S = 20.0
 """A test that takes longer is not used."""
 
-hypothesis.settings.register_profile(
-    "mutants",
-    deadline=None,
-    database=None,
-    derandomize=True,
-    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
-)
-
 
 class Campaign:
     """A pytest plugin: when the tests are collected, instead of running them, try one change after the other."""
@@ -54,8 +45,16 @@ class Campaign:
         self.finders: dict[tuple[str, str], deque[str]] = defaultdict(lambda: deque(maxlen=4))
         self.results: Path = given.results / f"results-{given.shard[0]}of{given.shard[1]}.jsonl"
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Behind the conftest, and before the tests are read: no failure is to be made smaller."""
+        from hypothesis import Phase, settings  # pytest wants to be first
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutants", deadline=None, database=None, derandomize=True, phases=phases)
+        settings.load_profile("mutants")
+
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        hypothesis.settings.load_profile("mutants")
         forks.adopt_orphans()
         for module in module_names():
             importlib.import_module(f"fscoord.{module[:-3].replace('/', '.')}")
@@ -182,11 +181,12 @@ def main() -> int:
         "--results", type=Path, default=Path(".mutants"), help="a directory; what it holds is not repeated"
     )
     parser.add_argument("--again", action="store_true", help="repeat what no test has found")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of `tests/`")
     given = parser.parse_args()
     given.results.mkdir(parents=True, exist_ok=True)
     os.environ["FSCOORD_SEED"] = str(given.seed)
     options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=no", "-o", "tmp_path_retention_policy=none", "-n0"]
-    return int(pytest.main([*options, *(f"tests/{name}" for name in TESTS)], plugins=[Campaign(given)]))
+    return int(pytest.main([*options, *(f"tests/{name}" for name in given.tests)], plugins=[Campaign(given)]))
 
 
 if __name__ == "__main__":
