@@ -47,6 +47,7 @@ def test_what_does_something_is_changed_and_what_only_tells_people_is_not() -> N
         "wait: break -> pass",
         'wait: ring(f"{count + 1}") -> pass',
         "wait: raise ValueError(str(count - 1)) -> pass",
+        "wait: raise ValueError(str(count - 1)) | count - 1 -> Add",
         "wait: raise ValueError(str(count - 1)) | 1 -> 2",
         "Bell.ring: return self is None | self is None -> IsNot",
     ]
