@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from fscoord import FileStore, FscoordError, HashStore
+from fscoord import BrokenBarrierError, FileStore, FscoordError, HashStore, barrier
 from fscoord.demo import words, worker
 from fscoord.demo.launcher import run
+from fscoord.demo.survivors import Survivors
 
 TEXTS = {
     "a.txt": "One two, two.",
@@ -157,8 +158,9 @@ def test_the_others_name_the_one_that_is_killed_and_do_its_work(texts):
     assert loss["cause"] == "SIGKILL"
     assert loss["named_by"] == [0, 1]
     assert loss["barrier"] == "work done"
-    named = f"missing_ranks=[rank 2, process {loss['pid']} on {loss['host']}]"
+    named = f"dead_ranks=[rank 2, process {loss['pid']} on {loss['host']}]"
     assert [named in event["error"] for event in events.named("lost")] == [True, True]
+    assert all(event["error"].startswith("Barrier broken") for event in events.named("lost"))  # and not: timed out
     assert [each["file"] for each in loss["redone"]] == [holding["file"]]
     assert {each["by"] for each in loss["redone"]} <= {0, 1}
     assert [each["lost"] for each in report["processes"]] == [False, False, True]
@@ -184,6 +186,24 @@ def test_a_process_that_is_killed_unasked_is_named_too(texts):
     ]
     assert report["reported_by"] == 1
     assert report["words"] == COUNTS.total()
+
+
+def test_those_who_are_left_count_anew_and_each_one_s_death_is_told_all_the_same(tmp_path):
+    path = tmp_path / "store"
+    handles = [FileStore(path, timeout=PATIENCE_S, rank=rank) for rank in range(4)]
+    handles[0].close()  # a closed handle counts as dead
+    left = [Survivors([1, 2, 3], handle) for handle in handles[1:]]
+    for rank, store in enumerate(left):
+        store.be_rank(rank)
+    assert left[0].dead_ranks([0, 1, 2]) == []
+    handles[2].close()
+    assert left[0].wait_alive(["k"], [1, 2]) == left[2].dead_ranks([0, 1, 2]) == [1]
+    assert [(member.rank, member.alive) for member in left[2].members()] == [(0, "yes"), (1, "no"), (2, "yes")]
+    with pytest.raises(BrokenBarrierError) as caught:
+        barrier(left[0], 3, "b", rank=0, fail_fast=True)
+    assert (caught.value.missing, caught.value.dead) == (("1", "2"), ("1",))
+    for handle in handles:
+        handle.close()
 
 
 def test_a_process_that_dies_before_all_have_met_ends_the_demonstration(texts, monkeypatch, tmp_path):
@@ -290,7 +310,7 @@ def test_the_command_says_who_did_what_and_how_long_each_barrier_took(texts):
 def test_the_command_exits_with_1_when_a_process_was_lost_and_the_others_name_it(texts):
     done = command("-n", "2", "--kill", "--input", texts)
     assert done.returncode == 1
-    assert "fscoord: rank 0 names the lost: Timed out waiting on barrier on rank 0" in done.stderr
+    assert "fscoord: rank 0 names the lost: Barrier broken on rank 0" in done.stderr
     assert "is killed now" in done.stderr
     assert "was lost to SIGKILL: named by rank 0 at the barrier 'work done'" in done.stdout
     assert "(by rank 0)" in done.stdout

@@ -146,7 +146,7 @@ LAYERS = [
         ],
     ),
     ("_log.file", ["_logger", "_log.*", "_system", "errors"]),
-    ("_log.resync", ["_log.record", "_log.successor", "_system"]),
+    ("_log.resync", ["_log.record", "_log.successor", "_log.tail", "_system"]),
     (
         "_log.scan",
         [
@@ -164,8 +164,6 @@ LAYERS = [
     ("_log.dump", ["_log.*", "_system", "errors"]),
     ("_log.verify", ["_log.*", "_system", "errors"]),
     ("_log.copying", ["_log.path", "_log.record", "_system"]),
-    ("_log.salvage", ["_log.*", "_system", "errors"]),
-    ("_log.repair", ["_log.*", "_system", "errors"]),
     ("_log.salvage", ["_log.*", "_system", "errors"]),
     ("_log.repair", ["_log.*", "_system", "errors"]),
     ("arguments", ["errors"]),
@@ -276,7 +274,10 @@ LAYERS = [
         "launch.*",
         ["launch.*", "rendezvous.*", "stores.prefix", "store", "_logger", "_system", "errors"],
     ),
-    ("demo.*", ["demo.*", "_interruptions", "collectives", "store", "stores.*", "_system", "errors"]),
+    (
+        "demo.*",
+        ["demo.*", "_interruptions", "arguments", "collectives", "members", "store", "stores.*", "_system", "errors"],
+    ),
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
     ("testing.contract.*", ["testing.contract.*", "arguments", "store", "_interruptions", "_system", "errors"]),

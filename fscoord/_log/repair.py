@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
-from fscoord._log import path as paths, record, resync
+from fscoord._log import path as paths, record, tail
 from fscoord._log.copying import Copy
 from fscoord._log.lock import OFD
 from fscoord._log.record import Header, Record
@@ -200,10 +200,10 @@ class _Copying:
         """Say what stands where no record can be read: if its frame is sound, what its body says of itself."""
         source, size = self._source, piece.end - piece.offset
         dropped = Dropped(source.file, piece.offset, size, piece.reason)
-        length = record.frame_length(resync.read_at(source.fd, piece.offset, record.FRAME_SIZE), chain)
+        length = record.frame_length(tail.read_at(source.fd, piece.offset, record.FRAME_SIZE), chain)
         if record.FRAME_SIZE + length != size:
             return dropped
-        body = resync.read_at(source.fd, piece.offset + record.FRAME_SIZE, length)
+        body = tail.read_at(source.fd, piece.offset + record.FRAME_SIZE, length)
         kind, key, value_size, writer, time_ns = record.unchecked(body)
         return dropped._replace(
             kind=record.NAMES.get(kind, ""), key=key, writer=writer, time=time_ns / 1e9, value_size=value_size

@@ -15,8 +15,9 @@ from zlib import crc32
 from fscoord import _system as system
 from fscoord._log import record
 from fscoord._log.successor import Place
+from fscoord._log.tail import read_at
 
-__all__ = ["find_next", "implied_chain", "read_at"]
+__all__ = ["find_next", "implied_chain"]
 
 _POLYNOMIAL: Final = 0xEDB88320  # of CRC-32, as zlib has it, least significant bit first
 _WINDOW: Final = 1 << 20
@@ -107,16 +108,3 @@ def _chain_at(fd: int, offset: int, size: int) -> int | None:
     if length < 0 or end > size or not read_at(fd, end - 1, 1).isalpha():
         return None
     return chain if record.decode(frame + read_at(fd, offset + record.FRAME_SIZE, length), chain)[2] else None
-
-
-def read_at(fd: int, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes from `offset`, fewer only at the end of the file."""
-    system.os.lseek(fd, offset, 0)
-    parts = []
-    while size > 0:
-        data = system.os.read(fd, size)
-        if not data:
-            break
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)

@@ -12,7 +12,7 @@ from zlib import crc32
 from fscoord import _system as system
 from fscoord._log import record
 
-__all__ = ["Damage", "Skip", "Torn", "examine", "is_sound_alone", "void_place"]
+__all__ = ["Damage", "Skip", "Torn", "examine", "is_sound_alone", "read_at", "void_place"]
 
 _CHUNK = 1 << 20
 
@@ -55,13 +55,13 @@ def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
     holds when the log is locked.
     """
     size = system.os.fstat(fd).st_size
-    frame = _read(fd, offset, record.FRAME_SIZE)
+    frame = read_at(fd, offset, record.FRAME_SIZE)
     length = record.frame_length(frame, chain)
     end = offset + record.FRAME_SIZE + max(0, length)
     place = void_place(end)
     verdict: Verdict = Damage(offset, "the record's checksum does not match")
     if _first_data(fd, end, min(place, size)) is None:  # after a complete record the next one begins at once
-        torn = _read(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in its kind
+        torn = read_at(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in its kind
         second = _next_sector(offset + 1)  # of a sound frame nothing is lost in the sector where it begins
         if torn or (durable and length > 0 and _lost_sector(fd, second, end, size)):
             verdict = _follow(fd, offset, place, size, chain)
@@ -77,7 +77,7 @@ def _follow(fd: int, offset: int, place: int, size: int, chain: int) -> Verdict:
         if found is None:
             return Torn(max(place, _next_sector(size)))
         found -= found % record.SECTOR
-        data = _read(fd, found, record.VOID_SIZE)
+        data = read_at(fd, found, record.VOID_SIZE)
         void = record.decode_void(data, chain)
         if void is not None and void[0] == offset:
             return Skip(found + record.VOID_SIZE, void[1])
@@ -102,11 +102,11 @@ def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
 def _search(fd: int, offset: int, place: int, size: int, chain: int) -> Verdict:
     """Look for what follows a record whose frame a power loss has taken, so that its end is not known."""
     for found in range(place, size, record.SECTOR):
-        void = record.decode_void(_read(fd, found, record.VOID_SIZE), chain)
+        void = record.decode_void(read_at(fd, found, record.VOID_SIZE), chain)
         if void is not None and void[0] == offset:
             return Skip(found + record.VOID_SIZE, void[1])
     start = offset + record.FRAME_SIZE + record.BODY_MIN
-    if size - offset > record.FRAME_SIZE + record.BODY_MAX or _holds_record(_read(fd, start, size - start)):
+    if size - offset > record.FRAME_SIZE + record.BODY_MAX or _holds_record(read_at(fd, start, size - start)):
         return Damage(offset, "the record's frame is lost, and other records follow")
     return Torn(max(place, _next_sector(size)))
 
@@ -143,7 +143,7 @@ def _next_sector(offset: int) -> int:
 def _first_data(fd: int, start: int, end: int) -> int | None:
     """Return the first offset in [start, end) whose byte is not zero, or None."""
     while start < end:
-        data = _read(fd, start, min(_CHUNK, end - start))
+        data = read_at(fd, start, min(_CHUNK, end - start))
         if not data:
             return None
         rest = data.lstrip(b"\0")
@@ -153,8 +153,11 @@ def _first_data(fd: int, start: int, end: int) -> int | None:
     return None
 
 
-def _read(fd: int, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes from `offset`. No pread(2): under pyfakefs it reads another file."""
+def read_at(fd: int, offset: int, size: int) -> bytes:
+    """Return up to `size` bytes from `offset`, fewer only at the end of the file; this moves the descriptor.
+
+    No pread(2): under pyfakefs it reads another file.
+    """
     system.os.lseek(fd, offset, 0)
     parts = []
     while size > 0:

@@ -9,15 +9,13 @@ from typing import Any
 from fscoord import _system as system
 from fscoord.collectives import barrier, gather, synchronize
 from fscoord.demo.report import assemble
+from fscoord.demo.survivors import Survivors
 from fscoord.demo.words import count, text_files
-from fscoord.errors import FscoordError, QueueEmptyError, StoreTimeoutError
+from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 
 __all__ = ["Worker", "main"]
-
-PATIENCE_S = 2.0
-"""How long one attempt at a barrier lasts before those who wait look whether the missing still live."""
 
 
 class Worker:
@@ -108,21 +106,17 @@ class Worker:
     def _attempt(self, name: str, start: float) -> bool:
         living = tuple(self._living)
         names = [self._name(rank) for rank in living]
-        # A key for each set of the living; who comes to the same one again after a time-out counts once.
-        key = f"barrier/{name}/{','.join(map(str, living))}"
-        try:
-            barrier(self._store, len(living), key, PATIENCE_S, living.index(self._rank), names.__getitem__)
-        except StoreTimeoutError as error:
-            waited = system.time.monotonic() - start
-            missing = [rank for rank, named in zip(living, names, strict=True) if named in error.missing_ranks]
-            lost = [rank for rank in missing if _is_gone(self._facts[rank])]
-            if not lost and waited > self._timeout:
-                raise
-            for rank in lost:
-                self._living.remove(rank)
-                self._store.set(f"lost/{rank}/{self._rank}", _packed({"by": self._rank, "barrier": name}))
-                tell("lost", rank=rank, by=self._rank, barrier=name, seconds=waited, error=str(error))
-            return False
+        own = living.index(self._rank)
+        with Survivors(living, self._store) as store:
+            try:
+                barrier(store, len(living), f"barrier/{name}", self._timeout, own, names.__getitem__, fail_fast=True)
+            except BrokenBarrierError as error:
+                waited = system.time.monotonic() - start
+                for rank in (rank for rank, named in zip(living, names, strict=True) if named in error.dead):
+                    self._living.remove(rank)
+                    self._store.set(f"lost/{rank}/{self._rank}", _packed({"by": self._rank, "barrier": name}))
+                    tell("lost", rank=rank, by=self._rank, barrier=name, seconds=waited, error=str(error))
+                return False
         return True
 
     def _name(self, rank: int) -> str:
@@ -157,17 +151,6 @@ def _facts(rank: int) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "cpus": system.os.cpu_count(),
     }
-
-
-def _is_gone(facts: dict[str, Any]) -> bool:
-    """Return whether that process has ended: its number may be another's by now, its start time is not."""
-    if facts["start_time"]:
-        return bool(system.start_time(facts["pid"]) != facts["start_time"])
-    try:
-        system.os.kill(facts["pid"], 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def main(store: str, directory: str, world_size: str, kill: str, timeout: str) -> int:

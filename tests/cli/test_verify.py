@@ -81,31 +81,28 @@ def test_what_has_no_log_is_a_wrong_use_and_no_file_an_error(fscoord, path):
     assert not Path(path).exists()
 
 
-def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
+def verify_while_somebody_keeps_the_lock(fscoord, path):
+    """Verify a torn log, which needs the lock, for no longer than a look."""
     with FileStore(path) as store:
         store.set("k", "v" * 50)
         Path(path).write_bytes(Path(path).read_bytes()[:-20])
         with store._log.mutex:
             store._log._lock.try_lock()
             try:
-                done = fscoord("verify", "--timeout", "0")
+                return fscoord("verify", "--timeout", "0")
             finally:
                 store._log._lock.unlock()
+
+
+def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
+    done = verify_while_somebody_keeps_the_lock(fscoord, path)
     assert done.code == 75
     assert "session 1 holds it" in done.err
 
 
 def test_what_a_log_says_can_t_do_anything_to_the_terminal_in_an_error_either(fscoord, path, monkeypatch):
     monkeypatch.setattr("fscoord._log.scan.LogLock.holder", lambda lock: "\x1b[2Jhost:1")
-    with FileStore(path) as store:
-        store.set("k", "v" * 50)
-        Path(path).write_bytes(Path(path).read_bytes()[:-20])
-        with store._log.mutex:
-            store._log._lock.try_lock()
-            try:
-                done = fscoord("verify", "--timeout", "0")
-            finally:
-                store._log._lock.unlock()
+    done = verify_while_somebody_keeps_the_lock(fscoord, path)
     assert "\\x1b[2Jhost:1 holds it" in done.err
 
 

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import pytest
+from contract.opening import open_file
 from with_etcd.server import Server
 
 from fscoord.errors import StoreTimeoutError
@@ -20,7 +21,6 @@ __all__ = [
     "KINDS",
     "Place",
     "Thread",
-    "open_spec",
     "open_tcp",
     "start_thread",
     "state",
@@ -48,14 +48,6 @@ KINDS = [
 ]
 _numbers = itertools.count()
 PREFIXES = {"prefix": ["job"], "nested": ["job", "a/b"]}
-
-
-def open_file(path: str, lock: str, timeout: float = HANG_S, *, is_short: bool = False) -> Store:
-    from fscoord._log.opening import COMPACT_BYTES, SPILL_BYTES
-    from fscoord.stores.file import FileStore
-
-    compact, spill = (1, 1) if is_short else (COMPACT_BYTES, SPILL_BYTES)
-    return FileStore(path, lock=lock, timeout=timeout, compact_bytes=compact, spill_bytes=spill)
 
 
 def open_tcp() -> Store:
@@ -89,7 +81,7 @@ class Place(AnyPlace):
         self.lock = rest if family.endswith("file") else "ofd"
         self._opened: list[Store] = []
         if self.is_file:
-            self.base = self._keep(open_file(self.path, self.lock, is_short=self.is_short))
+            self.base = self._keep(open_file(self.path, self.lock, HANG_S, is_short=self.is_short))
         elif self.is_etcd:
             self.base = self._keep(open_etcd(self.number))
         elif self.is_server:
@@ -107,7 +99,7 @@ class Place(AnyPlace):
     def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
         """Open another handle: by the path, where there is one, or as a clone."""
         if self.is_file and how == "path":
-            store = self._keep(open_file(self.path, self.lock, is_short=self.is_short))
+            store = self._keep(open_file(self.path, self.lock, HANG_S, is_short=self.is_short))
         elif self.is_etcd and how == "path":
             store = self._keep(open_etcd(self.number))
         else:
@@ -125,13 +117,6 @@ class Place(AnyPlace):
         """Return what a process needs to open a handle of its own."""
         assert self.is_file
         return {"path": self.path, "lock": self.lock, "prefixes": self.prefixes, "is_short": self.is_short}
-
-
-def open_spec(spec: dict[str, Any]) -> Store:
-    store = open_file(spec["path"], spec["lock"], is_short=spec["is_short"])
-    for prefix in spec["prefixes"]:
-        store = PrefixStore(prefix, store)
-    return store
 
 
 def wait_in_vain(store: Any) -> None:

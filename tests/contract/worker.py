@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from contract.opening import open_spec
+
 import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
@@ -300,10 +302,7 @@ def start(store: Store, count: int) -> None:
 
 
 def main(what: str, spec: str, arguments: str) -> None:
-    from contract.places import open_spec
-
-    with open_spec(json.loads(spec)) as store:
-        store.set_timeout(HANG_S)
+    with open_spec(json.loads(spec), HANG_S) as store:
         store.queue_push("ready", "")
         store.wait(["go"], START_S)
         print(json.dumps(globals()[what](store, *json.loads(arguments))))
