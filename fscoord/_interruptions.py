@@ -8,14 +8,14 @@ from __future__ import annotations
 import _thread
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 from fscoord import _system as system
 
-__all__ = ["Ended", "interruptions_wait", "lose_none", "signals_end_it"]
+__all__ = ["Ended", "interruptions_wait", "lose_none", "signals_end_it", "signals_go_to"]
 
 AGAIN_AFTER_S = 0.01
 """How long until a lost interruption comes again: by then, as a rule, what lost it is over; if not, it comes again."""
@@ -98,6 +98,17 @@ def interruptions_wait() -> Iterator[None]:
     finally:
         for number in came:
             signal.raise_signal(number)
+
+
+@contextmanager
+def signals_go_to(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
+    """Have `call` called with the number of each of these signals that comes, and let it do nothing else.
+
+    `call` runs in the main thread between any two of its steps. One that is ignored stays ignored; outside of the main
+    thread this does nothing.
+    """
+    with _handling(lambda number, _: call(number), *names):
+        yield
 
 
 @contextmanager

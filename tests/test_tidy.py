@@ -270,6 +270,7 @@ LAYERS = [
     ),
     ("launch", ["launch.*"]),
     ("launch.warden", []),  # a program by itself
+    ("launch.held", ["launch.warden", "_interruptions", "_logger", "_system", "errors"]),
     (
         "launch.*",
         ["launch.*", "rendezvous.*", "stores.prefix", "store", "_logger", "_system", "errors"],
@@ -315,6 +316,7 @@ SYSTEM_ALLOWED = {
     "_network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "launch.warden": ({"ctypes", "open", "os", "select", "signal"}, "is a program by itself, outside of the package"),
+    "launch.held": ({"signal", "subprocess"}, "starts a process and stops it"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
     "testing.contract.interrupts": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),

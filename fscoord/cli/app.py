@@ -11,18 +11,23 @@ import click
 import fscoord
 from fscoord.cli import exits, output
 from fscoord.cli.barrier import barrier
+from fscoord.cli.breaking import break_lock, holders
 from fscoord.cli.compact import compact
 from fscoord.cli.completion import completion
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
 from fscoord.cli.dump import dump
+from fscoord.cli.elections import elect, leader
+from fscoord.cli.locks import lock, rwlock, sem
 from fscoord.cli.members import members
+from fscoord.cli.once import once
 from fscoord.cli.options import common
 from fscoord.cli.queues import length, pop, push
 from fscoord.cli.repair import repair
 from fscoord.cli.run import run as launch
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
 from fscoord.cli.verify import verify
+from fscoord.cli.watch import watch
 
 __all__ = ["cli", "run"]
 
@@ -63,6 +68,7 @@ def cli(ctx: click.Context) -> int:
 
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
+    *(lock, rwlock, sem, holders, break_lock, elect, leader, once, watch),
     *(members, dump, verify, repair, compact, completion),
 )
 for verb in VERBS:

@@ -17,10 +17,12 @@ from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
 __all__ = [
+    "absolute_url",
     "as_json",
     "common",
     "content",
     "file_path",
+    "given_timeout",
     "raw",
     "store_option",
     "store_url",
@@ -111,6 +113,27 @@ def store_url(ctx: click.Context) -> str:
     if not url:
         raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
     return url
+
+
+def given_timeout(ctx: click.Context) -> float | None:
+    """Return the --timeout of the command line, or None."""
+    limit: float | None = ctx.meta.get(_TIMEOUT)
+    return limit
+
+
+def absolute_url(ctx: click.Context) -> str:
+    """Return the address of the store that the user means, so that it means the same in other directories."""
+    url = store_url(ctx)
+    path = file_path(url)
+    if path is None or path.startswith("/"):
+        return url
+    whole = system.os.path.abspath(path)
+    if url == path and "?" not in whole:
+        return whole
+    from urllib.parse import quote
+
+    _, mark, query = url.partition("?")
+    return f"file:{quote(whole, errors='surrogateescape')}{mark}{query}"
 
 
 def file_path(url: str) -> str | None:

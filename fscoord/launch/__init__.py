@@ -1,6 +1,7 @@
 """An elastic launcher: agents that find each other by a rendezvous, and run workers in rounds."""
 
 from fscoord.launch.agent import Agent, Failure, Job, Outcome
+from fscoord.launch.held import Ending, run_held
 from fscoord.launch.output import Console, Streams, parse_streams
 
-__all__ = ["Agent", "Console", "Failure", "Job", "Outcome", "Streams", "parse_streams"]
+__all__ = ["Agent", "Console", "Ending", "Failure", "Job", "Outcome", "Streams", "parse_streams", "run_held"]

@@ -1,12 +1,18 @@
-"""Runs one worker and leaves nothing of it behind, whatever happens to whom.
+"""Runs one command and leaves nothing of it behind without need, whatever happens to whom.
 
-It is a program by itself, ``python -I -S warden.py REPORT_FD COMMAND...``, and imports nothing of the package.
+It is a program by itself, ``python -I -S warden.py MANNER ORDERS REPORT COMMAND...``, and imports nothing of the
+package. ORDERS and REPORT are descriptors.
 
-A worker runs in a session of its own, with the warden as its parent. Whatever the worker starts and abandons, daemons
-too, falls back to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)), which kills all of it when the worker has ended. The
-warden reads orders from its standard input: a byte is the number of a signal for the worker's process group; the end,
-which comes when the agent wants it or has died, means: kill everything. If the warden itself is killed, the kernel
-kills the worker (PR_SET_PDEATHSIG).
+The warden is the command's parent, and whatever the command starts and abandons, daemons too, falls back to it
+(PR_SET_CHILD_SUBREAPER, prctl(2)). It reads orders: a byte is the number of a signal for the command, ``EVERYBODY``
+more one for all that it has started, too. ``KILL_ALL``, and the end of the orders, which comes when who gives them has
+died, mean: kill everything. If the warden itself is killed, the kernel kills the command (PR_SET_PDEATHSIG).
+
+There are three manners. A *worker* runs in a session of its own, without input; when it has ended, all that it left
+behind is killed. A *held* command runs where the warden was started: on its terminal, with its input, in its process
+group. What it leaves behind may finish, and the warden with it; of one that is *alone* it goes its own way. A signal
+that the whole group has got, as Ctrl-C is, is not passed on to such a command once more, and one that was ignored from
+the start, as nohup(1) has it, stays ignored.
 """
 
 from __future__ import annotations
@@ -17,38 +23,175 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-__all__ = ["main"]
+__all__ = ["ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "main", "program"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
+WORKER, HELD, ALONE = "worker", "held", "alone"
+KILL_ALL = 0
+EVERYBODY = 128
+"""Added to the number of a signal: it is for everybody."""
+
+PASSED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""The signals by which others may want something of the command, but not of the warden."""
+
+OWN = tuple(getattr(signal, name) for name in PASSED if hasattr(signal, name))
+
 Prctl = Callable[..., int]
 
 
-def main(report: int, command: list[str]) -> None:
+def program(manner: str, orders: int, report: int) -> list[str]:
+    """Return the words that start a warden; the command's own come behind them."""
+    return [sys.executable, "-I", "-S", __file__, manner, str(orders), str(report)]
+
+
+def main(manner: str, orders: int, report: int, command: list[str]) -> None:
     """Run `command`; tell its pid, then its end, as lines of JSON on the descriptor `report`.
 
     The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
     ends with 127 or 126, as in a shell, and ``{"error": text}`` comes before.
     """
-    os.set_inheritable(report, False)
-    prctl = _prctl()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    ends, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # the byte in the pipe is what counts
-    signal.set_wakeup_fd(wake)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    leader = os.fork()
-    if leader == 0:
-        _become(command, report, prctl)
-    _tell(report, pid=leader)
-    status = _follow(leader, ends)
-    status = _kill_all(leader, status)
-    _tell(report, status=status)
+    _Warden(manner, orders, report).run(command)
+
+
+class _Warden:
+    def __init__(self, manner: str, orders: int, report: int) -> None:
+        self._is_worker = manner == WORKER
+        self._awaits_rest = manner == HELD
+        self._orders = orders
+        self._report = report
+        self._prctl = _prctl()
+        self._leader = 0
+        self._status: int | None = None
+        self._is_empty = False  # nobody is left
+        self._had: set[int] = set()  # the signals that came to us since the last order of their kind
+        self._kept = {number for number in OWN if not self._is_worker and signal.getsignal(number) == signal.SIG_IGN}
+
+    def run(self, command: list[str]) -> None:
+        for descriptor in (self._orders, self._report):
+            os.set_inheritable(descriptor, False)
+        self._prctl(PR_SET_CHILD_SUBREAPER, 1)
+        ends, wake = os.pipe()
+        for end in (ends, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, _note)
+        for number in set(OWN) - self._kept:
+            signal.signal(number, signal.SIG_IGN if self._is_worker else _note)
+        # What comes before the command stands on its own feet must not find the warden's handlers in it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
+        self._leader = os.fork()
+        if self._leader == 0:
+            self._become(command, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._tell(pid=self._leader)
+        if not self._follow(ends) or self._is_worker:
+            self._kill_all()
+        if self._is_worker:
+            self._tell(status=self._status)
+
+    def _become(self, command: list[str], mask: Iterable[int]) -> None:
+        """Be the command: this is the forked child, and does not return."""
+        code = 126
+        try:
+            parent = os.getppid()
+            if self._is_worker:
+                os.setsid()
+            self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            for number in {signal.SIGCHLD, *OWN} - self._kept:
+                signal.signal(number, signal.SIG_DFL)
+            for number in (signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
+                signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec passes that on
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if self._is_worker:
+                nowhere = os.open(os.devnull, os.O_RDONLY)
+                os.dup2(nowhere, 0)
+                os.close(nowhere)
+            if os.getppid() == parent:  # else the warden died before it could be known
+                os.execvp(command[0], command)  # noqa: S606 - a shell would only stand between
+        except FileNotFoundError as error:
+            code = 127
+            self._tell(error=f"{command[0]}: {error.strerror}")
+        except OSError as error:
+            self._tell(error=f"{command[0]}: {error.strerror}")
+        finally:
+            os._exit(code)
+
+    def _follow(self, ends: int) -> bool:
+        """Return whether the command has ended, and what is to be waited for beside it; False: all is to be killed."""
+        while True:
+            ready, _, _ = select.select([self._orders, ends], [], [])
+            orders = os.read(self._orders, 64) if self._orders in ready else None
+            try:  # behind that: a signal that has come to all of us must be known before the order to pass it on
+                self._had.update(os.read(ends, 4096))
+            except BlockingIOError:
+                pass
+            self._reap()
+            if self._is_empty or (self._status is not None and not self._awaits_rest):
+                return True
+            if orders == b"" or KILL_ALL in (orders or b""):
+                return False
+            for number in orders or b"":
+                self._obey(number)
+
+    def _obey(self, number: int) -> None:
+        if number >= EVERYBODY:
+            _send(_descendants(), number - EVERYBODY)
+        elif self._status is not None:
+            _send(_descendants(), number)
+        elif number in self._had:
+            self._had.discard(number)
+        else:
+            self._signal(number)
+
+    def _reap(self) -> None:
+        """Bury all who have ended; if the leader is among them, keep how, and tell it, unless a worker's rest is left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self._bury(pid, status)
+        except ChildProcessError:
+            self._is_empty = True
+
+    def _bury(self, pid: int, status: int) -> None:
+        if pid == self._leader:
+            self._status = os.waitstatus_to_exitcode(status)
+            if not self._is_worker:
+                self._tell(status=self._status)
+
+    def _kill_all(self) -> None:
+        """Kill every descendant, generation after generation, until there is none."""
+        while True:
+            if self._status is None:  # a leader that was not buried keeps the number of its group
+                self._signal(signal.SIGKILL)
+            _send(_children("thread-self"), signal.SIGKILL)
+            try:
+                self._bury(*os.waitpid(-1, 0))
+            except ChildProcessError:
+                return
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the command: a worker's whole group, which is its own."""
+        try:
+            (os.killpg if self._is_worker else os.kill)(self._leader, number)
+        except (ProcessLookupError, PermissionError):
+            _send([self._leader], number)  # it has not got its session yet
+
+    def _tell(self, **facts: object) -> None:
+        try:
+            os.write(self._report, json.dumps(facts).encode() + b"\n")
+        except OSError:  # nobody listens any more
+            pass
+
+
+def _note(*_: object) -> None:
+    """The byte in the pipe is what counts."""
 
 
 def _prctl() -> Prctl:
@@ -59,105 +202,34 @@ def _prctl() -> Prctl:
         return lambda *_: -1
 
 
-def _become(command: list[str], report: int, prctl: Prctl) -> None:
-    """Be the worker: this is the forked child, and does not return."""
-    code = 126
-    try:
-        parent = os.getppid()
-        os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        for number in (signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec passes that on
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nowhere, 0)
-        os.close(nowhere)
-        if os.getppid() == parent:  # else the warden died before it could be known
-            os.execvp(command[0], command)  # noqa: S606 - a shell would only stand between
-    except FileNotFoundError as error:
-        code = 127
-        _tell(report, error=f"{command[0]}: {error.strerror}")
-    except OSError as error:
-        _tell(report, error=f"{command[0]}: {error.strerror}")
-    finally:
-        os._exit(code)
-
-
-def _follow(leader: int, ends: int) -> int | None:
-    """Return how the worker ended, or None when it is to be killed."""
-    while True:
-        ready, _, _ = select.select([0, ends], [], [])
-        if 0 in ready:
-            orders = os.read(0, 64)
-            if not orders:
-                return None
-            for number in orders:
-                _signal_group(leader, number)
-        if ends in ready:
-            os.read(ends, 4096)
-            status = _reap(leader)
-            if status is not None:
-                return status
-
-
-def _reap(leader: int) -> int | None:
-    """Bury all who have ended; return how the leader did, if it is among them."""
-    found = None
-    try:
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return found
-            if pid == leader:
-                found = os.waitstatus_to_exitcode(status)
-    except ChildProcessError:
-        return found
-
-
-def _kill_all(leader: int, status: int | None) -> int:
-    """Kill every descendant, generation after generation, until there is none; return how the leader ended."""
-    while True:
-        if status is None:  # a leader that was not buried keeps the number of its group
-            _signal_group(leader, signal.SIGKILL)
-        for pid in _children():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+def _send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
         try:
-            pid, found = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return -signal.SIGKILL if status is None else status
-        if pid == leader:
-            status = os.waitstatus_to_exitcode(found)
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
-def _children() -> list[int]:
+def _children(task: str) -> list[int]:
+    """Return the children of a task, such as ``7/task/7``, below /proc."""
     try:
-        with open("/proc/thread-self/children", encoding="ascii") as file:
+        with open(f"/proc/{task}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
 
 
-def _signal_group(leader: int, number: int) -> None:
-    try:
-        os.killpg(leader, number)
-    except (ProcessLookupError, PermissionError):
+def _descendants() -> list[int]:
+    found = _children("thread-self")
+    for pid in found:  # which grows meanwhile
         try:
-            os.kill(leader, number)  # it has not got its session yet
-        except (ProcessLookupError, PermissionError):
-            pass
-
-
-def _tell(report: int, **facts: object) -> None:
-    try:
-        os.write(report, json.dumps(facts).encode() + b"\n")
-    except OSError:  # nobody listens any more
-        pass
+            tasks = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for task in tasks:
+            found += _children(f"{pid}/task/{task}")
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -12,11 +12,10 @@ from typing import IO, NamedTuple
 
 from fscoord import _system as system
 from fscoord._logger import logger
+from fscoord.launch import warden
 from fscoord.launch.output import STDERR, STDOUT, Console, Streams
 
 __all__ = ["End", "Group"]
-
-WARDEN = system.os.path.join(system.os.path.dirname(__file__), "warden.py")
 
 FOLLOW_S = 5.0
 """How long the last output of ended workers may take to be shown."""
@@ -135,7 +134,7 @@ class _Worker:
         self._report = system.os.fdopen(reader, "rb")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
-                [sys.executable, "-I", "-S", WARDEN, str(writer), *command],
+                [*warden.program(warden.WORKER, 0, writer), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """Recipes on the contract of `~fscoord.Store` alone: what several processes need to take turns and share work."""
 
 from fscoord.recipes._hold import Waiter
+from fscoord.recipes.breaking import break_hold
 from fscoord.recipes.double_barrier import DoubleBarrier
 from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.fenced import Fenced
@@ -28,5 +29,6 @@ __all__ = [
     "ReadWriteLock",
     "Semaphore",
     "Waiter",
+    "break_hold",
     "once",
 ]

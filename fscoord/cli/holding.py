@@ -1,0 +1,187 @@
+"""What the verbs share that run a command while they hold something: their options, the wait, the command's world."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import click
+
+from fscoord import _system as system
+from fscoord._interruptions import signals_end_it
+from fscoord.arguments import Timeout, seconds
+from fscoord.cli.exits import FALSE, TIMEOUT
+from fscoord.cli.options import absolute_url, time_limit
+from fscoord.errors import StoreTimeoutError
+from fscoord.launch import Ending, run_held
+from fscoord.recipes import Waiter
+from fscoord.store import Store
+
+__all__ = ["VERBATIM", "How", "command_options", "environment", "how_to_hold", "run_under", "wait_options", "words"]
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+VERBATIM = {"allow_interspersed_args": False}
+"""Options stand before the first argument; what comes behind it is the command's own."""
+
+
+class Hold(Protocol):
+    """A recipe that somebody holds for a while."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def token(self) -> int: ...
+
+    def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def owners(self) -> list[Waiter]: ...
+
+    def waiters(self) -> list[Waiter]: ...
+
+
+class How(NamedTuple):
+    """What the options say of a hold and of the command under it.
+
+    Attributes:
+        limit: how long to wait, in seconds; 0 does not stand in line.
+        late: the exit code if it is not to be had in that time.
+        grace: how long the command has from SIGTERM to SIGKILL when the hold is lost.
+        ttl: how long the hold lasts without a sign of life; None: as long as its holder.
+        leaves_rest: whether what the command leaves behind goes on without the hold.
+    """
+
+    limit: float
+    late: int
+    grace: float
+    ttl: float | None
+    leaves_rest: bool
+
+
+def command_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the argument COMMAND..., of which `words` makes sense, and the options that say how it runs."""
+    for add in (
+        click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND..."),
+        click.option(
+            "--grace",
+            metavar="SECONDS",
+            type=time_limit,
+            default="5",
+            show_default=True,
+            help="What COMMAND has from SIGTERM to SIGKILL when the hold is lost.",
+        ),
+        click.option("-o", "--close", is_flag=True, help="What COMMAND leaves behind goes on, without the hold."),
+        click.option("-c", "--command", "shell", metavar="TEXT", help="Have the shell run TEXT, instead of COMMAND."),
+    ):
+        function = add(function)
+    return function
+
+
+def wait_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add flock's options that say how to wait, and how long a hold lasts."""
+    for add in (
+        click.option(
+            "--ttl",
+            metavar="SECONDS",
+            type=time_limit,
+            help="Others may have it after so long without a sign of life, as of one that is stopped. [default: never]",
+        ),
+        click.option(
+            "-E",
+            "--conflict-exit-code",
+            "late",
+            metavar="NUMBER",
+            type=click.IntRange(0, 255),
+            help="Exit code if it is not to be had in time. [default: 1 with -n and -w, else 75]",
+        ),
+        click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="Wait so long. [default: --timeout]"),
+        click.option("-n", "--nonblock", is_flag=True, help="Do not wait."),
+    ):
+        function = add(function)
+    return function
+
+
+def how_to_hold(store: Store, options: dict[str, Any]) -> How:
+    """Return what `wait_options` and `command_options` say."""
+    wait = 0.0 if options["nonblock"] else options["wait"]
+    late = options["late"]
+    if late is None:
+        late = TIMEOUT if wait is None else FALSE
+    ttl = options["ttl"]
+    if ttl is not None and not 0 < ttl < math.inf:
+        raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
+    limit = seconds(store.timeout) if wait is None else wait
+    return How(limit, late, options["grace"], ttl, options["close"])
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    """Return the command to run: that of the arguments, or a shell with a text; flock(1) has ``-c TEXT`` last, too."""
+    command, shell = options["command"], options["shell"]
+    if shell is None and len(command) == 2 and command[0] in {"-c", "--command"}:
+        command, shell = (), command[1]
+    if shell is not None:
+        if command:
+            raise click.UsageError("-c stands for COMMAND: give one of the two")
+        return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
+    rest = list(command[1:] if command[:1] == ("--",) else command)
+    if not rest:
+        raise click.UsageError("which command? It stands last")
+    if rest[0].startswith("-") and command[0] != "--":
+        raise click.UsageError(f"{rest[0]!r} stands where the command does: options come before the name")
+    return rest
+
+
+def environment(token: int) -> dict[str, str]:
+    """Return what a command finds in its environment: the store, and the fencing token of the hold."""
+    address = absolute_url(click.get_current_context())
+    return {**system.os.environ, "FSCOORD_STORE": address, "FSCOORD_TOKEN": str(token)}
+
+
+def run_under(hold: Hold, what: str, how: How, command: list[str]) -> Ending | None:
+    """Acquire `hold`, run the command while it lasts, give it back, and return how it ended; None: it was not had."""
+    with signals_end_it():
+        log.info("waiting for %s %r, up to %g s", what, hold.name, how.limit)
+        start = system.time.monotonic()
+        try:
+            if not (hold.acquire(timeout=how.limit) if how.limit else hold.acquire(blocking=False)):
+                _tell_late(hold, what, how)
+                return None
+            waited = system.time.monotonic() - start
+            log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
+            ending = run_held(
+                command,
+                environment(hold.token),
+                hold.check,
+                grace=how.grace,
+                patience=how.ttl,
+                leaves_rest=how.leaves_rest,
+            )
+        except BaseException:
+            with suppress(RuntimeError):  # it was not held yet, or is no longer
+                hold.release()
+            raise
+        hold.release()
+    return ending
+
+
+def _tell_late(hold: Hold, what: str, how: How) -> None:
+    """Say who has it, as an error or, where no error is meant, with -v."""
+    owners = [waiter.owner for waiter in hold.owners()]
+    text = (
+        f"{what} {hold.name!r} was not to be had within {how.limit:g} s: {', '.join(owners) or 'nobody'} has it, and"
+        f" {len(hold.waiters())} wait"
+    )
+    if how.late == TIMEOUT:
+        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(owners), None), waited=how.limit)
+    log.info("%s", text)

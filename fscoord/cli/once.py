@@ -1,0 +1,95 @@
+"""The verb once: one runs a command, and all get its output and exit code."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+from typing import Any
+
+import click
+
+from fscoord._interruptions import Ended, signals_end_it
+from fscoord.arguments import VALUE_MAX, key_text
+from fscoord.cli.holding import VERBATIM, command_options, environment, words
+from fscoord.cli.options import raw, with_store
+from fscoord.cli.output import write
+from fscoord.errors import FscoordError, HoldLostError
+from fscoord.launch import run_held
+from fscoord.recipes import Lock, once as once_for_all
+from fscoord.store import Store
+
+__all__ = ["once"]
+
+log = logging.getLogger(__name__)
+
+OUTPUT_MAX = VALUE_MAX - 64
+"""The most that a command may write: the exit code, and what the recipe adds, stand in the same value."""
+
+
+
+class _NoResult(BaseException):
+    """Nothing came of it here. No `Exception`, which would be told to all as the result."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@click.command(context_settings=VERBATIM)
+@click.argument("name", type=raw)
+@command_options
+@with_store
+def once(store: Store, name: bytes, **options: Any) -> int:
+    """Run COMMAND in one of the processes that call this with NAME.
+
+    Its standard output and its exit code are kept in the store, under NAME/result, and everybody gets them, now and
+    later; the others wait. If the one that runs it dies, is interrupted, or can't run it, the next one does: so it may
+    be begun more than once. A COMMAND that fails is done, too: to have it done again, delete NAME/result.
+
+    \b
+    Examples:
+      path=$(fscoord once dataset -- ./download.sh)
+      fscoord delete dataset/result                 # the next one does it again
+    """
+    command = words(options)
+
+    def work() -> bytes:
+        try:
+            return _run(store, name, command, options)
+        except Exception as error:
+            raise _NoResult(error) from error
+
+    try:
+        with signals_end_it():
+            result = once_for_all(store, name, work)
+    except _NoResult as error:
+        raise error.cause from None
+    code, _, output = result.partition(b"\n")
+    if not re.fullmatch(rb"[0-9]{1,3}", code):
+        raise FscoordError(f"the result of {key_text(name)!r} names no exit code: something else has written it")
+    write(output)
+    return int(code)
+
+
+def _run(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
+    """Run the command for all, and return what they get: its exit code, a newline, its output."""
+    turn = Lock(store, name)
+    token = turn.owners()[0].token
+
+    def check() -> None:
+        if token not in {owner.token for owner in turn.owners()}:
+            raise HoldLostError(f"the work {turn.name!r} was given to another process: this one was taken for dead")
+
+    log.info("runs the command of %r for all", turn.name)
+    ending = run_held(
+        command,
+        environment(token),
+        check,
+        grace=options["grace"],
+        leaves_rest=options["close"],
+        output_max=OUTPUT_MAX,
+    )
+    if ending.status and ending.interruption:
+        raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Ended(ending.interruption)
+    return b"%d\n" % ending.code + ending.output

@@ -1,0 +1,237 @@
+"""`run_held`: a command that runs as long as a hold lasts, such as a lock's.
+
+It runs under a warden (`fscoord.launch.warden`), which kills it, and all that it has started, when the process that
+holds dies in whatever way. A thread looks once a second whether the hold lasts. This process only waits, and passes
+signals on.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Final, NamedTuple
+
+from fscoord import _system as system
+from fscoord._interruptions import signals_go_to
+from fscoord._logger import logger
+from fscoord.errors import (
+    FscoordError,
+    HoldLostError,
+    LimitExceededError,
+    StaleRunError,
+    StoreClosedError,
+    StoreGoneError,
+)
+from fscoord.launch import warden
+
+__all__ = ["Ending", "run_held"]
+
+LOOK_S: Final = 1.0
+"""How often to look whether the hold lasts."""
+
+LOOKS: Final = 4
+"""How often to look in the time after which no answer counts as a loss."""
+
+FOLLOW_S: Final = 5.0
+"""How long a look that is under way at the end is waited for."""
+
+_INTERRUPTIONS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_LOST = (HoldLostError, StoreGoneError, StoreClosedError, StaleRunError)
+
+
+class Ending(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        status: its exit code, or a signal's number as a negative one.
+        passed: the numbers of the signals that came meanwhile, and were passed on.
+        output: what it wrote to standard output, if that was asked for.
+    """
+
+    status: int
+    passed: frozenset[int]
+    output: bytes
+
+    @property
+    def interruption(self) -> int:
+        """The number of a signal that came meanwhile and asks programs to end; 0: none did."""
+        return next((number for number in sorted(self.passed) if number in _INTERRUPTIONS), 0)
+
+    @property
+    def code(self) -> int:
+        """The exit code as a shell has it: 128 more than the signal that killed it."""
+        return self.status if self.status >= 0 else 128 - self.status
+
+
+def run_held(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    check: Callable[[], object],
+    *,
+    grace: float,
+    patience: float | None = None,
+    leaves_rest: bool = False,
+    output_max: int | None = None,
+) -> Ending:
+    """Run `command` where this process runs, on its terminal and with its input, until it has ended.
+
+    The signals of `fscoord.launch.warden.PASSED` are passed on to it; once it has ended, to what it left behind.
+
+    Args:
+        command: the program and its arguments.
+        environment: what it finds in its environment.
+        check: raises `~fscoord.HoldLostError` when the hold is lost; called in a thread, once a second.
+        grace: how long everything has from SIGTERM to SIGKILL when the hold is lost, in seconds.
+        patience: after how many seconds without an answer from the store the hold counts as lost; None: never.
+        leaves_rest: whether to return when the command has ended, though what it has started goes on; without it that
+            is waited for, too.
+        output_max: keep standard output, so many bytes at most.
+
+    Raises:
+        HoldLostError: the hold was lost, and everything was stopped.
+        FscoordError: the command could not be started, or its warden was killed.
+        LimitExceededError: there was more output; everything was killed.
+    """
+    with _Held(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max) as held:
+        return held.follow(check, grace, patience)
+
+
+class _Held:
+    """One command, its warden, and the pipes to it and from it."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], manner: str, output_max: int | None
+    ) -> None:
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._manner = manner
+        self._output_max = output_max
+        self._orders = -1
+        self._report: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._passed: set[int] = set()
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        system.close_quietly(self._orders)  # which ends whatever still runs
+        if self._report is not None:
+            self._report.close()
+        if self._process is not None:
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process.wait()
+
+    def follow(self, check: Callable[[], object], grace: float, patience: float | None) -> Ending:
+        """Run it."""
+        theirs, self._orders = system.os.pipe()
+        reader, report = system.os.pipe()
+        self._report = system.os.fdopen(reader, "rb")
+        with signals_go_to(self._pass_on, warden.PASSED):
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
+                    [*warden.program(self._manner, theirs, report), *self._command],
+                    env=self._environment,
+                    pass_fds=[theirs, report],
+                    stdout=None if self._output_max is None else subprocess.PIPE,
+                )
+            finally:
+                system.close_quietly(theirs, report)
+            with _Watch(check, self._order, grace, patience) as watch:
+                output = self._read()
+                facts = self._facts()
+        if watch.lost is not None:
+            raise HoldLostError(f"{watch.lost}; the command was stopped") from watch.lost
+        if self._output_max is not None and len(output) > self._output_max:
+            raise LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
+        return Ending(self._status(facts), frozenset(self._passed), output)
+
+    def _pass_on(self, number: int) -> None:
+        self._passed.add(number)
+        self._order(number)
+
+    def _order(self, number: int) -> None:
+        try:
+            system.os.write(self._orders, bytes([number]))
+        except OSError:  # the warden has ended
+            pass
+
+    def _read(self) -> bytes:
+        """Return standard output, up to a byte more than is allowed; at that byte everything is killed."""
+        if self._process is None or self._process.stdout is None or self._output_max is None:
+            return b""
+        output = self._process.stdout.read(self._output_max + 1)
+        if len(output) > self._output_max:
+            self._order(warden.KILL_ALL)
+        return output
+
+    def _facts(self) -> dict[str, object]:
+        """Return what the warden tells, to its end."""
+        assert self._report is not None
+        facts: dict[str, object] = {}
+        for line in self._report:
+            facts.update(json.loads(line))
+        return facts
+
+    def _status(self, facts: dict[str, object]) -> int:
+        if "error" in facts:
+            raise FscoordError(f"can't run {facts['error']}")
+        status = facts.get("status")
+        if isinstance(status, int):
+            return status
+        assert self._process is not None
+        status = self._process.wait()
+        if "pid" not in facts and -status in self._passed:
+            return status  # a signal for all of us that came before the warden stood on its feet
+        raise FscoordError(
+            f"the process {self._process.pid} that watched over the command was killed, and the command with it"
+        )
+
+
+class _Watch:
+    """A thread that asks now and then whether the hold lasts, and ends the command when it does not."""
+
+    def __init__(
+        self, check: Callable[[], object], order: Callable[[int], None], grace: float, patience: float | None
+    ) -> None:
+        self.lost: FscoordError | None = None
+        self._check = check
+        self._order = order
+        self._grace = grace
+        self._patience = patience
+        self._over = system.Wakeup()
+        self._thread = system.threading.Thread(target=self._run, name="fscoord-hold", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(FOLLOW_S)
+
+    def _run(self) -> None:
+        pause = LOOK_S if self._patience is None else min(LOOK_S, self._patience / LOOKS)
+        answered = system.time.monotonic()
+        is_told = False
+        while not self._over.wait(pause):
+            before = system.time.monotonic()
+            try:
+                self._check()
+                answered, is_told = before, False
+            except FscoordError as error:
+                if not is_told:
+                    logger(__name__).warning("does the hold last? %s", error)
+                is_told = True
+                is_late = self._patience is not None and system.time.monotonic() - answered >= self._patience
+                if is_late or isinstance(error, _LOST):
+                    return self._end(error)
+
+    def _end(self, error: FscoordError) -> None:
+        self.lost = error
+        self._order(warden.EVERYBODY + signal.SIGTERM)
+        if not self._over.wait(self._grace):
+            self._order(warden.KILL_ALL)

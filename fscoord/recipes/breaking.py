@@ -1,0 +1,43 @@
+"""`break_hold`: take a lock, or another hold, away from whoever has it."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from fscoord.arguments import Key, positive
+from fscoord.recipes._entry import Entry
+from fscoord.recipes._line import Line
+from fscoord.store import Store
+
+__all__ = ["break_hold"]
+
+
+def break_hold(store: Store, name: Key, token: int) -> bool:
+    """Take the hold with the fencing token `token` away from whoever has it, and give it to who is next in line.
+
+    For a holder that hangs, or that can't be told dead. It is not asked, and finds out only when it looks: its ``check``
+    and its ``release`` raise `~fscoord.HoldLostError`. Until then it may write beside the next one; only what refuses its
+    token, such as `Fenced`, is safe from it. The holds and tokens of a name are told by ``owners`` of any recipe that
+    has it.
+
+    Args:
+        store: where the hold is.
+        name: the name of a `Lock`, `RLock`, `ReadWriteLock`, `Semaphore` or `Election`, or of work under `once`.
+        token: which of its holds: so it can't be another one's, who came meanwhile.
+
+    Returns:
+        Whether somebody had it.
+    """
+    positive("token", token)
+    line = Line(store, name, _admitted)
+    entry = next((entry for entry in line.entries() if entry.token == token), None)
+    return entry is not None and line.leave(entry.id)
+
+
+def _admitted(entries: list[Entry]) -> int:
+    """Return how many of these are served: what the recipe would say that their modes are of."""
+    mode = entries[0].mode if entries else ""
+    if mode.isdigit():  # a semaphore's value
+        return min(int(mode), len(entries))
+    readers = sum(1 for _ in takewhile(lambda entry: entry.mode == "r", entries))
+    return readers or min(1, len(entries))
