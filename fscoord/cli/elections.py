@@ -27,12 +27,14 @@ name_argument = click.argument("name", type=raw)
 
 @click.command(context_settings=VERBATIM)
 @click.option("--data", type=raw, default="", help="What others should know of this candidate when it leads.")
-@click.option("--again", is_flag=True, help="Stand again when COMMAND fails or the office is lost, until it ends with 0.")
+@click.option(
+    "--again", is_flag=True, help="Stand again when COMMAND fails or the office is lost, until it ends with 0."
+)
 @wait_options
 @name_argument
 @command_options
 @with_store
-def elect(store: Store, name: bytes, data: bytes, again: bool, **options: Any) -> int:
+def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any) -> int:
     """Run COMMAND while leading in the office NAME.
 
     Waits in line to be elected; the first leads until its COMMAND has ended, or it dies. "fscoord leader" tells who

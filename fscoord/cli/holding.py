@@ -127,7 +127,8 @@ def how_to_hold(store: Store, options: dict[str, Any]) -> How:
 
 def words(options: dict[str, Any]) -> list[str]:
     """Return the command to run: that of the arguments, or a shell with a text; flock(1) has ``-c TEXT`` last, too."""
-    command, shell = options["command"], options["shell"]
+    command: tuple[str, ...] = options["command"]
+    shell: str | None = options["shell"]
     if shell is None and len(command) == 2 and command[0] in {"-c", "--command"}:
         command, shell = (), command[1]
     if shell is not None:

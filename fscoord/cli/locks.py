@@ -25,7 +25,7 @@ exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer",
 @name_argument
 @command_options
 @with_store
-def lock(store: Store, name: bytes, side: str | None, **options: Any) -> int:
+def lock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
     """Run COMMAND while holding the lock NAME.
 
     Who comes first has it first. The options and exit codes are those of flock(1). COMMAND finds the fencing token in
@@ -52,7 +52,7 @@ def lock(store: Store, name: bytes, side: str | None, **options: Any) -> int:
 @name_argument
 @command_options
 @with_store
-def rwlock(store: Store, name: bytes, side: str | None, **options: Any) -> int:
+def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
     """Run COMMAND while holding the lock NAME for reading (-s) or writing (-x).
 
     Many share it for reading, and nobody starves: a reader that comes behind a writer waits, too. It is "fscoord lock",
@@ -69,12 +69,14 @@ def rwlock(store: Store, name: bytes, side: str | None, **options: Any) -> int:
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("-j", "--slots", type=click.IntRange(min=1), required=True, help="How many may hold it; the same for all.")
+@click.option(
+    "-j", "--slots", type=click.IntRange(min=1), required=True, help="How many may hold it; the same for all."
+)
 @wait_options
 @name_argument
 @command_options
 @with_store
-def sem(store: Store, name: bytes, slots: int, **options: Any) -> int:
+def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
     """Run COMMAND while holding one of the slots of the semaphore NAME.
 
     Who comes first has it first. The rest is as with "fscoord lock".

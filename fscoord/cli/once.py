@@ -27,7 +27,6 @@ OUTPUT_MAX = VALUE_MAX - 64
 """The most that a command may write: the exit code, and what the recipe adds, stand in the same value."""
 
 
-
 class _NoResult(BaseException):
     """Nothing came of it here. No `Exception`, which would be told to all as the result."""
 
@@ -40,7 +39,7 @@ class _NoResult(BaseException):
 @click.argument("name", type=raw)
 @command_options
 @with_store
-def once(store: Store, name: bytes, **options: Any) -> int:
+def once(store: Store, /, name: bytes, **options: Any) -> int:
     """Run COMMAND in one of the processes that call this with NAME.
 
     Its standard output and its exit code are kept in the store, under NAME/result, and everybody gets them, now and

@@ -38,9 +38,7 @@ Values = dict[bytes, bytes]
 )
 @as_json
 @with_existing_store
-def watch(
-    store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool
-) -> None:
+def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
     """Print what changes among the keys that begin with PREFIX, as it comes.
 
     A change is a line: "set KEY VALUE", the value cut short if it is long, or "delete KEY". Looks again and again: of

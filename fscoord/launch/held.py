@@ -228,7 +228,8 @@ class _Watch:
                 is_told = True
                 is_late = self._patience is not None and system.time.monotonic() - answered >= self._patience
                 if is_late or isinstance(error, _LOST):
-                    return self._end(error)
+                    self._end(error)
+                    return
 
     def _end(self, error: FscoordError) -> None:
         self.lost = error

@@ -149,7 +149,7 @@ class _Warden:
             self._signal(number)
 
     def _reap(self) -> None:
-        """Bury all who have ended; if the leader is among them, keep how, and tell it, unless a worker's rest is left."""
+        """Bury all who have ended."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -160,6 +160,7 @@ class _Warden:
             self._is_empty = True
 
     def _bury(self, pid: int, status: int) -> None:
+        """Keep how the leader has ended, and tell it; a worker's end is told when nothing of it is left."""
         if pid == self._leader:
             self._status = os.waitstatus_to_exitcode(status)
             if not self._is_worker:

@@ -6,7 +6,6 @@ import json
 import queue
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 

@@ -15,10 +15,9 @@ __all__ = ["break_hold"]
 def break_hold(store: Store, name: Key, token: int) -> bool:
     """Take the hold with the fencing token `token` away from whoever has it, and give it to who is next in line.
 
-    For a holder that hangs, or that can't be told dead. It is not asked, and finds out only when it looks: its ``check``
-    and its ``release`` raise `~fscoord.HoldLostError`. Until then it may write beside the next one; only what refuses its
-    token, such as `Fenced`, is safe from it. The holds and tokens of a name are told by ``owners`` of any recipe that
-    has it.
+    For a holder that hangs, or that can't be told dead. It is not asked, and finds out only when it looks: its
+    ``check`` and its ``release`` raise `~fscoord.HoldLostError`. Until then it may write beside the next one; only what
+    refuses its token, such as `Fenced`, is safe from it. ``owners`` of any recipe tells the tokens of a name.
 
     Args:
         store: where the hold is.

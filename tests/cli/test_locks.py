@@ -1,0 +1,228 @@
+"""lock, rwlock, sem: who holds, who waits, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from launch.conftest import wait_until_gone
+
+from fscoord import FileStore, HoldLostError
+from fscoord.cli import holding
+from fscoord.launch import held
+from fscoord.recipes import Lock, ReadWriteLock, Semaphore, break_hold
+
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def store(path):
+    with FileStore(path) as store:
+        yield store
+
+
+@pytest.fixture
+def said(tmp_path):
+    """Give `said()`: what the command has written to the file ``said`` of the test's directory."""
+    return lambda: (tmp_path / "said").read_text()
+
+
+def sh(text):
+    return ["--", "sh", "-c", text]
+
+
+def test_a_command_runs_under_the_lock_and_ends_with_its_own_code(fscoord, store, path, tmp_path, said):
+    look = f"echo $FSCOORD_TOKEN $FSCOORD_STORE > {tmp_path}/said; exit 5"
+    assert fscoord("lock", "a", *sh(look)) == (5, b"", "")
+    assert said() == f"1 {path}\n"
+    assert fscoord("lock", "a", *sh(look)).code == 5
+    assert said() == f"2 {path}\n"
+    assert Lock(store, "a").owners() == []
+
+
+def test_a_relative_path_is_told_in_full(fscoord, tmp_path, said, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    look = sh("echo $FSCOORD_STORE > said")
+    assert fscoord("lock", "--store", "s", "a", *look).code == 0
+    assert said() == f"{tmp_path}/s\n"
+    assert fscoord("lock", "--store", "file:./s?timeout=9", "a", *look).code == 0
+    assert said() == f"file:{tmp_path}/s?timeout=9\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a", "true"],
+        ["a", "--", "true"],
+        ["-c", "true", "a"],
+        ["a", "-c", "true"],
+        ["--", "a", "true"],
+        ["-x", "a", "true"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_may_stand_there_in_several_ways(fscoord, words):
+    assert fscoord("lock", *words) == (0, b"", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["a"], "which command"),
+        (["a", "--"], "which command"),
+        (["a", "-n", "true"], "'-n' stands where the command does"),
+        (["-c", "true", "a", "true"], "-c stands for COMMAND"),
+        (["--ttl", "0", "a", "true"], "--ttl is a time above 0"),
+        (["-E", "256", "a", "true"], "256"),
+        (["--unknown", "a", "true"], "--unknown"),
+        (["-w", "soon", "a", "true"], "no number of seconds"),
+        (["k" * 2000, "true"], "limit"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_run(fscoord, words, hint):
+    done = fscoord("lock", *words)
+    assert (done.code, done.out) == (64, b"")
+    assert hint in done.err
+
+
+def test_the_shell_of_the_user_runs_a_text(fscoord, monkeypatch, tmp_path):
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    assert fscoord("lock", "a", "-c", "exit $(( 2 + 4 ))").code == 6
+    monkeypatch.delenv("SHELL")
+    assert fscoord("lock", "a", "-c", "exit 7").code == 7
+
+
+def test_what_is_not_to_be_had_in_time_has_flock_s_exit_codes(fscoord, store):
+    with Lock(store, "a"):
+        assert fscoord("lock", "-n", "a", "true") == (1, b"", "")
+        assert fscoord("lock", "-w", "0.01", "a", "true") == (1, b"", "")
+        assert fscoord("lock", "-w", "0", "-E", "7", "a", "true") == (7, b"", "")
+        assert fscoord("lock", "--timeout", "0.01", "-E", "8", "a", "true").code == 8
+        done = fscoord("lock", "--timeout", "0.01", "a", "true")
+        assert done.code == 75
+        assert f"{os.uname().nodename}:{os.getpid()} has it, and 0 wait" in done.err
+        assert "has it" in fscoord("lock", "-v", "-n", "a", "true").err
+    assert fscoord("lock", "-n", "a", "true").code == 0
+
+
+def test_a_lock_is_shared_by_those_who_say_so(fscoord, store):
+    lock = ReadWriteLock(store, "a")
+    with lock.reader:
+        assert fscoord("lock", "-n", "-s", "a", "true").code == 0
+        assert fscoord("rwlock", "-n", "-s", "a", "true").code == 0
+        assert fscoord("lock", "-n", "a", "true").code == 1
+        assert fscoord("rwlock", "-n", "-x", "a", "true").code == 1
+    with lock.writer:
+        assert fscoord("lock", "-n", "-s", "a", "true").code == 1
+    done = fscoord("rwlock", "a", "true")
+    assert done.code == 64
+    assert "for reading (-s) or for writing (-x)?" in done.err
+
+
+def test_so_many_have_a_semaphore(fscoord, store):
+    with Semaphore(store, "a", 2):
+        assert fscoord("sem", "-j", "2", "-n", "a", "true").code == 0
+        with Semaphore(store, "a", 2):
+            assert fscoord("sem", "-j", "2", "-n", "a", "true").code == 1
+        other = fscoord("sem", "-j", "3", "a", "true")
+        assert other.code == 64
+        assert "value=3" in other.err
+    assert fscoord("sem", "a", "true").code == 64
+
+
+@pytest.mark.parametrize("name", ["nothing-of-this-name", "/dev/null"])
+def test_a_command_that_can_not_be_run_is_told_and_gives_the_lock_back(fscoord, store, name):
+    done = fscoord("lock", "a", name)
+    assert (done.code, done.out) == (69, b"")
+    assert done.err.startswith(f"fscoord: can't run {name}: ")
+    assert Lock(store, "a").owners() == []
+
+
+def test_who_comes_while_it_is_held_waits_until_it_is_given_back(fscoord, process, line_with, tmp_path, store, said):
+    with Lock(store, "a") as lock:
+        child = process("lock", "-v", "a", *sh(f"echo child >> {tmp_path}/said"))
+        line_with(child, "waiting for the lock 'a'")
+        (tmp_path / "said").write_text("first\n")
+        assert lock.token == 1
+    assert child.wait(PATIENCE_S) == 0
+    assert said() == "first\nchild\n"
+
+
+def test_ctrl_c_and_sigterm_end_the_wait_and_leave_the_line(process, line_with, store):
+    with Lock(store, "a") as lock:
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            child = process("lock", "-v", "a", "true")
+            line_with(child, "waiting for the lock 'a'")
+            child.send_signal(number)
+            assert (child.wait(PATIENCE_S), child.stderr.read().strip()) == (code, b"")
+        assert lock.waiters() == []
+
+
+def test_signals_are_passed_on_and_the_lock_is_given_back_behind_them(process, store):
+    text = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
+    child = process("lock", "a", *sh(text))
+    assert child.stdout.readline() == b"ready\n"
+    child.terminate()
+    assert (child.wait(PATIENCE_S), child.stdout.read()) == (9, b"told\n")
+    assert Lock(store, "a").owners() == []
+
+
+def test_who_is_killed_takes_the_command_and_all_of_its_own_along_and_loses_the_lock(process, store):
+    child = process("lock", "a", *sh("sh -c 'sleep 600 & echo $!'; sleep 600 & echo $! $$; wait"))
+    pids = [int(word) for _ in range(2) for word in child.stdout.readline().split()]
+    assert len(pids) == 3
+    child.kill()
+    wait_until_gone(pids)
+    assert Lock(store, "a").acquire(timeout=PATIENCE_S)
+
+
+def test_a_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(held, "LOOK_S", 0.01)
+    text = f"trap 'echo told > {tmp_path}/said; exit 0' TERM; fscoord_break; while :; do sleep 0.02; done"
+    breaks = f"{os.sys.executable} -m fscoord break-lock --yes a > {tmp_path}/broken 2>&1"
+    done = fscoord("lock", "a", *sh(text.replace("fscoord_break", breaks)))
+    assert done.code == 69
+    assert "somebody took it out; the command was stopped" in done.err
+    assert said() == "told\n"
+    assert (tmp_path / "broken").read_text().startswith("holds     1 yes ")
+
+
+def test_whoever_loses_it_at_the_last_moment_is_told(fscoord, store, monkeypatch):
+    def run_and_lose(*_, **__):
+        assert break_hold(store, "a", 1)
+        return held.Ending(0, frozenset(), b"")
+
+    monkeypatch.setattr(holding, "run_held", run_and_lose)
+    done = fscoord("lock", "a", "true")
+    assert done.code == 69
+    assert "no longer in line" in done.err
+
+
+def test_with_a_ttl_it_can_be_had_when_it_shows_no_sign_of_life(fscoord, store, monkeypatch):
+    seen = []
+
+    def look(_, __, check, *, patience, **___):
+        check()
+        seen.append((patience, store.get("a/line").decode().split()[-1]))
+        return held.Ending(0, frozenset(), b"")
+
+    monkeypatch.setattr(holding, "run_held", look)
+    assert fscoord("lock", "--ttl", "90", "a", "true").code == 0
+    assert seen == [(90.0, "90.0:0")]
+
+
+def test_a_name_under_which_something_else_stands_is_told(fscoord, store):
+    store.set("a/line", "something else")
+    done = fscoord("lock", "a", "true")
+    assert done.code == 69
+    assert "no line of waiters" in done.err
+
+
+def test_a_loss_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):
+    def lose(*_, **__):
+        raise HoldLostError("it was taken; the command was stopped")
+
+    monkeypatch.setattr(holding, "run_held", lose)
+    assert fscoord("lock", "a", "true") == (69, b"", "fscoord: it was taken; the command was stopped\n")
+    assert Lock(store, "a").owners() == []

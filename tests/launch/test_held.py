@@ -1,0 +1,251 @@
+"""`run_held`, and the warden of a held command: signals, losses, what is left behind, who is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from launch.conftest import PATIENCE_S, is_there, wait_until_gone
+
+from fscoord import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
+from fscoord.launch import held, run_held, warden
+
+OUTPUT_MAX = 10_000
+AWAIT_SIGNAL = "while :; do sleep 0.02; done"
+
+
+def run(text, check=lambda: None, *, grace=30.0, **options):
+    options = {"output_max": OUTPUT_MAX, **options}
+    return run_held(["sh", "-c", text], dict(os.environ), check, grace=grace, **options)
+
+
+def numbers(output):
+    return [int(word) for word in output.split()]
+
+
+def test_a_command_ends_with_its_own_code_and_its_output_is_kept():
+    ending = run("echo said; exit 7")
+    assert ending == (7, frozenset(), b"said\n")
+    assert ending.code == 7
+    assert ending.interruption == 0
+
+
+def test_a_command_that_a_signal_kills_has_the_code_that_shells_give():
+    ending = run("kill -9 $$")
+    assert (ending.status, ending.code) == (-9, 137)
+
+
+def test_a_command_has_the_input_and_the_place_of_whoever_runs_it():
+    reader, writer = os.pipe()
+    os.write(writer, b"from outside\n")
+    os.close(writer)
+    code = """if True:
+        import os
+        from fscoord.launch import run_held
+        before = os.getpgrp(), os.getsid(0)
+        run_held(["sh", "-c", "cat; cut -d' ' -f5,6 /proc/$$/stat"],
+                 dict(os.environ), lambda: None, grace=1)
+        print(*before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=reader, capture_output=True, timeout=PATIENCE_S, check=True
+    )
+    os.close(reader)
+    said, theirs, ours = done.stdout.splitlines()
+    assert said == b"from outside"
+    assert theirs == ours
+
+
+@pytest.mark.parametrize("name", ["nothing-of-this-name", "/", "/dev/null"])
+def test_a_command_that_can_not_be_run_is_named(name):
+    with pytest.raises(FscoordError, match=f"can't run {name}: "):
+        run_held([name], dict(os.environ), lambda: None, grace=1)
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"])
+def test_a_signal_is_passed_on(name):
+    ending = run(f"trap 'echo {name}; exit 3' {name}; kill -{name} {os.getpid()}; {AWAIT_SIGNAL}")
+    assert ending.status == 3
+    assert ending.output == f"{name}\n".encode()
+    assert ending.passed == {getattr(signal, f"SIG{name}")}
+    assert ending.interruption == (getattr(signal, f"SIG{name}") if name in ("INT", "TERM", "HUP") else 0)
+
+
+def test_afterwards_signals_are_handled_as_before():
+    before = [signal.getsignal(getattr(signal, name)) for name in warden.PASSED]
+    run("exit 0")
+    assert [signal.getsignal(getattr(signal, name)) for name in warden.PASSED] == before
+
+
+class Guarded:
+    """A command under a warden in a session of its own, with this test in the place of who holds."""
+
+    def __init__(self, manner, text, **settings):
+        theirs, self.orders = os.pipe()
+        report, reports = os.pipe()
+        self.report = os.fdopen(report)
+        command = [*warden.program(manner, theirs, reports), "sh", "-c", text]
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs, reports], start_new_session=True, stdout=subprocess.PIPE, **settings
+        )
+        os.close(theirs)
+        os.close(reports)
+
+    def line(self):
+        return self.process.stdout.readline()
+
+    def order(self, *orders):
+        os.write(self.orders, bytes(orders))
+
+    def close(self):
+        if self.orders >= 0:
+            os.close(self.orders)
+            self.orders = -1
+
+    def end(self):
+        """The rest of the output, and of the report."""
+        rest = self.process.stdout.read(), self.report.read()
+        self.process.wait(PATIENCE_S)
+        return rest
+
+
+@pytest.fixture
+def guarded():
+    started = []
+
+    def start(*words, **settings):
+        started.append(Guarded(*words, **settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+        each.end()
+        each.process.stdout.close()
+        each.report.close()
+
+
+def test_a_signal_that_all_have_got_is_not_passed_on_once_more(guarded):
+    child = guarded("held", f"trap 'echo int' INT; trap 'echo end; exit' USR1; kill -INT 0; {AWAIT_SIGNAL}")
+    assert child.line() == b"int\n"
+    child.order(signal.SIGINT, signal.SIGUSR1)
+    assert child.end()[0] == b"end\n"
+
+
+def test_the_same_signal_once_more_is_another_one(guarded):
+    child = guarded("held", f"trap 'echo int' INT; trap 'echo end; exit' USR1; kill -INT 0; {AWAIT_SIGNAL}")
+    assert child.line() == b"int\n"
+    child.order(signal.SIGINT, signal.SIGINT)
+    assert child.line() == b"int\n"
+    child.order(signal.SIGUSR1)
+    assert child.end()[0] == b"end\n"
+
+
+def test_what_was_ignored_from_the_start_stays_ignored(guarded):
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    child = guarded("held", "kill -HUP $$; kill -HUP $PPID; echo still here", preexec_fn=ignore)
+    assert child.end()[0] == b"still here\n"
+
+
+def test_everything_is_killed_when_the_orders_end(guarded):
+    child = guarded("held", "sh -c 'sleep 600 & echo $!'; sleep 600 & echo $!; wait")
+    pids = numbers(child.line()) + numbers(child.line())
+    child.close()
+    child.end()
+    wait_until_gone(pids)
+
+
+def test_a_command_whose_warden_is_killed_is_killed_with_it():
+    with pytest.raises(FscoordError, match="watched over the command was killed"):
+        run("echo $$; kill -9 $PPID; exec sleep 600", output_max=None)
+
+
+def test_what_a_command_leaves_behind_is_waited_for(tmp_path):
+    ending = run(f"(sleep 0.1; echo behind > {tmp_path}/said) & exit 5", output_max=None)
+    assert ending.status == 5
+    assert (tmp_path / "said").read_text() == "behind\n"
+
+
+def test_what_a_command_leaves_behind_goes_its_own_way_if_that_is_wanted(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    ending = run(
+        f"cd {tmp_path}; (read go < fifo; echo $go > said) > /dev/null & echo $! > pid; exit 5",
+        leaves_rest=True,
+        output_max=None,
+    )
+    assert ending.status == 5
+    pid = int((tmp_path / "pid").read_text())
+    assert is_there(pid)
+    (tmp_path / "fifo").write_text("on\n")
+    wait_until_gone([pid])
+    assert (tmp_path / "said").read_text() == "on\n"
+
+
+def test_a_signal_that_comes_when_the_command_has_ended_goes_to_what_it_left_behind(guarded):
+    child = guarded("held", f"sh -c \"trap 'echo usr1; exit' USR1; echo ready; {AWAIT_SIGNAL}\" & exit 4")
+    child.line()
+    assert "pid" in child.report.readline()
+    assert child.report.readline() == '{"status": 4}\n'
+    child.order(signal.SIGUSR1)
+    assert child.end()[0] == b"usr1\n"
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(held, "LOOK_S", 0.01)
+
+
+def when(path, error):
+    """A check that raises `error` once `path` is there."""
+
+    def check():
+        if path.exists():
+            raise error
+
+    return check
+
+
+@pytest.mark.parametrize("error", [HoldLostError("it was taken"), StoreGoneError("it was taken")], ids=repr)
+def test_a_command_is_told_when_the_hold_is_lost_and_so_is_all_that_it_started(soon, tmp_path, error):
+    loop = f"trap 'echo told >> said; exit' TERM; echo x >> ready; {AWAIT_SIGNAL}"
+    text = f'cd {tmp_path}; trap "echo told >> said; exit 0" TERM; sh -c "{loop}" & '
+    text += f"until [ -e ready ]; do sleep 0.01; done; touch lost; {AWAIT_SIGNAL}"
+    with pytest.raises(HoldLostError, match="it was taken; the command was stopped"):
+        run(text, when(tmp_path / "lost", error))
+    assert (tmp_path / "said").read_text() == "told\ntold\n"
+
+
+def test_whoever_is_deaf_to_that_is_killed_after_the_grace(soon, tmp_path):
+    text = f"cd {tmp_path}; trap 'echo deaf > said' TERM; echo $$ > pid; touch lost; {AWAIT_SIGNAL}"
+    with pytest.raises(HoldLostError):
+        run(text, when(tmp_path / "lost", HoldLostError("it was taken")), grace=0.1)
+    wait_until_gone([int((tmp_path / "pid").read_text())])
+
+
+def test_while_the_store_does_not_answer_the_hold_is_not_called_lost(soon, caplog, tmp_path):
+    looks = []
+
+    def check():
+        looks.append("a look")
+        if len(looks) == 3:
+            (tmp_path / "asked").touch()
+        raise StoreTimeoutError("no answer")
+
+    assert run(f"until [ -e {tmp_path}/asked ]; do sleep 0.01; done", check).status == 0
+    assert [record.getMessage() for record in caplog.records] == ["does the hold last? no answer"]
+
+
+def test_without_an_answer_for_as_long_as_the_hold_lasts_it_counts_as_lost():
+    def check():
+        raise StoreTimeoutError("no answer")
+
+    with pytest.raises(HoldLostError, match="no answer; the command was stopped"):
+        run("exec sleep 600", check, patience=0.1)
+
+
+def test_too_much_output_ends_it():
+    with pytest.raises(LimitExceededError, match="over 10000 bytes"):
+        run("while :; do echo more and more; done")
