@@ -74,7 +74,10 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
         click.echo(f"fscoord: nobody holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
         return FALSE
     click.echo(_lines(owners, found.waiters(), _lives(store)), err=True, nl=False)
-    if not yes and not _agrees():
+    if not yes and not _is_asked():
+        click.echo("fscoord: nothing was changed: that needs --yes, where nobody can be asked", err=True)
+        return FALSE
+    if not yes and not click.confirm("The holder goes on until it looks. Take it away?", err=True):
         return FALSE
     broken = [each for each in owners if break_hold(store, name, each.token)]
     for each in owners:
@@ -83,11 +86,8 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     return 0 if broken else FALSE
 
 
-def _agrees() -> bool:
-    if sys.stdin is None or not sys.stdin.isatty():
-        click.echo("fscoord: nothing was changed: that needs --yes, where nobody can be asked", err=True)
-        return False
-    return click.confirm("The holder goes on until it looks. Take it away?", err=True)
+def _is_asked() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _lives(store: Store) -> Callable[[Waiter], str]:

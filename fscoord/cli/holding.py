@@ -127,18 +127,20 @@ def how_to_hold(store: Store, options: dict[str, Any]) -> How:
 
 def words(options: dict[str, Any]) -> list[str]:
     """Return the command to run: that of the arguments, or a shell with a text; flock(1) has ``-c TEXT`` last, too."""
-    command: tuple[str, ...] = options["command"]
+    rest: list[str] = list(options["command"])
     shell: str | None = options["shell"]
-    if shell is None and len(command) == 2 and command[0] in {"-c", "--command"}:
-        command, shell = (), command[1]
+    if shell is None and len(rest) == 2 and rest[0] in {"-c", "--command"}:
+        shell = rest.pop()
+        rest.clear()
     if shell is not None:
-        if command:
+        if rest:
             raise click.UsageError("-c stands for COMMAND: give one of the two")
         return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
-    rest = list(command[1:] if command[:1] == ("--",) else command)
+    is_marked = rest[:1] == ["--"]
+    del rest[: int(is_marked)]
     if not rest:
         raise click.UsageError("which command? It stands last")
-    if rest[0].startswith("-") and command[0] != "--":
+    if rest[0].startswith("-") and not is_marked:
         raise click.UsageError(f"{rest[0]!r} stands where the command does: options come before the name")
     return rest
 
