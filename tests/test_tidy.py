@@ -320,6 +320,7 @@ SYSTEM_ALLOWED = {
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
     "testing.contract.interrupts": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),
+    "cli.once": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_interruptions": ({"signal"}, "is about nothing else"),
     "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),

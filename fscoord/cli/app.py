@@ -49,11 +49,13 @@ def cli(ctx: click.Context) -> int:
     \b
     Exit codes:
         0  done
-        1  the condition is false: cas lost, nothing to delete, queue empty, a process of the demo lost, a job that
-           failed, a mount that the doctor could not prove, a repair without --yes
+        1  the condition is false: cas lost, nothing to delete, queue empty, a lock that is held (-n, -w)
+           or that nobody holds, a process of the demo lost, a job that failed, a mount that the doctor could
+           not prove, a repair without --yes
        64  usage: wrong arguments, wrong values, a barrier used twice
        65  the log is damaged
-       69  the store is gone, the file system can't do it, a barrier is broken, or click or rich is missing
+       69  the store is gone, the file system can't do it, a barrier is broken, a lock was lost, a command
+           can't be run, or click or rich is missing
        70  a bug in fscoord
        74  input or output failed
        75  time ran out

@@ -70,9 +70,9 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
 @as_json
 @with_store
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
-    """Print who leads in the office NAME, waiting until somebody does.
+    """Print who leads in the office NAME.
 
-    It is a line of the term, host:pid, and what the leader has to say.
+    Waits until somebody does. It is a line of the term, host:pid, and what the leader has to say.
 
     \b
     Examples:

@@ -31,7 +31,7 @@ VERBATIM = {"allow_interspersed_args": False}
 """Options stand before the first argument; what comes behind it is the command's own."""
 
 
-class Hold(Protocol):
+class _Hold(Protocol):
     """A recipe that somebody holds for a while."""
 
     @property
@@ -151,7 +151,7 @@ def environment(token: int) -> dict[str, str]:
     return {**system.os.environ, "FSCOORD_STORE": address, "FSCOORD_TOKEN": str(token)}
 
 
-def run_under(hold: Hold, what: str, how: How, command: list[str]) -> Ending | None:
+def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | None:
     """Acquire `hold`, run the command while it lasts, give it back, and return how it ended; None: it was not had."""
     with signals_end_it():
         log.info("waiting for %s %r, up to %g s", what, hold.name, how.limit)
@@ -178,7 +178,7 @@ def run_under(hold: Hold, what: str, how: How, command: list[str]) -> Ending | N
     return ending
 
 
-def _tell_late(hold: Hold, what: str, how: How) -> None:
+def _tell_late(hold: _Hold, what: str, how: How) -> None:
     """Say who has it, as an error or, where no error is meant, with -v."""
     owners = [waiter.owner for waiter in hold.owners()]
     text = (

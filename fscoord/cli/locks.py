@@ -53,10 +53,10 @@ def lock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
 @command_options
 @with_store
 def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
-    """Run COMMAND while holding the lock NAME for reading (-s) or writing (-x).
+    """Run COMMAND while reading or writing what NAME locks.
 
-    Many share it for reading, and nobody starves: a reader that comes behind a writer waits, too. It is "fscoord lock",
-    but which of the two has to be said.
+    Many share it for reading (-s), one has it for writing (-x), and nobody starves: a reader that comes behind a writer
+    waits, too. It is "fscoord lock", but which of the two has to be said.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> in
 @command_options
 @with_store
 def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
-    """Run COMMAND while holding one of the slots of the semaphore NAME.
+    """Run COMMAND while holding a slot of the semaphore NAME.
 
     Who comes first has it first. The rest is as with "fscoord lock".
 

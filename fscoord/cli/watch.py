@@ -39,11 +39,11 @@ Values = dict[bytes, bytes]
 @as_json
 @with_existing_store
 def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
-    """Print what changes among the keys that begin with PREFIX, as it comes.
+    """Print what changes below PREFIX, as it comes.
 
-    A change is a line: "set KEY VALUE", the value cut short if it is long, or "delete KEY". Looks again and again: of
-    several changes of a key between two looks the last one counts. Queues are not shown. Each look reads all values, so
-    this is for small ones.
+    That is, among the keys that begin with it. A change is a line: "set KEY VALUE", the value cut short if it is long,
+    or "delete KEY". Looks again and again: of several changes of a key between two looks the last one counts. Queues
+    are not shown. Each look reads all values, so this is for small ones.
 
     Ends after --timeout, if that is given, with exit code 0, or 75 if --count changes have not come by then.
 

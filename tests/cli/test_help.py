@@ -20,6 +20,7 @@ def test_the_verbs_are_those_of_the_design():
     assert set(VERBS) == {
         *("get", "set", "add", "cas", "append", "delete", "wait", "keys", "barrier", "push", "pop", "len", "dump"),
         *("verify", "repair", "compact", "members", "demo", "doctor", "run", "completion"),
+        *("lock", "rwlock", "sem", "holders", "break-lock", "elect", "leader", "once", "watch"),
     }
 
 
@@ -81,7 +82,7 @@ def test_v_logs_to_standard_error_and_counts_before_and_behind_the_verb(fscoord)
 
 
 def test_the_documentation_shows_every_verb_and_exit_code():
-    verbs = re.findall(r"^\| `(\w+)", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE)
+    verbs = re.findall(r"^\| `([\w-]+)", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(VERBS) <= set(verbs)
     codes = re.findall(r"^ +(\d+)  ", cli.help, re.MULTILINE)
     assert codes == ["0", "1", "64", "65", "69", "70", "74", "75", "77", "130"]

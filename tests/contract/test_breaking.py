@@ -1,0 +1,104 @@
+"""`break_hold`: what is taken from whom, and who has it then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contract.places import HANG_S, Place, start_thread, until
+
+from fscoord.errors import HoldLostError
+from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, break_hold
+from fscoord.recipes._hold import Exclusive
+from fscoord.store import Store
+
+
+@pytest.fixture(params=["hash", "nested-hash", "file-ofd"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = Place(request.param, str(tmp_path))
+    yield place
+    place.close()
+
+
+KINDS: list[Callable[[Store], Exclusive]] = [
+    lambda store: Lock(store, "h"),
+    lambda store: Election(store, "h"),
+    lambda store: Semaphore(store, "h", 1),
+    lambda store: ReadWriteLock(store, "h").writer,
+    lambda store: ReadWriteLock(store, "h").reader,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["lock", "election", "semaphore", "writer", "reader"])
+def test_who_had_it_finds_out_when_it_looks_and_when_it_gives_it_back(
+    store: Store, kind: Callable[[Store], Exclusive]
+) -> None:
+    hold = kind(store)
+    assert hold.acquire()
+    assert break_hold(store, "h", hold.token)
+    with pytest.raises(HoldLostError):
+        hold.check()
+    with pytest.raises(HoldLostError):
+        hold.release()
+    assert hold.acquire(blocking=False)
+    assert hold.token == 2
+    hold.release()
+
+
+def test_the_next_in_line_has_it_at_once_with_a_higher_token(place: Place, store: Store) -> None:
+    def take() -> int:
+        with Lock(place.open(how="clone"), "h") as lock:
+            return lock.token
+
+    first = Lock(store, "h")
+    first.acquire()
+    next_one = start_thread(take)
+    until(first.waiters)
+    assert break_hold(store, "h", 1)
+    assert next_one.join() == 2
+
+
+def test_readers_behind_a_writer_have_it_all_together(place: Place, store: Store) -> None:
+    both = threading.Barrier(2)
+
+    def take() -> None:
+        with ReadWriteLock(place.open(how="clone"), "h").reader:
+            both.wait(HANG_S)
+
+    writer = ReadWriteLock(store, "h").writer
+    writer.acquire()
+    readers = [start_thread(take) for _ in range(2)]
+    until(lambda: len(writer.waiters()) == 2)
+    assert break_hold(store, "h", 1)
+    for reader in readers:
+        reader.join()
+
+
+def test_of_a_semaphore_only_the_one_that_is_meant_is_taken_and_one_is_served(place: Place, store: Store) -> None:
+    def take() -> int:
+        semaphore = Semaphore(place.open(how="clone"), "h", 2)
+        with semaphore:
+            return semaphore.token
+
+    first, second = Semaphore(store, "h", 2), Semaphore(store, "h", 2)
+    first.acquire()
+    second.acquire()
+    third = start_thread(take)
+    until(first.waiters)
+    assert break_hold(store, "h", 2)
+    assert third.join() == 3
+    first.check()
+    with pytest.raises(HoldLostError):
+        second.check()
+
+
+def test_a_token_that_nobody_has_changes_nothing(store: Store) -> None:
+    assert not break_hold(store, "h", 1)
+    with Lock(store, "h") as lock:
+        assert not break_hold(store, "h", 2)
+        lock.check()
+    assert not break_hold(store, "h", 1)
+    with pytest.raises(ValueError, match="token"):
+        break_hold(store, "h", 0)
