@@ -38,9 +38,6 @@ Entry = tuple[int, bytes, bytes, int, int]
 class Compactor(Appender):
     """The part of `~fscoord._log.file.LogFile` that keeps the log short."""
 
-    _posted: Place | None = None
-    """Behind the last record of generation 0, when this handle posted there last."""
-
     def _tries_to_compact(self, more: int) -> bool:
         """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
 
@@ -183,10 +180,10 @@ class Compactor(Appender):
         try:
             if before is not None:
                 ways = self._read_flags, self._write_flags
-                posted = signpost.post(self.path, self.root, successor, session, *ways, self._descriptors, self._posted)
+                posted = signpost.post(self.path, self.root, successor, session, *ways, self._descriptors, self._way)
                 if posted is None:
                     return
-                self._posted = posted
+                self._way = posted
             kind = self.root.header.lock_kind
             signpost.remove_superseded(self.path, successor.name, before, kind, self._descriptors)
         except (OSError, ValueError, FscoordError) as error:

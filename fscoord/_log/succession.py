@@ -45,6 +45,8 @@ class Successive(Shelf):
     _compact_at: float
     _missed: Successor | None = None
     """The last generation that a seal has named and that was not there."""
+    _way: Place | None = None
+    """How far this handle has read generation 0, its seal included, or has posted there; None if it has not."""
 
     def _open(self) -> None:
         opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
@@ -126,6 +128,8 @@ class Successive(Shelf):
         """Behind a seal that was read: go on behind the snapshot of the generation that it names."""
         seal = self._seal
         assert seal is not None, "who follows has read a seal"
+        if self.header.generation == 0:
+            self._way = Place(self._offset, self._chain)
         if self._enter(seal, Place(seal.size, seal.chain)):
             return
         if seal == self._missed:  # from the newest that generation 0 knows of, the way has led here again
@@ -139,7 +143,7 @@ class Successive(Shelf):
         last: Successor | None = None
         while True:
             fd = self._open_root()
-            successor, _, _ = signpost.newest(fd, self.root.start, durable=self._durable)
+            successor = self._newest(fd)
             if successor is None:
                 if self.header.generation:
                     raise self._gone("was replaced by another file, which names no later generation")
@@ -154,6 +158,16 @@ class Successive(Shelf):
             last = successor
         self._forget()
         self._trouble = DIRTY
+
+    def _newest(self, fd: int) -> Successor | None:
+        """Return what `fd`, generation 0, names last. The part that was read before is read again only if it must."""
+        for start in (self._way, self.root.start):
+            if start is not None:
+                successor, place, _ = signpost.newest(fd, start, durable=self._durable)
+                if successor is not None:
+                    self._way = place
+                    return successor
+        return None
 
     def _lost(self, successor: Successor) -> StoreError:
         return self._gone(f"has lost generation {successor.generation}: somebody deleted its file")
