@@ -73,4 +73,3 @@ def test_the_code_of_a_page_does_what_the_page_says(page: Path, tmp_path: Path) 
     assert done.returncode == 0, f"{page.name}:\n{done.stdout}"
     assert json.loads(done.stdout.splitlines()[-1]) == sum(block.language in RUN for block in blocks(page))
     assert list((tmp_path / "tmp").iterdir()) == [], "the page leaves temporary files behind"
-
