@@ -23,6 +23,8 @@ import pages
 import pytest
 from pages import RUN, blocks
 
+from fscoord import recipes
+
 REPOSITORY = Path(__file__).parent.parent
 NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES = [*(REPOSITORY / name for name in NAMES), *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -49,6 +51,19 @@ def test_the_readme_has_two_commands_for_a_stranger_and_the_continuous_check_run
         line for block in blocks(REPOSITORY / "README.md") if block.language == "sh" for line in block.text.splitlines()
     ]
     assert [command.rpartition("/bin/")[2] for command in commands] == ["fscoord demo", "tox run -e py"]
+
+
+def test_every_how_to_is_in_their_index() -> None:
+    index = (REPOSITORY / "docs" / "how-to.md").read_text(encoding="utf-8")
+    missing = [page.name for page in (REPOSITORY / "docs" / "how-to").iterdir() if f"(how-to/{page.name})" not in index]
+    assert missing == []
+
+
+def test_every_recipe_is_in_a_how_to() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "how-to").glob("*.md"))
+    imported = set(re.findall(r"\w+", " ".join(re.findall(r"^from fscoord.recipes import (.+)$", text, re.MULTILINE))))
+    told_of = {name for name in recipes.__all__ if name[0].isupper()} - {"Item", "Leader", "Participant", "Waiter"}
+    assert told_of | {"once"} <= imported
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
