@@ -10,6 +10,8 @@ A mark is written with pwrite(2), which raises IN_MODIFY; the ring is a utimensa
 watch for IN_ATTRIB alone, so marks wake nobody. Marks are read and written by positional I/O (the bell is never used
 under pyfakefs) and not through mmap(2), which kills the process when the disk is full.
 
+Who waits for as long as a session lives marks a byte for its end, too, and whoever closes a session rings that one.
+
 A bell is only ever a hint: a lost mark costs one slow poll.
 """
 
@@ -22,7 +24,7 @@ from zlib import crc32
 from fscoord import _system as system
 from fscoord._log import path as paths
 
-__all__ = ["Bell", "bucket"]
+__all__ = ["Bell", "bucket", "end_bucket"]
 
 SIZE: Final = 4096
 
@@ -32,15 +34,20 @@ def bucket(key: bytes) -> int:
     return crc32(key) & (SIZE - 1)
 
 
+def end_bucket(session: int) -> int:
+    """Return the number of the byte that stands for the end of `session`."""
+    return bucket(b"\0end %d" % session)
+
+
 class Bell:
-    """The bell at `path`, open; it is created, whole, if it is not there.
+    """The bell at `path`, open; it is created, whole, if it is not there, unless told not to `create` it.
 
     Raises:
         OSError: it can't be opened or created.
         InsecurePathError: what is there is not a file of ours.
     """
 
-    def __init__(self, path: str, mode: int) -> None:
+    def __init__(self, path: str, mode: int, *, create: bool = True) -> None:
         self.path = path
         self.is_new = False
         descriptors: set[int] = set()
@@ -49,6 +56,8 @@ class Bell:
         try:
             fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
         except FileNotFoundError:
+            if not create:
+                raise
             paths.create(path, bytes(SIZE), mode, durable=False)
             fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
             self.is_new = True
@@ -67,7 +76,7 @@ class Bell:
 
     def mark(self, number: int) -> bytes:
         """Ask to be woken when bucket `number` is written to; return what `is_rung` wants to know."""
-        seen = self._byte(number)
+        seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # of a truncated bell: 0
         mark = bytes([seen | 1])
         if not seen & 1:
             system.os.pwrite(self.fd, mark, number)
@@ -79,13 +88,10 @@ class Bell:
 
     def ring(self, number: int) -> None:
         """Wake those who wait for bucket `number`, if anybody does."""
-        seen = self._byte(number)
-        if seen & 1:
-            system.os.pwrite(self.fd, bytes([(seen + 1) & 0xFF]), number)
+        seen = system.os.pread(self.fd, 1, number)  # and no call more: each write comes here
+        if seen and seen[0] & 1:
+            system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
             system.os.utime(self.fd)
-
-    def _byte(self, number: int) -> int:
-        return int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # of a truncated bell: 0
 
     @property
     def is_lost(self) -> bool:

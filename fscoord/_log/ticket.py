@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from fscoord import _system as system
 from fscoord._log.node import Post
@@ -22,11 +22,14 @@ class Ticket:
     """One thread's wait, from its first look at the log to its last.
 
     With a `vigil` the death of a watched process ends its sleeps, too, and that returns how long they may be at most.
+    So do rings for the buckets `others`, beside that for which it is armed.
     """
 
-    def __init__(self, watch: Watch, vigil: Callable[[], float] | None = None) -> None:
+    def __init__(self, watch: Watch, vigil: Callable[[], float] | None = None, others: Sequence[int] = ()) -> None:
         self._watch = watch
         self._vigil = vigil
+        self._others = others
+        self._other_marks: list[bytes] = []
         self._deaths = watch.deaths
         self._bucket = 0
         self._mark = b""
@@ -71,6 +74,8 @@ class Ticket:
         if bell is not None:
             try:
                 self._bucket, self._mark = number, bell.mark(number)
+                if self._others:
+                    self._other_marks = list(map(bell.mark, self._others))
             except OSError as error:
                 self._watch.lose_bell(error)
 
@@ -83,7 +88,11 @@ class Ticket:
             return self._heard != self._watch.heard
         try:
             post = self._watch.post
-            return bell.is_rung(self._bucket, self._mark) or (post is not None and post.is_nudged(self))
+            return (
+                bell.is_rung(self._bucket, self._mark)
+                or (post is not None and post.is_nudged(self))
+                or any(map(bell.is_rung, self._others, self._other_marks))
+            )
         except OSError as error:
             self._watch.lose_bell(error)
             return True

@@ -76,28 +76,32 @@ class Holder:
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
         """Do what `acquire` of `threading` does, and put into `got` what has been got and is to be given back."""
-        if not blocking and timeout != -1:
-            raise ValueError("a call that does not block takes no timeout")
-        limit = math.inf if timeout == -1 else seconds(timeout)
+        limit = math.inf
+        if timeout != -1:
+            if not blocking:
+                raise ValueError("a call that does not block takes no timeout")
+            limit = seconds(timeout)
         name = self._line.new_id()
         try:
-            served = self._line.take_free(name, mode)
+            served = self._line.take_free(name, mode) or self._stand_in_line(name, mode, blocking, limit)
             if served is None:
-                served = self._line.join(name, mode, only_if_served=not blocking)
-                if served is not None and not served.token:
-                    served = self._line.await_turn(served, limit)
-            if served is not None:
-                renewal = Renewal(self._line, served) if self._ttl else None
-                self._held.append((system.life(), served, renewal))
-                if renewal is not None:
-                    renewal.start()
-                self._begin(served)
-                got.append(name)
+                return False
+            renewal = Renewal(self._line, served) if self._ttl else None
+            self._held.append((system.life(), served, renewal))
+            if renewal is not None:
+                renewal.start()
+            self._begin(served)
+            got.append(name)
         except BaseException:
             self._undo(name)  # nobody may know yet whether it stands there
             got.clear()
             raise
-        return served is not None
+        return True
+
+    def _stand_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Entry | None:
+        """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
+        entry = self._line.join(name, mode, only_if_served=not blocking)
+        return entry if entry is None or entry.token else self._line.await_turn(entry, limit)
 
     def _begin(self, served: Entry) -> None:
         """What else belongs to an acquisition that has just been done; should it fail, it is undone."""

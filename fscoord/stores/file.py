@@ -314,6 +314,7 @@ class FileStore(Sessions):
         self._log.refuse_reentry()
         if not lifetime.end(self):
             return
+        session = self._log.session
         try:
             counts = self._participants and not self._wanted.read_only
             if counts:
@@ -322,7 +323,7 @@ class FileStore(Sessions):
             logger(__name__).debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
         finally:
             self._log.close()
-            self._waiting.close()
+            self._waiting.close(session)
             if self._remove_temporary is not None:
                 self._remove_temporary()
 

@@ -99,7 +99,7 @@ class Sessions(Store):
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
         needed = [integer("rank", rank) for rank in ranks]
         log = self._log
-        vigil = Vigil(log, self._waiting, lambda: log.dead_ranks(needed), lambda: log.undead(needed), is_calm=False)
+        vigil = Vigil(log, self._waiting, lambda: log.dead_ranks(needed), lambda: log.undead(needed))
         return self._wait_watching(keys_bytes(keys), vigil, self._timeout if timeout is None else seconds(timeout))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
@@ -111,7 +111,7 @@ class Sessions(Store):
             self._waiting,
             lambda: log.dead_sessions(needed),
             lambda: log.undead_sessions(needed),
-            is_calm=True,
+            ends=needed,
         )
         return self._wait_watching(keys_bytes(keys), vigil, self._timeout if timeout is None else seconds(timeout))
 
@@ -139,7 +139,8 @@ class Sessions(Store):
                 patience.speak(__name__, lambda: f"{what} {key_names(absent)} in {self.path}")
             return found
 
-        found = self._waiting.until(limit, look_again, lambda: absent[0], vigil.pace if vigil else None)
+        pace, ends = (vigil.pace, vigil.ends) if vigil else (None, ())
+        found = self._waiting.until(limit, look_again, lambda: absent[0], pace, ends)
         if isinstance(found, Missing):
             waited = system.time.monotonic() - patience.started
             raise StoreTimeoutError(

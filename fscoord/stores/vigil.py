@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fscoord import _system as system
@@ -33,8 +33,8 @@ class Vigil:
         waiting: how it sleeps.
         dead: returns who of those that are needed is recorded as dead, in the words of whoever waits.
         undead: returns the sessions that stand for the others.
-        is_calm: whether `undead` knows all of them from the beginning, so that a waiter may sleep for longer as long as
-            the kernel would tell of each of their deaths.
+        ends: all sessions that are watched over, if they are known from the beginning: then a waiter may sleep for
+            longer, as long as the kernel would tell of each of their deaths, and the bell of their ends.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Vigil:
         dead: Callable[[], list[int]],
         undead: Callable[[], list[int]],
         *,
-        is_calm: bool,
+        ends: Sequence[int] | None = None,
     ) -> None:
         self._log = log
         self._waiting = waiting
@@ -52,7 +52,8 @@ class Vigil:
         self._undead = undead
         self._started = self._probed = system.time.monotonic()
         self._watched: set[int] = set()
-        self._is_calm = is_calm
+        self.ends = ends or ()
+        self._is_calm = ends is not None
         self._is_told = False
 
     def pace(self) -> float:
@@ -77,7 +78,7 @@ class Vigil:
         home = Home.find() if others else None
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
         self._is_told = all(map(self._is_watched, others))
-        if now - self._probed > PROBE_S:
+        if self.ends or now - self._probed > PROBE_S:  # a ring may have come for one of the ends; looks are rare then
             self._probed = now
             fallen += [number for number in watched if self._log.lives_now(number, None) is False]
         for number in fallen:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from fscoord import _system as system
 from fscoord._log import record
-from fscoord._log.bell import Bell, bucket
+from fscoord._log.bell import Bell, bucket, end_bucket
 from fscoord._log.coherence import SharedLogFile
 from fscoord._log.file import LogFile
 from fscoord._log.node import node_bell_path
@@ -71,17 +71,20 @@ class Waiting:
         look: Callable[[float], T | Missing],
         lacking: Callable[[], bytes],
         vigil: Callable[[], float] | None = None,
+        ends: Sequence[int] = (),
     ) -> T | Missing:
         """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds.
 
         After a look in vain `lacking` returns one key without which the next would be in vain too. With a
-        `vigil`, which returns how long a sleep may be, also when a process dies that `watch_process` was told of.
+        `vigil`, which returns how long a sleep may be, also when a process dies that `watch_process` was told of, or
+        one of the sessions `ends` is closed.
         """
         deadline = system.time.monotonic() + limit
         found = look(limit)
         while isinstance(found, Missing) and system.time.monotonic() < deadline:
             watch = self._listen(deadline)
-            found = self._follow(watch, Ticket(watch, vigil), deadline, look, lacking)
+            ticket = Ticket(watch, vigil, list(map(end_bucket, ends)))
+            found = self._follow(watch, ticket, deadline, look, lacking)
         return found
 
     def watch_process(self, pid: int) -> bool:
@@ -129,8 +132,13 @@ class Waiting:
             self._tickets.discard(ticket)
             ticket.leave()
 
-    def close(self) -> None:
-        """Give the descriptors back, when no other thread uses them any more, and wake the handle's waits."""
+    def close(self, session: int) -> None:
+        """Give the descriptors back, when no other thread uses them any more, and wake the handle's waits.
+
+        Those who wait for the end of `session`, which has just come, are told; 0: there is none.
+        """
+        if session:
+            self._ring_end(session)
         watch, self._watch, self._bell = self._watch, None, None
         for ticket in list(self._tickets):
             ticket.is_over = True
@@ -157,11 +165,26 @@ class Waiting:
         """Whether the bell is that of a node, because its processes share the log with other hosts."""
         return not self._log.mount.is_local and isinstance(self._log, SharedLogFile)
 
+    def _ring_end(self, session: int) -> None:
+        """Ring for the end of `session`, if there is a bell: who comes later sees for itself that it has ended."""
+        try:
+            bell = self._bell
+            if bell is None or bell.is_lost:
+                if self._is_of_node and not self._log.bell:  # to look for that would make a directory
+                    return
+                bell = self._find_bell(create=False)
+            bell.ring(end_bucket(session))
+        except (OSError, FscoordError) as error:
+            logger(__name__).debug("%s: nobody is told of the end of %d: %s", self._log.path, session, error)
+
+    def _find_bell(self, *, create: bool) -> Bell:
+        if self._is_of_node:
+            return Bell(node_bell_path(self._log.root.header.log_id), 0o600, create=create)
+        return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create)
+
     def _open_bell(self) -> Bell | None:
         try:
-            if self._is_of_node:
-                return Bell(node_bell_path(self._log.root.header.log_id), 0o600)
-            return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode)
+            return self._find_bell(create=True)
         except (OSError, FscoordError) as error:
             self._warn(error)
             return None

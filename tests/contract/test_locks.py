@@ -14,11 +14,13 @@ from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyPlace, place_of
 from contract.worker import START_S, Workers, start
 
+from fscoord._log import ticket
 from fscoord._log.bell import bucket
 from fscoord._log.ticket import Ticket
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
-from fscoord.recipes import Lock, RLock, _line
+from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.store import Store
+from fscoord.stores import vigil
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -469,6 +471,40 @@ def test_the_holds_of_processes_do_not_overlap(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("processes", "times"), [(8, 500), (32, 1000)])
 def test_thousands_of_holds_of_many_processes_do_not_overlap(tmp_path: Path, processes: int, times: int) -> None:
     no_overlap(str(tmp_path), processes, times)
+
+
+@pytest.mark.parametrize("kind", ["Lock", "Semaphore"])
+def test_who_closes_its_store_instead_of_releasing_wakes_the_next_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whoever is not woken sleeps for longer than this test may take."""
+    for module, name in ((_line, "SLOW_LOOK_S"), (ticket, "VIGIL_FIRST_S"), (vigil, "PROBE_S"), (vigil, "LOOK_S")):
+        monkeypatch.setattr(module, name, 10 * HANG_S)
+    monkeypatch.setattr(vigil, "BEGIN_S", 0.0)
+    kinds: dict[str, Callable[[Store], Any]] = {
+        "Lock": lambda s: Lock(s, "l"),
+        "Semaphore": lambda s: Semaphore(s, "l", 2),
+    }
+    make = kinds[kind]
+    place = Place("file-ofd", str(tmp_path))
+    holders = [place.open() for _ in range(1 if kind == "Lock" else 2)]
+    assert all(make(holder).acquire() for holder in holders)
+    monkeypatch.setattr(Ticket, "sleep", spied := SpiedSleep(Ticket.sleep))
+    waiter = start_thread(make(place.open()).acquire)
+    until(lambda: spied.asleep)
+    holders[-1].close()
+    assert waiter.join()
+    place.close()
+
+
+def test_a_store_that_nobody_waits_for_is_closed_without_a_bell(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    with Lock(store, "l"):
+        pass
+    store.close()
+    place.close()
+    assert not list(tmp_path.glob("*.bell"))
 
 
 def test_what_the_dead_held_is_free_for_who_does_not_wait(tmp_path: Path) -> None:
