@@ -17,10 +17,10 @@ class Lock(Exclusive):
     Its methods are those of `threading.Lock`, so that it takes its place; as a context manager it waits no longer than
     `timeout`. It is fair: whoever comes first is served first. Who waits is woken alone.
 
-    On a `~fscoord.FileStore` the lock of a process that died, in whatever way, is free within 100 ms on one machine,
-    and that of one who closed its store instead of releasing within a second. A process that is stopped keeps it, and
-    so do the dead on stores that can't tell them (`~fscoord.Store.has_liveness`), unless there is a `ttl`. From one who
-    was taken for dead and lives, what the lock protects is protected by the fencing `token` alone: see `Fenced`.
+    On a `~fscoord.FileStore` the lock of a process that died, in whatever way, or closed its store instead of releasing
+    is free within 100 ms on one machine. A process that is stopped keeps it, and so do the dead on stores that can't
+    tell them (`~fscoord.Store.has_liveness`), unless there is a `ttl`. From one who was taken for dead and lives, what
+    the lock protects is protected by the fencing `token` alone: see `Fenced`.
 
     Args:
         store: where all who share the lock meet.
