@@ -77,7 +77,7 @@ def run_held(
 ) -> Ending:
     """Run `command` where this process runs, on its terminal and with its input, until it has ended.
 
-    The signals of `fscoord.launch.warden.PASSED` are passed on to it; once it has ended, to what it left behind.
+    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to it; once it has ended, to what it left behind.
 
     Args:
         command: the program and its arguments.
