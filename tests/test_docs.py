@@ -45,6 +45,11 @@ def test_every_block_is_of_a_kind_that_is_run_or_shown(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= RUN | SHOWN
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_page_has_the_marks_of_a_conflict(page: Path) -> None:
+    assert re.findall(r"^[<>]{7} .*", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+
+
 def test_the_readme_has_two_commands_for_a_stranger_and_the_continuous_check_runs_them() -> None:
     """`.ci/run` takes every line of a `sh` block of the README for one; what is only shown there is `bash`."""
     commands = [
