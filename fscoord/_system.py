@@ -167,19 +167,6 @@ def load_flock_locker() -> Any:
     return FlockLocker(), exceptions
 
 
-def load_soft_lock(path: str) -> Any:
-    """Return filelock's `SoftFileLock` on `path`, and the exception it raises when somebody else holds it."""
-    import filelock
-
-    return filelock.SoftFileLock(path, thread_local=False), filelock.Timeout
-
-
-def soft_lock_holder(path: str) -> str | None:
-    """Return ``host:pid`` out of the marker file of a `SoftFileLock`, or None."""
-    lines = _proc_text(path).splitlines()
-    return f"{lines[1]}:{lines[0]}" if len(lines) > 1 else None
-
-
 def flock_holder(fd: int) -> str | None:
     """Return ``host:pid`` of who holds flock(2) on the file of `fd` on this host (proc_locks(5)), or None."""
     inode = f":{os.fstat(fd).st_ino}"
@@ -188,6 +175,24 @@ def flock_holder(fd: int) -> str | None:
         if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].endswith(inode):
             return f"{hostname()}:{fields[4]}"
     return None
+
+
+def take_name(name: str) -> Any:
+    """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
+
+    None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
+    """
+    if platform() != "linux" or is_faked():
+        return None
+    import socket
+
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        found.bind(f"\0{name}")
+    except OSError:
+        found.close()
+        return None
+    return found
 
 
 def mount_table() -> list[str]:

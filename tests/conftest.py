@@ -180,7 +180,7 @@ def as_nobody() -> Callable[..., Any]:
 
 
 def _import_all() -> None:
-    for module in ("filelock", "portalocker.portalocker", "watchdog.observers.inotify_c", "fscoord"):
+    for module in ("portalocker.portalocker", "socket", "watchdog.observers.inotify_c", "fscoord"):
         importlib.import_module(module)
 
 

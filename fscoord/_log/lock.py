@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from fscoord import _system as system
+from fscoord._log import marker
 from fscoord._log.line import leave_line, wait_in_line
 from fscoord.errors import FscoordError, UnsupportedFilesystemError
 
@@ -101,7 +102,7 @@ class LogLock:
         self.can_block = kind != SOFT and not shared
         self.is_closed = False
         self._descriptors = descriptors
-        self._soft: Any = None
+        self._marker = marker.Marker(self.marker)
         self.bind(fd, 0)
 
     def bind(self, fd: int, session: int) -> None:
@@ -114,7 +115,7 @@ class LogLock:
         elif self.shared:
             self.unlock = self.try_lock = _nothing
         else:
-            self._bind_soft()
+            self.try_lock, self.unlock = self._marker.take, self._marker.give_back
 
     def _bind_ofd(self, fd: int, session: int) -> None:
         fcntl = system.fcntl
@@ -146,21 +147,6 @@ class LogLock:
 
         self.try_lock = try_lock
 
-    def _bind_soft(self) -> None:
-        if self._soft is None:
-            self._soft = system.load_soft_lock(self.marker)
-        soft, timeout_error = self._soft
-
-        def try_lock() -> None:
-            soft.release(force=True)  # of a hold that a KeyboardInterrupt left behind
-            try:
-                soft.acquire(timeout=0)
-            except timeout_error as error:
-                raise BlockingIOError(system.errno.EAGAIN, "the log is locked") from error
-
-        self.try_lock = try_lock
-        self.unlock = partial(soft.release, force=True)
-
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
         """Return what `error` of a lock call means if it says that there are no such locks here."""
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
@@ -181,7 +167,7 @@ class LogLock:
             kind, _, _, length, _ = _FLOCK_STRUCT.unpack(bytes(answer)[: _FLOCK_STRUCT.size])
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
-            return system.soft_lock_holder(self.marker)
+            return marker.holder(self.marker)
         try:
             return system.flock_holder(self.fd)
         except OSError:
@@ -250,5 +236,7 @@ class LogLock:
             except OSError:  # closing the descriptor will do
                 pass
             grant.release()
+        if self.kind == SOFT:
+            self._marker.close()
         self.unlock = _nothing  # the number of its descriptor will be that of another
         leave_line(self)

@@ -1,7 +1,8 @@
 """A file system with open-file-description locks and events, for the tasks of a `Scheduler`.
 
 It is one directory. A write may be seen, or end with its process, after any byte; an inode number is given again as
-soon as it is free; the disk may be full for a while.
+soon as it is free; the disk may be full for a while. The answer to a call that makes or removes a symbolic link may get
+lost: it is repeated then, as NFS does, or fails.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Files:
         self.opened: dict[int, Opened] = {}
         self.kept: dict[str, Inode] = {}
         self.full_until = 0
-        self.torn = 0
+        self.torn = self.lost = 0
+        self.loses = 0.0
         self.tears = rng.choice([0.05, 0.3, 0.7])
         self._next = 1000
         self._inode_numbers = set(range(2, 40))
@@ -269,8 +271,33 @@ class Os(ModuleType):
 
     def unlink(self, path: str) -> None:
         self._files.scheduler.step("unlink", path)
-        self._find(path)
+        inode = self._find(path)
         self._files.drop_name(path)
+        if stat.S_ISLNK(inode.mode):
+            self._lose_answer(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
+
+    def symlink(self, text: str, path: str) -> None:
+        files = self._files
+        files.scheduler.step("symlink", path)
+        taken = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if path in files.names:
+            raise taken
+        self._have_space()
+        inode = files.names[path] = files.make(0o777)
+        inode.mode, inode.names = stat.S_IFLNK | 0o777, 1
+        inode.data[:] = os.fsencode(text)
+        self._lose_answer(taken)
+
+    def readlink(self, path: str) -> str:
+        self._files.scheduler.step("readlink", path)
+        return os.fsdecode(bytes(self._find(path).data))
+
+    def _lose_answer(self, repeated: OSError) -> None:
+        """Nothing, or the answer gets lost: what the call was to do is done, and it fails, or fails when `repeated`."""
+        files = self._files
+        if files.rng.random() < files.loses:
+            files.lost += 1
+            raise files.rng.choice([repeated, OSError(errno.EIO, os.strerror(errno.EIO))])
 
     def listdir(self, path: str) -> list[str]:
         self._files.scheduler.step("listdir")

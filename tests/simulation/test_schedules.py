@@ -48,6 +48,16 @@ def test_whatever_the_schedule_calls_are_linearizable_and_nothing_acknowledged_i
             assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
 
 
+def test_whatever_the_schedule_the_same_is_true_under_marker_files(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """And while answers to who makes, or removes, a marker get lost. Those of the dead are removed by the others."""
+    ran: list[Run] = each(schedules("markers", rng, scale(60)), lambda number: workload.run(number, "soft"))
+    if len(ran) >= 60:
+        for what in ("kills", "stops", "lost", "generations"):
+            assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
+
+
 def test_whatever_the_schedule_a_wait_ends_when_what_it_waits_for_is_there(
     rng: random.Random, scale: Callable[[int], int]
 ) -> None:

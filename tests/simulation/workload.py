@@ -116,11 +116,14 @@ class Run:
         self.world.start(*calls, then=lambda: self.process(name + 100, threads))
 
 
-def run(seed: int) -> Run:
-    """Draw a world by `seed`, let it happen, and judge what happened."""
+def run(seed: int, lock: str = "ofd") -> Run:
+    """Draw a world by `seed`, let it happen under this kind of lock, and judge what happened."""
     world = World(seed)
     rng = world.rng
+    if lock == "soft":
+        world.files.loses = rng.choice([0, 0.02, 0.2])
     options = {
+        "lock": lock,
         "compact_bytes": rng.choice([None, None, 300, 900]),
         "watch": rng.choice(["auto", "poll"]),
         "durable": rng.random() < 0.2,
@@ -138,6 +141,7 @@ def run(seed: int) -> Run:
         "fulls": world.fulls,
         "generations": sum(name.startswith(f"{PATH}.1.") for name in world.files.kept),
         "tears": world.files.torn,
+        "lost": world.files.lost,
         "steps": world.scheduler.steps,
         "trace": world.scheduler.trace,
     }

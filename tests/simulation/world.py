@@ -66,7 +66,8 @@ class World:
         self._living: dict[int, Process] = {}
         self._plan: list[tuple[int, str]] = []
         self._on_death: dict[int, Callable[[], None]] = {}
-        self._tickets = 0
+        self._tickets = self._begun = 0
+        self._taken: dict[str, Process] = {}
 
     # -- processes -------------------------------------------------------------------------------------------------
 
@@ -131,6 +132,7 @@ class World:
         """Return a world that begins with the files of this one, when all of its processes are gone."""
         world = World(self.rng.randrange(2**32))
         world.files.take_over(self.files)
+        world._begun = self._begun + 1000  # its processes have numbers of this one's, and are others
         return world
 
     # -- the system ------------------------------------------------------------------------------------------------
@@ -148,9 +150,12 @@ class World:
                 "time": Time(scheduler),
                 "hostname": lambda: "simulated",
                 "boot_id": lambda: b"simulated boot!!",
-                "start_time": lambda pid="self": scheduler.process.number if pid == "self" else int(pid),
+                "start_time": lambda pid="self": (
+                    self._begun + (scheduler.process.number if pid == "self" else int(pid))
+                ),
                 "namespace": lambda kind: 1,
                 "is_zombie": lambda pid: False,
+                "take_name": self._take_name,
                 "random_bytes": lambda count: self.rng.randbytes(count),
                 "mount_table": lambda: ["1 1 8:1 / / rw - ext4 /dev/sda1 rw"],
                 "has_inotify": lambda: hears,
@@ -183,6 +188,22 @@ class World:
             random.setstate(draws)
             if collects:
                 gc.enable()
+
+    def _take_name(self, name: str) -> Any:
+        self.scheduler.step("take name", name)
+        before = self._taken.get(name)
+        if before is not None and not before.is_dead:
+            return None
+        process = self._taken[name] = self.scheduler.process
+        return self._keeping(name, process)
+
+    @contextmanager
+    def _keeping(self, name: str, process: Process) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._taken.get(name) is process:
+                del self._taken[name]
 
     def _number(self, ticket: Any) -> int:
         """Sets of tickets are in the same order in each run of a seed."""

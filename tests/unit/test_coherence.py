@@ -188,7 +188,7 @@ def test_with_a_soft_lock_on_nfs_the_server_is_asked_for_the_end_before_each_wri
 ) -> None:
     with FileStore(path, lock="soft") as store:
         store.set("k", "1")
-        assert calls(kernel, store.set, "k", "2") == ["read", "fstat", "write", "fdatasync"]
+        assert calls(kernel, store.set, "k", "2") == ["read", "fstat", "write", "fdatasync", "unlink"]
 
 
 @pytest.mark.parametrize("torn", [1, 20, 40, 3000])

@@ -1,0 +1,328 @@
+"""The marker of a soft lock: its maker has the lock, whatever becomes of the answers; only a dead one's is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord import FileStore, StoreTimeoutError, _system as system
+from fscoord._log import marker as log_marker
+from fscoord._log.alive import Home
+from fscoord._log.lock import SOFT, LogLock
+from fscoord._log.marker import Marker, holder
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log.lock")
+
+
+@pytest.fixture
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_marker, "LOOK_S", 0)
+
+
+class Lossy(types.ModuleType):
+    """`os`, whose next call of a name is made, and then fails with an error."""
+
+    def __init__(self) -> None:
+        super().__init__("os")
+        self.next: dict[str, list[OSError]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(os, name)
+        errors = self.next.get(name)
+        if not errors:
+            return call
+
+        def fail(*given: Any) -> None:
+            call(*given)
+            raise errors.pop(0)
+
+        return fail
+
+
+@pytest.fixture
+def lossy(monkeypatch: pytest.MonkeyPatch) -> Lossy:
+    found = Lossy()
+    monkeypatch.setattr(system, "os", found)
+    return found
+
+
+def exists() -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "File exists")
+
+
+def broken() -> OSError:
+    return OSError(errno.EIO, "Input/output error")
+
+
+def is_taken(marker: Marker) -> bool:
+    try:
+        marker.take()
+    except BlockingIOError:
+        return True
+    marker.give_back()
+    return False
+
+
+def left_by_another(path: str) -> None:
+    """Have a process make the marker, and end."""
+    pid = os.fork()
+    if not pid:
+        Marker(path).take()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.path.lexists(path)
+
+
+def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
+    one, other = Marker(path), Marker(path)
+    one.take()
+    assert is_taken(other)
+    one.give_back()
+    assert not os.path.lexists(path)
+    assert not is_taken(other)
+    other.take()
+    one.give_back()
+    assert is_taken(one)
+
+
+def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
+    assert holder(path) is None
+    marker = Marker(path)
+    marker.take()
+    assert holder(path) == f"{system.hostname()}:{os.getpid()}"
+    marker.give_back()
+    Path(path).write_text("1\nsomebody\n")
+    assert holder(path) is None
+    os.unlink(path)
+    os.symlink("nobody:of:this:kind:x:y:z:0.1", path)
+    assert holder(path) is None
+
+
+@pytest.mark.usefixtures("looks_each_time")
+@pytest.mark.parametrize("text", ["", "nobody", "a:1:2:not hexadecimal:4:5:6:7.8"])
+def test_what_is_no_marker_of_ours_is_left_alone(path: str, text: str) -> None:
+    if text:
+        os.symlink(text, path)
+    else:
+        Path(path).touch()
+    marker = Marker(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+    assert os.path.lexists(path)
+
+
+def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: Lossy) -> None:
+    """An NFS client that gets no answer asks again, and is told that the name is there already."""
+    lossy.next["symlink"] = [exists()]
+    one, other = Marker(path), Marker(path)
+    one.take()
+    assert is_taken(other)
+    one.give_back()
+    assert not os.path.lexists(path)
+
+
+def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
+    """Who tries often looks rarely; so it was not the last try that made it."""
+    one, other = Marker(path), Marker(path)
+    other.take()
+    assert is_taken(one)
+    other.give_back()
+    lossy.next["symlink"] = [exists()]
+    one._looked = float("inf")
+    assert is_taken(one)
+    assert is_taken(one)
+    one._looked = -float("inf")
+    one.take()
+    assert is_taken(other)
+    one.give_back()
+    assert not os.path.lexists(path)
+
+
+def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_after(path: str, lossy: Lossy) -> None:
+    lock = LogLock(path.removesuffix(".lock"), -1, SOFT, threading.RLock(), set())
+    lock._marker._looked = float("inf")
+    lossy.next["symlink"] = [exists()]
+    with pytest.raises(BlockingIOError):
+        lock.try_lock()
+    assert os.path.lexists(path)
+    lock.close()
+    assert not os.path.lexists(path)
+
+
+def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None:
+    """What a cache still shows of it is no hold."""
+    one = Marker(path)
+    one.take()
+    text = os.readlink(path)
+    one.give_back()
+    os.symlink(text, path)
+    assert is_taken(one)
+
+
+def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) -> None:
+    for clean in (Marker.give_back, Marker.take):
+        lossy.next["symlink"] = [broken()]
+        one = Marker(path)
+        with pytest.raises(OSError, match="Input/output error"):
+            one.take()
+        assert os.path.lexists(path)
+        one._looked = float("inf")
+        clean(one)
+        one.give_back()
+        assert not os.path.lexists(path)
+
+
+def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str, lossy: Lossy) -> None:
+    one, other = Marker(path), Marker(path)
+    one.take()
+    lossy.next["unlink"] = [broken()]
+    with pytest.raises(OSError, match="Input/output error"):
+        one.give_back()
+    other.take()
+    one.give_back()
+    assert is_taken(one)
+    lossy.next["unlink"] = [FileNotFoundError(errno.ENOENT, "No such file or directory")]
+    other.give_back()
+    assert not is_taken(one)
+
+
+def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
+    one, other = Marker(path), Marker(path)
+    one.take()
+    os.unlink(path)
+    other.take()
+    one.give_back()
+    assert is_taken(one)
+    other.give_back()
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_the_marker_of_a_process_of_this_host_that_has_ended_is_removed(path: str) -> None:
+    left_by_another(path)
+    marker = Marker(path)
+    assert is_taken(marker)
+    assert not is_taken(marker)
+
+
+def without_field(number: int) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        fields = text.rsplit(":", 7)
+        fields[number] = "ff" * 16 if number == 3 else "another" if number == 0 else f"{int(fields[number]) + 1}"
+        return ":".join(fields)
+
+    return change
+
+
+@pytest.mark.usefixtures("looks_each_time")
+@pytest.mark.parametrize("where", [0, 3, 4, 6], ids=["host", "boot", "process namespace", "network"])
+def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, where: int) -> None:
+    left_by_another(path)
+    text = without_field(where)(os.readlink(path))
+    os.unlink(path)
+    os.symlink(text, path)
+    marker = Marker(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+    assert os.readlink(path) == text
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_that_of_a_process_whose_number_was_given_again_is_removed(path: str) -> None:
+    one = Marker(path)
+    one.take()
+    text = os.readlink(path)
+    os.unlink(path)
+    os.symlink(without_field(2)(text), path)  # it began at another time
+    assert is_taken(one)
+    assert not is_taken(one)
+
+
+@pytest.fixture
+def remover() -> Iterator[socket.socket]:
+    """Somebody whose turn it is to remove a marker."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        yield found
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_one_process_of_a_host_removes_markers_at_a_time(
+    path: str, remover: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second might remove the marker that somebody has made after the first has removed the old one."""
+    monkeypatch.setattr(log_marker, "REMOVER", f"fscoord-test-{os.getpid()}")
+    remover.bind(f"\0{log_marker.REMOVER}")
+    left_by_another(path)
+    marker = Marker(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+    remover.close()
+    assert is_taken(marker)
+    assert not is_taken(marker)
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_who_was_about_to_remove_the_marker_of_the_dead_leaves_its_successor(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look that tells of a death and the turn to remove it another may have removed it."""
+    left_by_another(path)
+    one, other = Marker(path), Marker(path)
+    has_seen_die = Home.has_seen_die
+
+    def look(home: Home, session: Any) -> bool:
+        found = has_seen_die(home, session)
+        monkeypatch.setattr(Home, "has_seen_die", has_seen_die)
+        os.unlink(path)
+        other.take()
+        return found
+
+    monkeypatch.setattr(Home, "has_seen_die", look)
+    assert is_taken(one)
+    assert is_taken(one)
+    other.give_back()
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_where_names_can_t_be_taken_nobody_removes_the_marker_of_the_dead(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "platform", lambda: "somewhere else")
+    left_by_another(path)
+    marker = Marker(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+
+
+def test_a_forked_child_gives_back_nothing_of_its_parent_s(path: str) -> None:
+    marker = Marker(path)
+    marker.take()
+    pid = os.fork()
+    if not pid:
+        marker.give_back()
+        os._exit(0 if os.path.lexists(path) and is_taken(marker) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    marker.give_back()
+    assert not os.path.lexists(path)
+
+
+def test_a_store_whose_marker_stays_behind_says_whose_it_is_and_how_to_go_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    with FileStore(path, lock="soft", timeout=0.1) as store:
+        os.symlink("far-away:17:1:" + "ab" * 16 + ":1:1:1:x.1", f"{path}.lock")
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.set("k", "1")
+        assert caught.value.holder == "far-away:17"
+        assert str(caught.value).endswith(f"rm {path}.lock")
+        os.unlink(f"{path}.lock")
+        store.set("k", "1")
