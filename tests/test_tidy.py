@@ -316,7 +316,10 @@ SYSTEM = {
 SYSTEM_ALLOWED = {
     "_network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
-    "launch.warden": ({"ctypes", "open", "os", "select", "signal"}, "is a program by itself, outside of the package"),
+    "launch.warden": (
+        {"ctypes", "open", "os", "select", "signal", "time"},
+        "is a program by itself, outside of the package",
+    ),
     "launch.held": ({"signal", "subprocess"}, "starts a process and stops it"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
     "testing.contract.interrupts": ({"signal"}, "interrupts itself"),

@@ -138,7 +138,7 @@ def words(options: dict[str, Any]) -> list[str]:
         return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
     is_marked = rest[:1] == ["--"]
     del rest[: int(is_marked)]
-    if not rest:
+    if not rest or not rest[0]:
         raise click.UsageError("which command? It stands last")
     if rest[0].startswith("-") and not is_marked:
         raise click.UsageError(f"{rest[0]!r} stands where the command does: options come before the name")

@@ -31,8 +31,8 @@ __all__ = ["Ending", "run_held"]
 LOOK_S: Final = 1.0
 """How often to look whether the hold lasts."""
 
-LOOKS: Final = 4
-"""How often to look in the time after which no answer counts as a loss."""
+LOOKS: Final = 8
+"""How often to look in the time after which no answer counts as a loss: twice in each quarter, see `warden.Pulse`."""
 
 FOLLOW_S: Final = 5.0
 """How long a look that is under way at the end is waited for."""
@@ -84,7 +84,9 @@ def run_held(
         environment: what it finds in its environment.
         check: raises `~fscoord.HoldLostError` when the hold is lost; called in a thread, once a second.
         grace: how long everything has from SIGTERM to SIGKILL when the hold is lost, in seconds.
-        patience: after how many seconds without an answer from the store the hold counts as lost; None: never.
+        patience: after how many seconds others may have it of whom the store knows nothing; None: never. Before that
+            everything is stopped, if `check` has had no answer, or this process was stopped: after half of it there is
+            a SIGTERM, after three quarters a SIGKILL.
         leaves_rest: whether to return when the command has ended, though what it has started goes on; without it that
             is waited for, too.
         output_max: keep standard output, so many bytes at most.
@@ -95,7 +97,7 @@ def run_held(
         LimitExceededError: there was more output; everything was killed.
     """
     with _Held(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max) as held:
-        return held.follow(check, grace, patience)
+        return held.follow(check, grace, patience or 0.0)
 
 
 class _Held:
@@ -125,7 +127,7 @@ class _Held:
                 self._process.stdout.close()
             self._process.wait()
 
-    def follow(self, check: Callable[[], object], grace: float, patience: float | None) -> Ending:
+    def follow(self, check: Callable[[], object], grace: float, patience: float) -> Ending:
         """Run it."""
         theirs, self._orders = system.os.pipe()
         reader, report = system.os.pipe()
@@ -133,7 +135,7 @@ class _Held:
         with signals_go_to(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
-                    [*warden.program(self._manner, theirs, report), *self._command],
+                    [*warden.program(self._manner, theirs, report, patience), *self._command],
                     env=self._environment,
                     pass_fds=[theirs, report],
                     stdout=None if self._output_max is None else subprocess.PIPE,
@@ -143,6 +145,11 @@ class _Held:
             with _Watch(check, self._order, grace, patience) as watch:
                 output = self._read()
                 facts = self._facts()
+        if watch.lost is None and "lost" in facts:
+            raise HoldLostError(
+                f"for {patience:g} s others could not see that this process lives, so that they may have what it held;"
+                " the command was stopped before"
+            )
         if watch.lost is not None:
             raise HoldLostError(f"{watch.lost}; the command was stopped") from watch.lost
         if self._output_max is not None and len(output) > self._output_max:
@@ -195,7 +202,7 @@ class _Watch:
     """A thread that asks now and then whether the hold lasts, and ends the command when it does not."""
 
     def __init__(
-        self, check: Callable[[], object], order: Callable[[int], None], grace: float, patience: float | None
+        self, check: Callable[[], object], order: Callable[[int], None], grace: float, patience: float
     ) -> None:
         self.lost: FscoordError | None = None
         self._check = check
@@ -214,20 +221,18 @@ class _Watch:
         self._thread.join(FOLLOW_S)
 
     def _run(self) -> None:
-        pause = LOOK_S if self._patience is None else min(LOOK_S, self._patience / LOOKS)
-        answered = system.time.monotonic()
+        pause = min(LOOK_S, self._patience / LOOKS) if self._patience else LOOK_S
         is_told = False
         while not self._over.wait(pause):
-            before = system.time.monotonic()
             try:
                 self._check()
-                answered, is_told = before, False
+                is_told = False
+                self._order(warden.ALIVE)
             except FscoordError as error:
                 if not is_told:
                     logger(__name__).warning("does the hold last? %s", error)
                 is_told = True
-                is_late = self._patience is not None and system.time.monotonic() - answered >= self._patience
-                if is_late or isinstance(error, _LOST):
+                if isinstance(error, _LOST):
                     self._end(error)
                     return
 

@@ -1,12 +1,16 @@
 """Runs one command and leaves nothing of it behind without need, whatever happens to whom.
 
-It is a program by itself, ``python -I -S warden.py MANNER ORDERS REPORT COMMAND...``, and imports nothing of the
-package. ORDERS and REPORT are descriptors.
+It is a program by itself, ``python -I -S warden.py MANNER ORDERS REPORT PATIENCE COMMAND...``, and imports nothing of
+the package. ORDERS and REPORT are descriptors.
 
 The warden is the command's parent, and whatever the command starts and abandons, daemons too, falls back to it
 (PR_SET_CHILD_SUBREAPER, prctl(2)). It reads orders: a byte is the number of a signal for the command, ``EVERYBODY``
 more one for all that it has started, too. ``KILL_ALL``, and the end of the orders, which comes when who gives them has
 died, mean: kill everything. If the warden itself is killed, the kernel kills the command (PR_SET_PDEATHSIG).
+
+Who gives orders may be stopped, or hang, instead. With a PATIENCE other than 0, in seconds, ``ALIVE`` is to come again
+and again: after half of that time without one all get SIGTERM, after three quarters they are killed; for at the end of
+it others may have what the command believes to have.
 
 There are three manners. A *worker* runs in a session of its own, without input; when it has ended, all that it left
 behind is killed. A *held* command runs where the warden was started: on its terminal, with its input, in its process
@@ -23,15 +27,17 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable
 
-__all__ = ["ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "main", "program"]
+__all__ = ["ALIVE", "ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "main", "program"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 WORKER, HELD, ALONE = "worker", "held", "alone"
 KILL_ALL = 0
+ALIVE = 127
 EVERYBODY = 128
 """Added to the number of a signal: it is for everybody."""
 
@@ -43,22 +49,55 @@ OWN = tuple(getattr(signal, name) for name in PASSED if hasattr(signal, name))
 Prctl = Callable[..., int]
 
 
-def program(manner: str, orders: int, report: int) -> list[str]:
+def program(manner: str, orders: int, report: int, patience: float = 0) -> list[str]:
     """Return the words that start a warden; the command's own come behind them."""
-    return [sys.executable, "-I", "-S", __file__, manner, str(orders), str(report)]
+    return [sys.executable, "-I", "-S", __file__, manner, str(orders), str(report), str(patience)]
 
 
-def main(manner: str, orders: int, report: int, command: list[str]) -> None:
+def main(manner: str, orders: int, report: int, patience: float, command: list[str]) -> None:
     """Run `command`; tell its pid, then its end, as lines of JSON on the descriptor `report`.
 
     The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
-    ends with 127 or 126, as in a shell, and ``{"error": text}`` comes before.
+    ends with 127 or 126, as in a shell, and ``{"error": text}`` comes before. ``{"lost": true}``: patience has run out.
     """
-    _Warden(manner, orders, report).run(command)
+    _Warden(manner, orders, report, patience).run(command)
+
+
+class Pulse:
+    """The signs of life of who gives orders: how many quarters of the time `patience` have passed without one.
+
+    No quarter counts for more than one, however long it has lasted: if this process stood still, so did the others, as
+    when a shell stops them all.
+    """
+
+    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quarter = patience / 4
+        self._clock = clock
+        self._next = clock() + self._quarter
+        self._missed = 0
+
+    def left(self) -> float | None:
+        """Return in how many seconds to ask what was `missed`; None: never."""
+        return max(0.0, self._next - self._clock()) if self._quarter else None
+
+    def beat(self) -> None:
+        """Note a sign of life."""
+        self._missed = 0
+        self._next = self._clock() + self._quarter
+
+    def missed(self) -> int:
+        """Return how many quarters have been missed, if another one was just now; else 0."""
+        now = self._clock()
+        if not self._quarter or now < self._next:
+            return 0
+        self._missed += 1
+        self._next = now + self._quarter
+        return self._missed
 
 
 class _Warden:
-    def __init__(self, manner: str, orders: int, report: int) -> None:
+    def __init__(self, manner: str, orders: int, report: int, patience: float) -> None:
+        self._pulse = Pulse(patience)
         self._is_worker = manner == WORKER
         self._awaits_rest = manner == HELD
         self._orders = orders
@@ -113,10 +152,8 @@ class _Warden:
                 os.close(nowhere)
             if os.getppid() == parent:  # else the warden died before it could be known
                 os.execvp(command[0], command)  # noqa: S606 - a shell would only stand between
-        except FileNotFoundError as error:
-            code = 127
-            self._tell(error=f"{command[0]}: {error.strerror}")
         except OSError as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
             self._tell(error=f"{command[0]}: {error.strerror}")
         finally:
             os._exit(code)
@@ -124,7 +161,7 @@ class _Warden:
     def _follow(self, ends: int) -> bool:
         """Return whether the command has ended, and what is to be waited for beside it; False: all is to be killed."""
         while True:
-            ready, _, _ = select.select([self._orders, ends], [], [])
+            ready, _, _ = select.select([self._orders, ends], [], [], self._pulse.left())
             orders = os.read(self._orders, 64) if self._orders in ready else None
             try:  # behind that: a signal that has come to all of us must be known before the order to pass it on
                 self._had.update(os.read(ends, 4096))
@@ -137,9 +174,13 @@ class _Warden:
                 return False
             for number in orders or b"":
                 self._obey(number)
+            if self._loses_patience(self._pulse.missed()):
+                return False
 
     def _obey(self, number: int) -> None:
-        if number >= EVERYBODY:
+        if number == ALIVE:
+            self._pulse.beat()
+        elif number >= EVERYBODY:
             _send(_descendants(), number - EVERYBODY)
         elif self._status is not None:
             _send(_descendants(), number)
@@ -147,6 +188,12 @@ class _Warden:
             self._had.discard(number)
         else:
             self._signal(number)
+
+    def _loses_patience(self, missed: int) -> bool:
+        if missed == 2:
+            self._tell(lost=True)
+            _send(_descendants(), signal.SIGTERM)
+        return missed > 2
 
     def _reap(self) -> None:
         """Bury all who have ended."""
@@ -233,4 +280,4 @@ def _descendants() -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])

@@ -71,6 +71,7 @@ def test_the_command_may_stand_there_in_several_ways(fscoord, words):
     [
         (["a"], "which command"),
         (["a", "--"], "which command"),
+        (["a", ""], "which command"),
         (["a", "-n", "true"], "'-n' stands where the command does"),
         (["-c", "true", "a", "true"], "-c stands for COMMAND"),
         (["--ttl", "0", "a", "true"], "--ttl is a time above 0"),

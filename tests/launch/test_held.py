@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from contract.places import until
 from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 
 from fscoord import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
@@ -83,11 +84,11 @@ def test_afterwards_signals_are_handled_as_before():
 class Guarded:
     """A command under a warden in a session of its own, with this test in the place of who holds."""
 
-    def __init__(self, manner, text, **settings):
+    def __init__(self, manner, text, patience=0, **settings):
         theirs, self.orders = os.pipe()
         report, reports = os.pipe()
         self.report = os.fdopen(report)
-        command = [*warden.program(manner, theirs, reports), "sh", "-c", text]
+        command = [*warden.program(manner, theirs, reports, patience), "sh", "-c", text]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs, reports], start_new_session=True, stdout=subprocess.PIPE, **settings
         )
@@ -238,12 +239,50 @@ def test_while_the_store_does_not_answer_the_hold_is_not_called_lost(soon, caplo
     assert [record.getMessage() for record in caplog.records] == ["does the hold last? no answer"]
 
 
-def test_without_an_answer_for_as_long_as_the_hold_lasts_it_counts_as_lost():
+def test_without_an_answer_for_as_long_as_the_hold_lasts_it_is_stopped():
     def check():
         raise StoreTimeoutError("no answer")
 
-    with pytest.raises(HoldLostError, match="no answer; the command was stopped"):
-        run("exec sleep 600", check, patience=0.1)
+    with pytest.raises(HoldLostError, match=r"for 0\.2 s others could not see that this process lives"):
+        run("exec sleep 600", check, patience=0.2)
+
+
+def test_who_is_stopped_is_not_waited_for_longer_than_the_hold_lasts(guarded):
+    child = guarded("held", "sleep 600", patience=0.1)
+    assert '{"lost": true}' in child.end()[1].splitlines()
+
+
+def test_all_are_told_before_they_are_killed(monkeypatch):
+    sent = []
+    monkeypatch.setattr(warden, "_descendants", lambda: [1, 2])
+    monkeypatch.setattr(warden, "_send", lambda pids, number: sent.append((pids, number)))
+    with open(os.devnull, "wb") as nowhere:
+        guard = warden._Warden("held", 0, nowhere.fileno(), 8)
+        assert [guard._loses_patience(missed) for missed in (0, 1, 2, 0, 3)] == [False, False, False, False, True]
+    assert sent == [([1, 2], signal.SIGTERM)]
+
+
+def test_each_look_that_was_answered_is_a_sign_of_life(soon):
+    orders = []
+    with held._Watch(lambda: None, orders.append, 1.0, 600.0):
+        until(lambda: len(orders) > 1)
+    assert set(orders) == {warden.ALIVE}
+
+
+def test_a_sign_of_life_begins_the_time_anew_and_no_quarter_counts_twice():
+    now = [0.0]
+    pulse = warden.Pulse(8, clock=lambda: now[0])
+
+    def at(time):
+        now[0] = time
+        return pulse.missed()
+
+    assert [at(1), at(2), at(3), at(4.5)] == [0, 1, 0, 2]
+    assert pulse.left() == 2
+    pulse.beat()
+    assert [at(6), at(6.5), at(700), at(701), at(702)] == [0, 1, 2, 0, 3]
+    assert warden.Pulse(0).left() is None
+    assert warden.Pulse(0).missed() == 0
 
 
 def test_too_much_output_ends_it():
