@@ -18,6 +18,7 @@ from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
 from fscoord.cli.dump import dump
 from fscoord.cli.elections import elect, leader
+from fscoord.cli.groups import group, join
 from fscoord.cli.locks import lock, rwlock, sem
 from fscoord.cli.members import members
 from fscoord.cli.once import once
@@ -70,7 +71,7 @@ def cli(ctx: click.Context) -> int:
 
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
-    *(lock, rwlock, sem, holders, break_lock, elect, leader, once, watch),
+    *(lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
     *(members, dump, verify, repair, compact, completion),
 )
 for verb in VERBS:

@@ -145,10 +145,12 @@ def words(options: dict[str, Any]) -> list[str]:
     return rest
 
 
-def environment(token: int) -> dict[str, str]:
-    """Return what a command finds in its environment: the store, and the fencing token of the hold."""
-    address = absolute_url(click.get_current_context())
-    return {**system.os.environ, "FSCOORD_STORE": address, "FSCOORD_TOKEN": str(token)}
+def environment(token: int | None) -> dict[str, str]:
+    """Return what a command finds in its environment: the store, and the fencing token of the hold, if it has one."""
+    own = {"FSCOORD_STORE": absolute_url(click.get_current_context())}
+    if token is not None:
+        own["FSCOORD_TOKEN"] = str(token)
+    return {**system.os.environ, **own}
 
 
 def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | None:

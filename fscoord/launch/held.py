@@ -147,8 +147,8 @@ class _Held:
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
             raise HoldLostError(
-                f"for {patience:g} s others could not see that this process lives, so that they may have what it held;"
-                " the command was stopped before"
+                f"no sign of life could be given for most of the {patience:g} s after which others may have what this"
+                " process held; the command was stopped"
             )
         if watch.lost is not None:
             raise HoldLostError(f"{watch.lost}; the command was stopped") from watch.lost
