@@ -10,6 +10,7 @@ from fscoord.arguments import key_bytes
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
 from fscoord.cli.output import field, is_terminal, printable, write, write_json, write_value
+from fscoord.recipes import Fenced
 from fscoord.store import Store
 
 __all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait"]
@@ -21,9 +22,10 @@ key_argument = click.argument("key", type=raw)
 
 @click.command()
 @key_argument
+@click.option("--fenced", is_flag=True, help="It was set with --token.")
 @as_json
 @with_store
-def get(store: Store, key: bytes, as_json: bool) -> None:
+def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
     """Print the value of KEY, waiting until somebody sets it.
 
     It is written byte for byte; on a terminal its last line is ended.
@@ -35,7 +37,7 @@ def get(store: Store, key: bytes, as_json: bool) -> None:
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
     log.info("waiting for %r, up to %s", key, store.timeout)
-    value = store.get(key)
+    value = Fenced(store, key).get() if fenced else store.get(key)
     if as_json:
         write_json({**field("key", key), **field("value", value)})
     else:
@@ -45,19 +47,25 @@ def get(store: Store, key: bytes, as_json: bool) -> None:
 @click.command("set")
 @key_argument
 @click.argument("value", type=raw)
+@click.option("--token", type=click.IntRange(min=1), help="A fencing token, such as $FSCOORD_TOKEN.")
 @with_store
-def set_(store: Store, key: bytes, value: bytes) -> None:
+def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
     """Give KEY the value VALUE.
 
-    If VALUE is "-", standard input holds the value.
+    If VALUE is "-", standard input holds the value. With a --token it is refused (exit code 69) where a newer one has
+    written: so whoever has lost a lock, and does not know it, changes nothing. Print such a value by "get --fenced".
 
     \b
     Examples:
       fscoord set master_addr "$(hostname)"
       fscoord set config - < config.bin
       fscoord set offset -- -5                      # a value that begins with a dash
+      fscoord lock state -c 'fscoord set --token "$FSCOORD_TOKEN" state "$(./step)"'
     """
-    store.set(key, content(value))
+    if token is None:
+        store.set(key, content(value))
+    else:
+        Fenced(store, key).set(content(value), token)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number

@@ -166,3 +166,19 @@ def test_keys_of_a_mistyped_path_makes_no_new_store(fscoord, tmp_path):
     assert fscoord("keys", "--store", str(tmp_path / "typo")).code == 74
     assert fscoord("len", "--store", str(tmp_path / "typo"), "queue").code == 74
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_with_a_token_refuses_older_ones(fscoord):
+    assert fscoord("set", "--token", "2", "k", "two") == (0, b"", "")
+    done = fscoord("set", "--token", "1", "k", "one")
+    assert (done.code, done.out) == (69, b"")
+    assert "was written with token 2" in done.err
+    assert fscoord("get", "--fenced", "k") == (0, b"two", "")
+    assert fscoord("set", "--token", "0", "k", "zero").code == 64
+
+
+def test_a_value_without_a_token_is_not_taken_for_one_with_it(fscoord):
+    fscoord("set", "k", "plain")
+    assert fscoord("get", "--fenced", "k").code == 69
+    assert fscoord("set", "--token", "1", "k", "one").code == 69
+    assert fscoord("get", "k").out == b"plain"
