@@ -29,9 +29,12 @@ MEMORY, FILE_SIZE = 4 << 30, 1 << 30
 """Changed code may ask for any amount; the machine shall survive that."""
 PATIENCE_S, PATIENCE = 10.0, 10.0
 """A test hangs that takes so many seconds longer than so many times what it takes without a change."""
+LEARNING_S = 600
+"""No test of those that are used takes so long, without a change."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
-Say = Callable[[str], None]
+Say = Callable[[str, object], None]
+"""Tell the process that has forked: ``at`` which test one is, what is ``known`` of it, in the ``end`` what was found."""
 
 
 class Known(NamedTuple):
@@ -80,25 +83,23 @@ def run_items(items: Sequence[pytest.Item], say: Say) -> str:
     """Run `items` in this order, each said before it begins; return the name of the first that fails, or ``""``."""
     session = items[0].session
     for item, following in zip(items, [*items[1:], None], strict=True):
-        say(item.nodeid)
+        say("at", item.nodeid)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
             return item.nodeid
     return ""
 
 
-def learn(items: Sequence[pytest.Item], paths: dict[str, str], say: Say) -> dict[str, Known]:
-    """Run all `items`; return what was found of those that passed. `paths` gives the module of each file."""
-    lines, known, failed = Lines(paths), {}, 0
+def learn(items: Sequence[pytest.Item], paths: dict[str, str], say: Say) -> None:
+    """Run all `items`, and say what is known of each; one that fails reaches nothing. `paths` gives files' modules."""
+    lines, failed = Lines(paths), 0
     for item, following in zip(items, [*items[1:], None], strict=True):
-        say(item.nodeid)
+        say("at", item.nodeid)
         lines.take()
         started = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if item.session.testsfailed == failed:
-            known[item.nodeid] = Known(time.monotonic() - started, lines.take())
-        failed = item.session.testsfailed
-    return known
+        has_passed, failed = item.session.testsfailed == failed, item.session.testsfailed
+        say("known", (item.nodeid, Known(time.monotonic() - started, lines.take() if has_passed else {})))
 
 
 class Lines:
@@ -134,6 +135,7 @@ class Fork:
 
     def __init__(self, config: pytest.Config, work: Callable[[Say], object]) -> None:
         self.at, self.answer = "", None
+        self.known: dict[str, Known] = {}
         self._directory = tempfile.mkdtemp(prefix="fscoord-mutant-")
         self._reader, writer = os.pipe()
         self._read = b""
@@ -143,7 +145,7 @@ class Fork:
         os.close(writer)
 
     def hear(self, patience: float) -> bool:
-        """Wait until it says what it is at; False if it has ended, or says nothing for so long."""
+        """Wait until it says something; False if it has ended, or says nothing for so long."""
         until = time.monotonic() + patience
         while b"\n" not in self._read:
             if not select.select([self._reader], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -156,9 +158,11 @@ class Fork:
         what, content = json.loads(line)
         if what == "at":
             self.at = content
-            return True
-        self.answer = content
-        return False
+        elif what == "known":
+            self.known[content[0]] = Known(*content[1])
+        else:
+            self.answer = content
+        return bool(what != "end")
 
     def end(self) -> None:
         """End the process, and what it or its tests have left behind."""
@@ -193,7 +197,7 @@ def _be_a_child(config: pytest.Config, work: Callable[[Say], object], directory:
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, resource.RLIM_INFINITY))
         factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
         factory._given_basetemp, factory._basetemp = directory / "tests", None
-        say("end", work(lambda name: say("at", name)))
+        say("end", work(say))
     finally:
         os._exit(0)
 
@@ -204,7 +208,7 @@ def try_change(
     """Run `items` with `code` in the place of the module that has made `functions`, up to the first that fails."""
 
     def work(say: Say) -> str:
-        say(items[0].nodeid)
+        say("at", items[0].nodeid)
         put(code, functions)
         return run_items(items, say)
 
@@ -223,12 +227,14 @@ def try_change(
 
 
 def learn_all(items: Sequence[pytest.Item], paths: dict[str, str]) -> dict[str, Known]:
-    """As `learn`, in a fork, so that nothing of it stays in this process."""
+    """As `learn`, in a fork, so that nothing of it stays in this process; an end before the end gives what is known."""
     fork = Fork(items[0].config, lambda say: learn(items, paths, say))
     try:
-        while fork.hear(600):
-            pass
+        while fork.hear(LEARNING_S):
+            if len(fork.known) % 500 == 499:
+                print(f"{len(fork.known) + 1} of {len(items)} tests are known", flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(fork.known)} of {len(items)} tests are known; the others are not used", flush=True)
     finally:
         fork.end()
-    assert fork.answer is not None, f"the tests without a change came to an end in {fork.at}"
-    return {name: Known(*found) for name, found in fork.answer.items()}
+    return fork.known
