@@ -34,7 +34,7 @@ LEARNING_S = 600
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 Say = Callable[[str, object], None]
-"""Tell the process that has forked: ``at`` which test one is, what is ``known`` of it, in the ``end`` what was found."""
+"""Tell the process that forked ``at`` which test one is, what is ``known`` of it, and what one found in the ``end``."""
 
 
 class Known(NamedTuple):

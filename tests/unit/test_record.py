@@ -238,6 +238,16 @@ def test_a_header_that_promises_more_than_any_has_is_not_waited_for() -> None:
     assert Header.missing(bytes(data)) == record.HEADER_MAX - len(data)
 
 
+def test_a_later_version_of_the_format_is_not_taken_for_this_one() -> None:
+    for version in (0, 2, 0x101, 0x100):
+        data = bytearray(HEADERS[0].encode()[:-4])
+        data[8:10] = struct.pack("<H", version)
+        with pytest.raises(ValueError, match=rf"format version {version}, and .* upgrade it"):
+            Header.decode(bytes(data) + struct.pack("<I", crc32(data)))
+    with pytest.raises(ValueError, match="no fscoord log"):
+        Header.decode(b"another file" + bytes(100))
+
+
 def test_runs_that_are_cut_short_are_an_error() -> None:
     for count, runs in ((2, b"\3\0" + bytes(8) + b"job"), (1, b"\4\0" + bytes(8) + b"job"), (1, bytes(9))):
         data = bytearray(HEADERS[0].encode()[:-4] + runs)

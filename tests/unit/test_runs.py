@@ -277,6 +277,8 @@ def test_runs_are_judged_by_job_and_count() -> None:
         assert judge(runs, wanted) == verdict, (runs, wanted)
     assert supersede((b0, a1), a2) == (a2, b0)
     assert supersede((x,), y) == (y, x)
+    assert supersede((b0,), (b"b", -1)) == ((b"b", -1), b0)  # an id without order is another than that job's
+    assert supersede(((b"b", -1),), b0) == (b0, (b"b", -1))
     assert len(supersede(tuple((b"%d" % number, -1) for number in range(500)), x)) < 200
     assert run_of("job") == (b"job", -1)
     assert run_of(("job", 3)) == (b"job", 3)
