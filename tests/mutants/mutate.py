@@ -179,10 +179,11 @@ def main() -> int:
     )
     parser.add_argument("--again", action="store_true", help="repeat what no test has found")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of `tests/`")
+    parser.add_argument("-k", default="", help="as pytest's: only tests whose names fit")
     given = parser.parse_args()
     given.results.mkdir(parents=True, exist_ok=True)
     os.environ["FSCOORD_SEED"] = str(given.seed)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=no", "-o", "tmp_path_retention_policy=none", "-n0"]
+    options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=no", "-o", "tmp_path_retention_policy=none", "-n0", "-k", given.k]
     return int(pytest.main([*options, *(f"tests/{name}" for name in given.tests)], plugins=[Campaign(given)]))
 
 
