@@ -20,6 +20,8 @@ from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, Stor
 from fscoord._log import signpost
 from fscoord._log.successor import Successor, generation_name, parse_name
 from fscoord.stores.dump import dump
+from fscoord.stores.repair import repair
+from fscoord.stores.verify import verify
 
 LIMIT_S = 20
 
@@ -545,3 +547,9 @@ def test_what_a_power_loss_leaves_of_a_forward_record_costs_room_and_nothing_els
         with FileStore(path) as late:
             assert (late.get("k"), generation(late)) == (b"2", before + 3)
     assert len(names(path)) > 1
+    assert verify(path).verdict == "damaged"
+    copy = path.with_name("copy")
+    repair(path, copy, write=True)
+    assert verify(copy).verdict == "sound"
+    with FileStore(copy) as store:
+        assert store.get("k") == b"2"
