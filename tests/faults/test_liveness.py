@@ -345,6 +345,17 @@ def test_a_process_number_from_elsewhere_proves_nothing(elsewhere: dict[str, Any
     assert not Home.find().has_seen_die(session_of_mine(**stranger))
 
 
+@pytest.mark.parametrize(("began", "found", "same"), [(7, 7, True), (1, 1, True), (0, 0, False), (7, 8, False)])
+def test_a_process_is_the_same_if_it_began_when_the_session_says(
+    began: int, found: int, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "start_time", lambda pid=None: found)
+    session = session_of_mine(start_time=began)
+    assert Home.find().is_the_same(session) == same
+    assert not Home.find().is_the_same(session._replace(time_space=1))
+    assert not Home.find().is_the_same(session._replace(host="elsewhere"))
+
+
 def test_where_nothing_is_known_of_this_machine_a_process_number_proves_nothing() -> None:
     unknown = Home("", bytes(16), 0, 0)
     assert not unknown.has_seen_die(Session("", os.getpid(), start_time=1))

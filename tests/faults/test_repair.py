@@ -327,3 +327,21 @@ def test_a_record_of_a_newer_version_is_left_out(path: str, output: str, rng: ra
     _, dropped = mend(path, output)
     assert ["newer" in one.why for one in dropped] == [True, False]
     assert content(output) == ({"k": b"v"}, 0)
+
+
+def test_a_generation_that_goes_while_it_is_looked_for_is_followed_to_the_next(path: str, output: str) -> None:
+    """Nothing keeps writers away from a log with a marker file."""
+    told: list[str] = []
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        store.compact()
+
+        def tell(file: str, done: int, size: int) -> None:
+            told.append(file)
+            if len(told) == 1:
+                store.set("k", "2")
+                store.compact()
+
+        repair(path, output, write=True, tell=tell)
+    assert told.count(path) == 2
+    assert content(output) == ({"k": b"2"}, 0)

@@ -395,3 +395,33 @@ def test_records_longer_than_what_is_read_at_once_are_read_whole(path: str) -> N
     os.truncate(path, os.path.getsize(path) - (2 << 20))
     report = verify(path)
     assert (report.verdict, report.generations[0].records) == ("torn", 4)
+
+
+def test_a_log_with_a_marker_file_is_judged_when_the_marker_has_gone(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data + b"torn")
+    marker, naps = Path(path + ".lock"), []
+
+    def finish(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:  # the holder has ended its record
+            Path(path).write_bytes(data)
+            marker.unlink()
+
+    marker.write_text("1\nelsewhere\n")
+    monkeypatch.setattr(scan.system.time, "sleep", finish)
+    assert verify(path).verdict == "sound"
+    assert naps == [scan.SOFT_NAP_S] * 3
+
+
+def test_a_snapshot_that_ends_where_a_piece_ends_is_sound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileStore(path) as store:
+        store.multi_set([f"k{number}" for number in range(100)], [b"x" * 100] * 100)
+        store.compact()
+    for chunk in (1 << 9, 1 << 10, 1 << 12, 1 << 20):
+        monkeypatch.setattr(scan, "CHUNK", chunk)
+        assert verify(path).verdict == "sound"

@@ -183,7 +183,18 @@ def main() -> int:
     given = parser.parse_args()
     given.results.mkdir(parents=True, exist_ok=True)
     os.environ["FSCOORD_SEED"] = str(given.seed)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "--tb=no", "-o", "tmp_path_retention_policy=none", "-n0", "-k", given.k]
+    options = [
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        "-o",
+        "tmp_path_retention_policy=none",
+        "-n0",
+        "-k",
+        given.k,
+    ]
     return int(pytest.main([*options, *(f"tests/{name}" for name in given.tests)], plugins=[Campaign(given)]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
 import os
@@ -253,6 +254,36 @@ def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, k
         assert (store.get("k"), other.get("n")) == (b"2", b"1")
     log = read_log(Path(path).read_bytes())
     assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
+
+
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_zeros_from_a_cache_are_looked_at_again_for_who_only_reads(reads: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        store.set("k", "2")
+        kernel.zeros = reads
+        assert other.get("k") == b"2"
+
+
+def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock has the kernel ask the server, whatever byte it is on; this one keeps no writer waiting."""
+    asked: list[tuple[int, ...]] = []
+    real = fcntl.fcntl
+
+    def noted(fd: int, command: int, lock: bytes) -> bytes:
+        asked.append((command, *coherence._FLOCK_STRUCT.unpack(lock)[:4]))
+        return real(fd, command, lock)
+
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        monkeypatch.setattr(fcntl, "fcntl", noted)
+        assert calls(kernel, store.get, "k") == ["read"]
+        monkeypatch.undo()
+    taken, given = ((fcntl.F_OFD_SETLK, kind, 0, (1 << 62) - 1, 1) for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK))
+    assert asked == [taken, given]
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

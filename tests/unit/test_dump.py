@@ -97,3 +97,10 @@ def test_what_is_no_log_is_said_so(path: str, tmp_path: Path) -> None:
     Path(path).write_bytes(b"text")
     with pytest.raises(CorruptLogError, match="no fscoord log"):
         list(dump(path))
+
+
+def test_a_header_that_is_damaged_is_damage_at_its_beginning(path: str) -> None:
+    Path(path).write_bytes(b"fscoord\n" + bytes(200))
+    with pytest.raises(CorruptLogError, match="version") as caught:
+        list(dump(path))
+    assert caught.value.offset == 0

@@ -18,6 +18,7 @@ from unit.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
 from fscoord._log import signpost
+from fscoord._log.reader import ASTRAY
 from fscoord._log.successor import Successor, generation_name, parse_name
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
@@ -553,3 +554,48 @@ def test_what_a_power_loss_leaves_of_a_forward_record_costs_room_and_nothing_els
     assert verify(copy).verdict == "sound"
     with FileStore(copy) as store:
         assert store.get("k") == b"2"
+
+
+def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either(path: Path) -> None:
+    """On NFS a log with marker files is written past the cache, and O_DIRECT goes with no O_APPEND."""
+    with FileStore(path) as store:
+        store.set("k", "1")
+        store.compact()
+        root = store._log.root
+    size = path.stat().st_size
+    place = None
+    for number in (2, 3):
+        with path.open("ab") as file:
+            file.write(b"torn")
+        named = Successor(number, bytes([number]) * 16, 0, 0, b"elsewhere")
+        place = signpost.post(str(path), root, named, 1, os.O_RDONLY, os.O_RDWR, set(), place)
+        assert place is not None
+        assert place.offset == path.stat().st_size
+        log = read_log(path.read_bytes())
+        assert (log.ends, log.successor) == ("whole", (number, bytes([number]) * 16, "elsewhere"))
+    assert path.stat().st_size > size
+
+
+def test_a_first_file_that_names_no_later_one_any_more_is_not_the_log(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        store.compact()
+        assert store.get("k") == b"1"
+        os.truncate(path, store._log.root.start.offset)
+        (name,) = names(path)
+        path.with_name(name).unlink()
+        store._log._looked = 0.0
+        with pytest.raises(StoreGoneError, match="another file, which names no later generation"):
+            store.get("k")
+
+
+def test_who_does_not_know_where_it_is_begins_again_where_the_log_is(path: Path) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        for number in range(3):
+            store._log._trouble |= ASTRAY
+            assert store.get("k") == b"1"
+            store._log._trouble |= ASTRAY
+            assert store.add("n", 1) == number + 1
+            assert store._log._descriptors == store._log._in_use() - {-1}
+            store.compact()

@@ -1,0 +1,87 @@
+"""Watch: who hears of events, and that who hears of none sleeps all the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord._log.ticket import Ticket
+from fscoord._log.watch import Watch
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
+    made: list[Watch] = []
+
+    def make(mode: str, **where: bool) -> Watch:
+        path = tmp_path / "log"
+        path.touch()
+        made.append(Watch(str(path), None, mode, **where))
+        return made[-1]
+
+    yield make
+    for watch in made:
+        watch.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_local", "is_node", "hears"),
+    [
+        ("auto", True, False, True),
+        ("inotify", True, False, True),
+        ("poll", True, False, False),
+        ("auto", False, False, False),
+        ("auto", False, True, True),
+        ("inotify", False, False, True),
+        ("poll", False, True, False),
+    ],
+)
+def test_events_are_listened_to_where_they_tell_of_all_writers_or_somebody_insists(
+    mode: str, is_local: bool, is_node: bool, hears: bool, make: Callable[..., Watch]
+) -> None:
+    assert make(mode, is_local=is_local, is_node=is_node).hears is hears
+
+
+def test_a_process_is_watched_where_there_are_events(make: Callable[..., Watch]) -> None:
+    watch = make("auto", is_local=True)
+    assert watch.watch_process(os.getpid())
+    assert watch.watches(os.getpid())
+    assert not watch.watches(1)
+    deaf = make("poll", is_local=True)
+    assert not deaf.watch_process(os.getpid())
+    assert not deaf.watches(os.getpid())
+
+
+class Woken:
+    """Counts the sleeps of a ticket, which all end at once."""
+
+    def __init__(self) -> None:
+        self.sleeps: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.sleeps.append(seconds)
+        return True
+
+    def set(self) -> bool:
+        return False
+
+
+def test_who_hears_of_nothing_sleeps_until_it_is_woken(
+    make: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = make("poll", is_local=True)
+    ticket: Any = Ticket(watch)
+    ticket.wake = woken = Woken()
+    monkeypatch.setattr(ticket, "is_rung", lambda: len(woken.sleeps) == 3)
+    assert watch.sleep(ticket, time.monotonic() + LIMIT_S)
+    assert len(woken.sleeps) == 3
+    assert all(0 < seconds <= LIMIT_S for seconds in woken.sleeps)
+    monkeypatch.setattr(ticket, "is_rung", lambda: False)
+    assert not watch.sleep(ticket, time.monotonic() - 1)
