@@ -383,6 +383,15 @@ def test_where_the_liveness_file_is_gone_nobody_is_called_dead(path: str, watche
             assert other.get("k") == b"v"
 
 
+def test_who_only_looks_makes_no_liveness_file(path: str) -> None:
+    with FileStore(path, rank=0) as store:
+        store.set("k", "v")
+        os.unlink(path + ".alive")
+        with FileStore(path) as looker:
+            assert looker.dead_ranks([0]) == []
+        assert not os.path.exists(path + ".alive")
+
+
 def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_writes(
     path: str, watcher: FileStore
 ) -> None:

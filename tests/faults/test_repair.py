@@ -345,3 +345,18 @@ def test_a_generation_that_goes_while_it_is_looked_for_is_followed_to_the_next(p
         repair(path, output, write=True, tell=tell)
     assert told.count(path) == 2
     assert content(output) == ({"k": b"2"}, 0)
+
+
+def test_a_generation_whose_place_another_file_has_taken_counts_as_missing(path: str, output: str) -> None:
+    for name in (path, path + "x"):
+        with FileStore(name) as store:
+            store.set("k", name)
+            store.compact()
+            store.set("later", "1")
+    (file,) = Path(path).parent.glob("log.1.*")
+    file.write_bytes(Path(path + "x").read_bytes())
+    with pytest.raises(CorruptLogError, match="not the generation that was to follow"):
+        repair(path, output, write=True)
+    found, _ = mend(path, output, salvage=True)
+    assert "generation 1 is missing" in found.notes[0]
+    assert content(output) == ({"k": path.encode()}, 0)

@@ -57,6 +57,16 @@ def test_when_the_numbers_for_sessions_are_used_up_it_is_said(path: str) -> None
     assert verify(path).verdict == "sound"
 
 
+def test_the_last_number_for_a_session_is_one(path: str) -> None:
+    put_records(path, (record.SESSION, b"", Session("host", 1).encode(), (1 << 32) - 2))
+    with opened(path) as handle, opened(path) as late:
+        handle.write(b"k", b"v")
+        assert handle.log.session == (1 << 32) - 1
+        with pytest.raises(LimitExceededError, match="session"):
+            late.write(b"k", b"v")
+    assert verify(path).verdict == "sound"
+
+
 @pytest.mark.timeout(60)
 def test_a_generation_that_only_a_later_one_names_and_that_is_gone_ends_the_search(path: str) -> None:
     """It went from generation 0 to 1, found 2 missing, and began again, for ever."""

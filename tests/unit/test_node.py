@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -272,8 +273,9 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
             directory.chmod(0o777)
         else:
             monkeypatch.setattr(node, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as caught:
         node_bell_path(b"x" * 16)
+    assert caught.value.errno not in (None, errno.ENOENT), "it says what is wrong with the directory"
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
         with start_thread(store.get, "k") as thread:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from faults.logs import opened, put
 from unit.plain_reader import read_log
 
-from fscoord import FileStore, StoreError
+from fscoord import FileStore, StoreError, UnsupportedFilesystemError, _system as system
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
 
@@ -56,3 +58,42 @@ def test_a_log_with_another_kind_of_lock_can_be_read_but_not_written(kind: int, 
         FileStore(path)
     with FileStore(path, read_only=True) as store:
         assert store.num_keys() == 0
+
+
+def test_where_there_are_no_such_locks_an_empty_file_stays_empty(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(path).touch()
+    real = fcntl.fcntl
+
+    def refuse(fd: int, command: int, lock: bytes) -> bytes:
+        if command == fcntl.F_OFD_SETLK and lock[0] != fcntl.F_UNLCK:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        return real(fd, command, lock)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with pytest.raises(UnsupportedFilesystemError):
+        FileStore(path)
+    assert Path(path).read_bytes() == b""
+
+
+def test_where_a_platform_has_no_such_locks_that_is_said_and_others_are_named(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "has_ofd_locks", lambda: False)
+    with pytest.raises(UnsupportedFilesystemError, match='pass lock="flock"'):
+        FileStore(path)
+    with FileStore(path + "2", lock="flock") as store:
+        store.set("k", "v")
+
+
+def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a lock that does not come looks meanwhile; a signal handler may interrupt that."""
+    busy: list[bool] = []
+    with FileStore(path) as store:
+        log = store._log
+        monkeypatch.setattr(log, "_read", lambda: busy.append(log._shared.busy))
+        log._read_unlocked()
+        assert (busy, log._shared.busy) == ([True], False)
+        log._shared.busy = True
+        log._read_unlocked()
+        log._shared.busy = False
+        assert busy == [True]

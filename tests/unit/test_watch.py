@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fscoord._log.bell import Bell
 from fscoord._log.ticket import Ticket
 from fscoord._log.watch import Watch
 
@@ -85,3 +86,41 @@ def test_who_hears_of_nothing_sleeps_until_it_is_woken(
     assert all(0 < seconds <= LIMIT_S for seconds in woken.sleeps)
     monkeypatch.setattr(ticket, "is_rung", lambda: False)
     assert not watch.sleep(ticket, time.monotonic() - 1)
+
+
+def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Watch]) -> None:
+    watch = make("auto", is_local=True)
+    assert not watch.is_stale
+    watch.close()
+    assert watch.is_stale
+    assert not watch.hears
+
+
+def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "bell")
+    first, second = Bell(path, 0o600), Bell(path, 0o600)
+    assert (first.is_new, second.is_new) == (True, False)
+    for bell in (first, second):
+        assert not bell.is_lost
+        bell.close()
+        assert bell.is_lost
+
+
+def test_a_bell_rings_for_who_has_marked_and_for_nobody_twice(tmp_path: Path) -> None:
+    bell = Bell(str(tmp_path / "bell"), 0o600)
+    try:
+        bell.ring(7)
+        assert Path(bell.path).read_bytes() == bytes(4096)
+        for _ in range(300):  # the byte counts on, and over
+            mark = bell.mark(7)
+            assert bell.mark(7) == mark
+            assert not bell.is_rung(7, mark)
+            bell.ring(8)
+            assert not bell.is_rung(7, mark)
+            bell.ring(7)
+            assert bell.is_rung(7, mark)
+            rung = Path(bell.path).read_bytes()
+            bell.ring(7)
+            assert Path(bell.path).read_bytes() == rung
+    finally:
+        bell.close()
