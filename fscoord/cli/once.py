@@ -59,6 +59,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         except Exception as error:
             raise _NoResult(error) from error
 
+    log.info("waiting for the result of %r, up to %s", key_text(name), store.timeout)
     try:
         with signals_end_it():
             result = once_for_all(store, name, work)

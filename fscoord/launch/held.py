@@ -119,7 +119,8 @@ class _Held:
         return self
 
     def __exit__(self, *_: object) -> None:
-        system.close_quietly(self._orders)  # which ends whatever still runs
+        self._order(warden.KILL_ALL)  # after an error; else nobody is left
+        system.close_quietly(self._orders)
         if self._report is not None:
             self._report.close()
         if self._process is not None:
@@ -142,7 +143,7 @@ class _Held:
                 )
             finally:
                 system.close_quietly(theirs, report)
-            with _Watch(check, self._order, grace, patience) as watch:
+            with _Watch(check, system.os.dup(self._orders), grace, patience) as watch:
                 output = self._read()
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
@@ -161,10 +162,7 @@ class _Held:
         self._order(number)
 
     def _order(self, number: int) -> None:
-        try:
-            system.os.write(self._orders, bytes([number]))
-        except OSError:  # the warden has ended
-            pass
+        _order(self._orders, number)
 
     def _read(self) -> bytes:
         """Return standard output, up to a byte more than is allowed; at that byte everything is killed."""
@@ -198,15 +196,23 @@ class _Held:
         )
 
 
-class _Watch:
-    """A thread that asks now and then whether the hold lasts, and ends the command when it does not."""
+def _order(descriptor: int, number: int) -> None:
+    try:
+        system.os.write(descriptor, bytes([number]))
+    except OSError:  # the warden has ended
+        pass
 
-    def __init__(
-        self, check: Callable[[], object], order: Callable[[int], None], grace: float, patience: float
-    ) -> None:
+
+class _Watch:
+    """A thread that asks now and then whether the hold lasts, and ends the command when it does not.
+
+    `orders` is its own, and closed by it: it may be stuck in a look for longer than anything else is there.
+    """
+
+    def __init__(self, check: Callable[[], object], orders: int, grace: float, patience: float) -> None:
         self.lost: FscoordError | None = None
         self._check = check
-        self._order = order
+        self._orders = orders
         self._grace = grace
         self._patience = patience
         self._over = system.Wakeup()
@@ -221,13 +227,19 @@ class _Watch:
         self._thread.join(FOLLOW_S)
 
     def _run(self) -> None:
+        try:
+            self._look()
+        finally:
+            system.close_quietly(self._orders)
+
+    def _look(self) -> None:
         pause = min(LOOK_S, self._patience / LOOKS) if self._patience else LOOK_S
         is_told = False
         while not self._over.wait(pause):
             try:
                 self._check()
                 is_told = False
-                self._order(warden.ALIVE)
+                _order(self._orders, warden.ALIVE)
             except FscoordError as error:
                 if not is_told:
                     logger(__name__).warning("does the hold last? %s", error)
@@ -238,6 +250,6 @@ class _Watch:
 
     def _end(self, error: FscoordError) -> None:
         self.lost = error
-        self._order(warden.EVERYBODY + signal.SIGTERM)
+        _order(self._orders, warden.EVERYBODY + signal.SIGTERM)
         if not self._over.wait(self._grace):
-            self._order(warden.KILL_ALL)
+            _order(self._orders, warden.KILL_ALL)

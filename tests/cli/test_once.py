@@ -26,7 +26,8 @@ def test_all_get_the_output_and_the_exit_code_of_one(fscoord, tmp_path):
 def test_who_comes_meanwhile_waits_and_gets_it_too(process, line_with, path, tmp_path):
     child = process("once", "-v", "w", "--", "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo done")
     line_with(child, "runs the command of 'w' for all")
-    late = process("once", "w", "false")
+    late = process("once", "-v", "w", "false")
+    line_with(late, "waiting for the result of 'w'")
     with FileStore(path) as store:
         until(Lock(store, "w").waiters)
     (tmp_path / "go").touch()

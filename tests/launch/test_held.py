@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from contract.places import until
@@ -263,10 +264,29 @@ def test_all_are_told_before_they_are_killed(monkeypatch):
 
 
 def test_each_look_that_was_answered_is_a_sign_of_life(soon):
-    orders = []
-    with held._Watch(lambda: None, orders.append, 1.0, 600.0):
-        until(lambda: len(orders) > 1)
-    assert set(orders) == {warden.ALIVE}
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as orders, held._Watch(lambda: None, writer, 1.0, 600.0):
+        assert orders.read(2) == bytes([warden.ALIVE, warden.ALIVE])
+
+
+def test_a_look_that_is_stuck_is_not_waited_for_and_writes_nowhere_afterwards(soon, monkeypatch, tmp_path):
+    monkeypatch.setattr(held, "FOLLOW_S", 0.01)
+    started, goes_on = threading.Event(), threading.Event()
+
+    def check():
+        (tmp_path / "looks").touch()
+        started.set()
+        assert goes_on.wait(PATIENCE_S)
+
+    assert run(f"until [ -e {tmp_path}/looks ]; do sleep 0.01; done", check).status == 0
+    assert started.is_set()
+    with open(tmp_path / "other", "wb") as other:  # it may have the number of what was closed
+        duplicates = [os.dup(other.fileno()) for _ in range(8)]
+        goes_on.set()
+        until(lambda: not any(thread.name == "fscoord-hold" for thread in threading.enumerate()))
+    for each in duplicates:
+        os.close(each)
+    assert (tmp_path / "other").read_bytes() == b""
 
 
 def test_a_sign_of_life_begins_the_time_anew_and_no_quarter_counts_twice():
