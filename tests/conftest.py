@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -28,6 +29,7 @@ import hypothesis
 import pytest
 
 from fscoord._interruptions import lose_none
+from fscoord._log import file as log_file, marked, mount
 
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
@@ -95,6 +97,17 @@ def rng(seed: int) -> random.Random:
 def scale() -> Callable[[int], int]:
     """Give `scale(n)`: n times FSCOORD_SCALE, at least 1."""
     return lambda count: max(1, round(count * SCALE))
+
+
+# Thousands of logs
+
+
+@pytest.fixture
+def mounts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that open logs by the thousand on one mount: it is looked up once, which is a third of an open."""
+    look_up = functools.cache(mount.find_mount)
+    monkeypatch.setattr(log_file, "find_mount", look_up)
+    monkeypatch.setattr(marked, "find_mount", look_up)
 
 
 # Leaks: what a test opens, starts or forks is gone when it ends

@@ -149,12 +149,13 @@ def find_mount(path: str) -> Mount:
 def _look_up(path: str) -> Mount:
     best = Mount("", "", ())
     for line in system.mount_table():
-        fields = line.split()
-        if "-" not in fields[6:]:
+        first = line.split(None, 5)  # the rest is looked at only where it counts: a host may have hundreds of mounts
+        if len(first) < 6:
             continue
-        point = _unescape(fields[4])
+        point = _unescape(first[4])
         under = path == point or path.startswith(point.rstrip("/") + "/")
-        if under and len(point) >= len(best.point):  # the later of two at one point hides the earlier
+        fields = line.split() if under and len(point) >= len(best.point) else []
+        if "-" in fields[6:]:  # the later of two at one point hides the earlier
             tail = fields[fields.index("-", 6) + 1 :]
             options = fields[5].split(",") + (tail[2].split(",") if len(tail) > 2 else [])
             best = Mount(tail[0], point, tuple(options))
@@ -162,6 +163,8 @@ def _look_up(path: str) -> Mount:
 
 
 def _unescape(field: str) -> str:
+    if "\\" not in field:
+        return field
     for escaped, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(escaped, plain)
     return field

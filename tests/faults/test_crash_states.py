@@ -159,7 +159,7 @@ class Judge:
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
+def memory(mounts_stay: None) -> Iterator[Path]:
     """A directory in memory, if there is one, for nothing here depends on what it is on, and thousands are opened."""
     parent = next((place for place in ("/dev/shm",) if os.access(place, os.W_OK)), None)
     directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir=parent))

@@ -245,6 +245,7 @@ def exhaust(case: Case, errors: list[int], modes: tuple[bool, ...]) -> int:
     raise AssertionError("it never came to an end")
 
 
+@pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_call_may_fail(operation: str, directory: Path) -> None:
     """Once and for good, with one error after another of those there are."""
@@ -261,6 +262,7 @@ def test_every_call_may_fail(operation: str, directory: Path) -> None:
     assert calls > 0 or operation in WITHOUT_CALLS
 
 
+@pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.parametrize("operation", ["set", "get", "compact", "open", "begin a run"])
 def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -> None:
     with faulty_system() as faulty:
@@ -270,6 +272,7 @@ def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -
             assert exhaust(case, [errno.EIO, errno.ENOSPC, errno.ESTALE], (False, True)) > 1
 
 
+@pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])

@@ -24,7 +24,7 @@ WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "que
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
+def directory(mounts_stay: None) -> Iterator[Path]:
     parent = next((place for place in ("/dev/shm",) if os.access(place, os.W_OK)), None)
     directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir=parent))
     yield directory

@@ -50,7 +50,7 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path: Path, mounts_stay: None) -> str:
     return str(tmp_path / "store")
 
 

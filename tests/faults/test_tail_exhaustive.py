@@ -34,7 +34,7 @@ ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path: Path, mounts_stay: None) -> str:
     return str(tmp_path / "log")
 
 
