@@ -119,6 +119,17 @@ _directories = itertools.count()
 
 
 @pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory, if there is one: for tests that make, sync and remove files by the thousand, and prove
+    what does not depend on what they are on.
+    """
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir=parent))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
 def mounts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that open logs by the thousand on one mount: it is looked up once, which is a third of an open."""
     look_up = functools.cache(mount.find_mount)

@@ -30,8 +30,8 @@ ERRORS = [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE, errno.EACCES]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
+def path(memory: Path) -> Path:
+    return memory / "store"
 
 
 def generations(path: Path) -> list[str]:
@@ -81,9 +81,9 @@ def outcome(call: Callable[[], Any]) -> FscoordError | None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, tmp_path: Path) -> None:
+def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, memory: Path) -> None:
     for number in range(200):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         fill(path, compactions)
         opened = partial(FileStore, path, timeout=LIMIT_S, spill_bytes=SPILL[compactions])
         with opened() as store, opened() as other:
@@ -133,9 +133,9 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error: int, tmp_path: Path) -> None:
+def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error: int, memory: Path) -> None:
     for number in range(200):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         fill(path, 1)
         with FileStore(path, timeout=LIMIT_S, compact_bytes=1) as store:
             store.set("late", "y" * 2000)
@@ -153,10 +153,10 @@ def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("slept", [1, 3])
 def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
-    error: int, slept: int, tmp_path: Path
+    error: int, slept: int, memory: Path
 ) -> None:
     for number in range(100):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         fill(path, 0)
         opened = partial(FileStore, path, timeout=LIMIT_S, spill_bytes=SPILL[slept == 1])
         with opened() as store, opened() as other:
@@ -216,9 +216,9 @@ def die_at(number: int, part: float, body: Callable[[], None]) -> Callable[[], N
 
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, compactions: int, tmp_path: Path) -> None:
+def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, compactions: int, memory: Path) -> None:
     for number in range(200):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         fill(path, compactions)
 
         opened = partial(FileStore, path, timeout=LIMIT_S, spill_bytes=SPILL[compactions])
@@ -245,12 +245,10 @@ def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, co
 
 
 @pytest.mark.parametrize("triggered", [False, True])
-def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(
-    triggered: bool, tmp_path: Path, rng: random.Random
-) -> None:
+def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(triggered: bool, memory: Path, rng: random.Random) -> None:
     number, descriptors = rng.randint(1, 24), set(os.listdir("/proc/self/fd"))
     while True:
-        path = tmp_path / str(number) / "store"  # alone in its directory: whatever lies beside it adds points
+        path = memory / str(number) / "store"  # alone in its directory: whatever lies beside it adds points
         path.parent.mkdir()
         fill(path, 1)
         with FileStore(path, timeout=LIMIT_S, compact_bytes=None, spill_bytes=SPILL[triggered]) as store:
@@ -283,9 +281,9 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(
 # Forks
 
 
-def test_a_child_that_could_not_open_a_later_generation_does_no_harm(tmp_path: Path) -> None:
+def test_a_child_that_could_not_open_a_later_generation_does_no_harm(memory: Path) -> None:
     for number in range(60):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         fill(path, 1)
         reached = 0
         with FileStore(path, timeout=LIMIT_S) as store, FileStore(path, timeout=LIMIT_S) as other:

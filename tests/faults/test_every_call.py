@@ -10,10 +10,8 @@ import gc
 import inspect
 import itertools
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -93,12 +91,11 @@ def test_every_public_operation_is_tried() -> None:
     assert public <= OPERATIONS.keys()
 
 
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    parent = next((place for place in ("/dev/shm",) if os.access(place, os.W_OK)), None)
-    directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir=parent))
-    yield directory
-    shutil.rmtree(directory)
+@pytest.fixture
+def directory(memory: Path) -> Path:
+    directory = memory / "work"
+    directory.mkdir()
+    return directory
 
 
 def make_base(directory: Path, *, durable: bool, compactions: int) -> State:

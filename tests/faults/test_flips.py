@@ -41,8 +41,8 @@ ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 
 
 @pytest.fixture
-def path(tmp_path: Path, mounts_stay: None) -> str:
-    return str(tmp_path / "log")
+def path(memory: Path, mounts_stay: None) -> str:
+    return str(memory / "log")
 
 
 def contents(path: str) -> bytes:

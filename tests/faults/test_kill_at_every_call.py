@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,10 @@ WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "que
 
 
 @pytest.fixture
-def directory(mounts_stay: None) -> Iterator[Path]:
-    parent = next((place for place in ("/dev/shm",) if os.access(place, os.W_OK)), None)
-    directory = Path(tempfile.mkdtemp(prefix="fscoord-test-", dir=parent))
-    yield directory
-    shutil.rmtree(directory)
+def directory(memory: Path, mounts_stay: None) -> Path:
+    directory = memory / "work"
+    directory.mkdir()
+    return directory
 
 
 def perform(path: Path, operation: str, condition: Any, number: int, part: float, names: Path) -> None:

@@ -24,8 +24,8 @@ SIZES = [60, 450, 512, 900, 1500]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "log")
+def path(memory: Path) -> str:
+    return str(memory / "log")
 
 
 def contents(path: str) -> bytes:

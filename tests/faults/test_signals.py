@@ -50,8 +50,8 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def path(tmp_path: Path, mounts_stay: None) -> str:
-    return str(tmp_path / "store")
+def path(memory: Path, mounts_stay: None) -> str:
+    return str(memory / "store")
 
 
 def times_out(call: Callable[[], object]) -> None:

@@ -21,8 +21,8 @@ LIMIT_S = 20
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
+def path(memory: Path) -> Path:
+    return memory / "store"
 
 
 def open_run(path: Path, run_id: Any, **options: Any) -> FileStore:
@@ -138,9 +138,9 @@ def test_a_forked_child_belongs_to_its_parents_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0, 0.5, 1])
-def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, tmp_path: Path) -> None:
+def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, memory: Path) -> None:
     for number in range(200):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         with open_run(path, ("job", 0)) as old:
             old.set("k", "old")
 
@@ -169,9 +169,9 @@ def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: f
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
-def test_a_run_that_can_not_begin_says_so_and_can_be_begun_again(error: int, tmp_path: Path) -> None:
+def test_a_run_that_can_not_begin_says_so_and_can_be_begun_again(error: int, memory: Path) -> None:
     for number in range(200):
-        path = tmp_path / f"store{number}"
+        path = memory / f"store{number}"
         with open_run(path, ("job", 0)) as old:
             old.set("k", "old")
         opened: list[FileStore] = []

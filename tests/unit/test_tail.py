@@ -18,8 +18,8 @@ CHAIN = 77
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "log")
+def path(memory: Path) -> str:
+    return str(memory / "log")
 
 
 @pytest.fixture
