@@ -7,6 +7,7 @@ from typing import Any
 
 EMPTY = "empty"
 """The result of a pop from an empty queue."""
+DONE = "done"
 HELD = "held"
 """The result of an acquisition that was not to be had."""
 
@@ -72,6 +73,20 @@ def counting_lock(state: tuple[int, str], operation: tuple[Any, ...]) -> tuple[H
         return (state, HELD) if holder else ((last + 1, who), last + 1)
     assert name == "release"
     return ((last, ""), True) if holder == who else (state, False)
+
+
+def item(holder: str, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
+    """One item of a queue that hands out at least once: "" is free, or who has it, or `DONE`.
+
+    It is taken, done and given back by somebody, or falls back when that one dies. Who takes it when it is not free,
+    and who ends what it does not have, gets False.
+    """
+    name, who = operation
+    if name == "take":
+        return (holder, False) if holder else (who, True)
+    if holder != who:
+        return holder, False
+    return (DONE if name == "done" else "", True)
 
 
 def fenced(state: int, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:

@@ -16,8 +16,8 @@ from linear.operations import call, draw_queue, draw_value
 
 from fscoord import _system as system
 from fscoord.collectives import barrier, broadcast, gather, synchronize
-from fscoord.errors import StoreError, StoreTimeoutError
-from fscoord.recipes.lock import Lock
+from fscoord.errors import HoldLostError, QueueEmptyError, StoreError, StoreTimeoutError
+from fscoord.recipes import Election, Item, Lock, Queue
 from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.store import Store
 
@@ -229,6 +229,79 @@ def hold_named_lock(worker: Worker) -> None:
 def pass_named_lock(store: Store) -> None:
     with Lock(store, "named"):
         store.set("passed", str(int(store.get("passed")) + 1) if store.check(["passed"]) else "1")
+
+
+def hold_again(worker: Worker, kind: str) -> None:
+    """Acquire and release until the key "over" is there; report each step: what, with what result, when."""
+    store = worker.stores["store"]
+    lock = {"Lock": Lock, "Election": Election}[kind](store, "held")
+    while not store.check(["over"]):
+        worker.report(("acquire", None, time.monotonic()))
+        lock.acquire()
+        worker.report(("acquired", lock.token, time.monotonic()))
+        worker.report(("release", None, time.monotonic()))
+        lock.release()
+        worker.report(("released", True, time.monotonic()))
+
+
+def put_and_take(worker: Worker, name: str, seed: int) -> None:
+    """Put an item, take one, and do it or give it back, until the key "over" is there; report as `hold_again` does."""
+    rng, store = random.Random(seed), worker.stores["store"]
+    queue = Queue(store, "queue")
+    for number in itertools.count():
+        if store.check(["over"]):
+            return
+        worker.report(("put", f"{name}.{number}", time.monotonic()))
+        queue.put(f"{name}.{number}")
+        worker.report(("take", None, time.monotonic()))
+        end_item(worker, queue.take(), "done" if rng.random() < 0.7 else "give back")
+
+
+def end_item(worker: Worker, item: Item, how: str) -> None:
+    name = item.data.decode()
+    worker.report(("taken", name, time.monotonic()))
+    worker.report((how, name, time.monotonic()))
+    item.done() if how == "done" else item.give_back()
+    worker.report(("ended", name, time.monotonic()))
+
+
+def drain(worker: Worker) -> None:
+    """Take and do what is left, and report it."""
+    queue = Queue(worker.stores["store"], "queue")
+    while True:
+        worker.report(("take", None, time.monotonic()))
+        try:
+            end_item(worker, queue.take(block=False), "done")
+        except QueueEmptyError:
+            return
+
+
+def hold_and_stop(worker: Worker, ttl: float | None) -> str:
+    """Acquire "named", stop, and say, when woken, what comes of asking whether it is still held."""
+    lock = Lock(worker.stores["store"], "named", ttl=ttl)
+    lock.acquire()
+    worker.report("holding")
+    with worker.stores["store"]._log.mutex:  # so that no thread has the log's own lock meanwhile
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        lock.check()
+    except HoldLostError as error:
+        return type(error).__name__
+    lock.release()
+    return "released"
+
+
+def take_named_lock(store: Store) -> bool:
+    return Lock(store, "named").acquire()
+
+
+def try_named_lock(store: Store, limit: float) -> bool:
+    """Return whether "named" was to be had in `limit` seconds."""
+    lock = Lock(store, "named")
+    if not lock.acquire(timeout=limit):
+        return False
+    lock.release()
+    return True
 
 
 def meet(worker: Worker, path: str, least: int, most: int) -> None:

@@ -1,0 +1,162 @@
+"""Locks, elections and queues between hosts, while processes are killed and stopped at any moment."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from linear import models
+from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
+from mounts.agents import LIMIT_S, Agent
+from mounts.conftest import Sides
+from mounts.test_histories import clocks
+
+WIDTH = 4
+STEPS = 16
+"""How many steps of all there are, at least, between two troubles."""
+STOPPED_S = 0.05
+
+
+def make_progress(sides: Sides, crew: list[Agent], steps: int) -> None:
+    enough = sum(len(agent.events) for agent in crew) + steps
+    end = time.monotonic() + LIMIT_S
+    while sum(len(agent.events) for agent in crew) < enough:
+        assert time.monotonic() < end, "nobody gets on"
+        for host in (sides.a, sides.b):
+            host.look(0.01)
+
+
+def kill_and_stop(sides: Sides, crew: list[Agent], rng: random.Random, kinds: list[str]) -> list[Agent]:
+    """Let befall some of `crew`, at any moment, what `kinds` says; return those who were killed.
+
+    Nobody who is in trouble is asked for anything: the others go on, or wait until it is over.
+    """
+    killed: list[Agent] = []
+    for kind in rng.sample(kinds, len(kinds)):
+        make_progress(sides, crew, STEPS)
+        victim = rng.choice([agent for agent in crew if agent not in killed])
+        if kind == "kill":
+            victim.kill()
+            killed.append(victim)
+        else:
+            victim.stop()
+            time.sleep(rng.uniform(0.1, 1) * STOPPED_S)  # and not until somebody goes on: it may have the log's lock
+            victim.resume()
+    make_progress(sides, crew, STEPS)
+    return killed
+
+
+def moments(agent: Agent, ahead: dict[str, tuple[float, float]]) -> list[tuple[str, Any, float, float]]:
+    """Return what `agent` reported: what, with what result, and when, in host a's time, at least and at most."""
+    least, most = ahead[agent.host.name]
+    return [(what, result, moment - most, moment - least) for what, result, moment in agent.events]
+
+
+def lock_calls(agent: Agent, steps: list[tuple[str, Any, float, float]]) -> list[Call]:
+    """Return the calls of a lock that `agent` made; its death gives back what it held, sometime."""
+    me = f"{agent.host.name}{agent.number}"
+    calls: list[Call] = []
+    begun: float | None = None
+    for what, result, least, most in steps:
+        if what in ("acquire", "release"):
+            begun = least
+        else:
+            assert begun is not None
+            calls.append(Call(begun, most, ({"acquired": "acquire", "released": "release"}[what], me), result))
+            begun = None
+    if agent.status:
+        if begun is not None:
+            calls.append(Call(begun, math.inf, (steps[-1][0], me), UNKNOWN))
+        calls.append(Call(steps[-1][2] if steps else -math.inf, math.inf, ("release", me), UNKNOWN))
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["Lock", "Election"])
+def test_the_history_of_a_lock_on_both_hosts_is_that_of_a_lock(sides: Sides, kind: str, rng: random.Random) -> None:
+    ahead = clocks(sides)
+    crew = sides.opened(WIDTH)
+    asked = [agent.begin("with_worker", "mounts.work.hold_again", kind) for agent in crew]
+    killed = kill_and_stop(sides, crew, rng, ["kill", "kill", "stop", "stop"])
+    end = sides.a.fork().open(sides.path())
+    end.set("over", "1")
+    for agent, pending in zip(crew, asked, strict=True):
+        if agent not in killed:
+            pending.result()
+    calls = [call for agent in crew for call in lock_calls(agent, moments(agent, ahead))]
+    assert sum(call.operation[0] == "acquire" for call in calls) >= STEPS
+    assert check(calls, models.counting_lock, (0, "")) == LINEARIZABLE, calls
+
+
+def item_calls(agent: Agent, steps: list[tuple[str, Any, float, float]]) -> list[tuple[str, Call]]:
+    """Return, by item, the calls that `agent` made; what it had when it died is free again, sometime."""
+    me = f"{agent.host.name}{agent.number}"
+    calls: list[tuple[str, Call]] = []
+    what, item, begun = "", "", 0.0
+    for word, name, least, most in steps:
+        if word == "taken":
+            calls.append((name, Call(begun, most, ("take", me), True)))
+        elif word == "ended":
+            calls.append((name, Call(begun, most, (what, me), True)))
+        what, item, begun = word, name, least
+    if agent.status and what in ("done", "give back"):
+        calls.append((item, Call(begun, math.inf, (what, me), UNKNOWN)))
+    if agent.status and what in ("taken", "done", "give back"):
+        calls.append((item, Call(begun, math.inf, ("die", me), UNKNOWN)))
+    return calls
+
+
+def test_no_item_of_a_queue_is_lost_or_had_by_two(sides: Sides, rng: random.Random) -> None:
+    """One that is killed before it could tell of what it took had that for as long as nobody else took it."""
+    ahead = clocks(sides)
+    crew = sides.opened(WIDTH)
+    asked = [
+        agent.begin("with_worker", "mounts.work.put_and_take", str(number), rng.randrange(2**32))
+        for number, agent in enumerate(crew)
+    ]
+    killed = kill_and_stop(sides, crew, rng, ["kill", "stop", "kill"])
+    last = sides.b.fork().open(sides.path())
+    last.set("over", "1")
+    for agent, pending in zip(crew, asked, strict=True):
+        if agent not in killed:
+            pending.result()
+    last.do("with_worker", "mounts.work.drain")
+    steps = {agent: moments(agent, ahead) for agent in [*crew, last]}
+    put = {
+        name
+        for own in steps.values()
+        for (what, name, _, _), _ in pairwise(own)  # what came behind it says that it was put
+        if what == "put"
+    }
+    calls: dict[str, list[Call]] = {}
+    for agent, own in steps.items():
+        for name, call in item_calls(agent, own):
+            calls.setdefault(name, []).append(call)
+    for name in put:
+        assert any(call.operation[0] == "done" for call in calls.get(name, [])), f"{name} is lost"
+    wrong = {name: own for name, own in calls.items() if check(own, models.item, "") != LINEARIZABLE}
+    assert not wrong
+
+
+@pytest.mark.parametrize("ttl", [None, 1.0], ids=["without a ttl", "with a ttl"])
+def test_a_holder_that_is_stopped_keeps_its_lock_unless_it_has_a_ttl(sides: Sides, ttl: float | None) -> None:
+    holder, other = sides.opened(2)
+    said = holder.begin("with_worker", "mounts.work.hold_and_stop", ttl)
+    assert holder.next_event() == "holding"
+    assert other.do("mounts.work.try_named_lock", "@store", LIMIT_S / 2 if ttl else 0.3) == bool(ttl)
+    while not said.is_done():  # it may be woken before it has stopped
+        holder.resume()
+        holder.host.look(0.05)
+    assert said.result() == ("HoldLostError" if ttl else "released")
+    assert other.do("mounts.work.try_named_lock", "@store", LIMIT_S / 2)
+
+
+def test_a_holder_that_closes_its_store_frees_its_lock_for_the_other_host(sides: Sides) -> None:
+    holder, other = sides.opened(2)
+    assert holder.do("mounts.work.take_named_lock", "@store")
+    taken = other.begin("mounts.work.try_named_lock", "@store", LIMIT_S / 2)
+    holder.do("close")
+    assert taken.result()
