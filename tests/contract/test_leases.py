@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread, until
+from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import place_of
 from contract.worker import Workers, start
 
@@ -24,7 +24,7 @@ from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 
-@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd"])
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", ETCD])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = place_of(request.param, str(tmp_path))
     yield place

@@ -19,8 +19,10 @@ from fscoord._log.bell import bucket
 from fscoord._log.ticket import Ticket
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, Semaphore, _line
+from fscoord.recipes._entry import parse_line
 from fscoord.store import Store
 from fscoord.stores import vigil
+from fscoord.stores.dump import dump
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -463,8 +465,19 @@ def no_overlap(directory: str, processes: int, times: int) -> None:
     place.close()
 
 
-def test_the_holds_of_processes_do_not_overlap(tmp_path: Path) -> None:
+def arrivals(path: str) -> dict[str, int]:
+    """Return, in the order in which they came to stand in the line "l", each with its token in the end."""
+    found: dict[str, int] = {}
+    for entry in dump(path):
+        if entry.key == b"l/line" and entry.kind == "compare_set":
+            for each in parse_line(entry.value)[1]:
+                found[each.id] = each.token
+    return found
+
+
+def test_the_holds_of_processes_do_not_overlap_and_no_token_overtakes_another(tmp_path: Path) -> None:
     no_overlap(str(tmp_path), 4, 25)
+    assert list(arrivals(f"{tmp_path}/store").values()) == list(range(1, 101))
 
 
 @pytest.mark.long

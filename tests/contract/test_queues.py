@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread
+from contract.places import ETCD, HANG_S, Place, start_thread
 from contract.third_party import place_of
 from contract.worker import Workers, start
 
@@ -20,7 +20,7 @@ from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 
-@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file"])
+@pytest.fixture(params=["hash", "nested-hash", "third-party", "file-ofd", "nested-file", ETCD])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = place_of(request.param, str(tmp_path))
     yield place
@@ -94,8 +94,9 @@ def test_items_are_taken_in_the_order_in_which_they_were_put(store: Store) -> No
     found.put("a")
     found.put_all([b"b", b"", "d" * 5000])
     found.put_all([])
-    assert len(found) == 4
-    assert drained(found) == [b"a", b"b", b"", b"d" * 5000]
+    found.put("e")
+    assert len(found) == 5
+    assert drained(found) == [b"a", b"b", b"", b"d" * 5000, b"e"]
     assert len(found) == 0
     assert found.name == "q"
 
@@ -206,6 +207,36 @@ def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Stor
     assert sorted(thread.join() for thread in threads) == [b"1", b"2", b"3"]
 
 
+def test_who_sleeps_is_told_of_what_is_given_back(place: Place, store: Store, no_slow_looks: None) -> None:
+    class Asleep(PrefixStore):
+        def wait_sessions(self, keys: Any, numbers: Any, timeout: Any = None) -> list[int]:
+            asleep.release()
+            return super().wait_sessions(keys, numbers, timeout)
+
+    asleep = threading.Semaphore(0)
+    found = Queue(PrefixStore("x", store), "q")
+    found.put("a")
+    item = found.take()
+    with start_thread(Queue(Asleep("x", place.open(how="clone")), "q").take) as thread:
+        assert asleep.acquire(timeout=HANG_S)  # and the bell of the put is cleared
+        assert not found._store.check(["q/bell"])
+        item.give_back()
+    assert thread.result.data == b"a"
+
+
+def test_who_clears_the_bell_rings_it_again_for_the_others_if_it_leaves_something(place: Place, store: Store) -> None:
+    class Late(PrefixStore):
+        def check(self, keys: Any) -> bool:
+            if keys == [b"q/bell"] and others:  # between its look at the items and that at the bell
+                others.pop().put_all("ab")
+            return super().check(keys)
+
+    other = Queue(PrefixStore("x", place.open(how="clone")), "q")
+    others = [other]
+    assert Queue(Late("x", store), "q").take().data == b"a"
+    assert PrefixStore("x", store).check(["q/bell"])
+
+
 def test_producers_and_consumers_that_share_objects_lose_nothing_and_do_nothing_twice(
     place: Place, store: Store, seed: int
 ) -> None:
@@ -287,6 +318,32 @@ def test_who_was_taken_for_dead_finds_out_when_it_is_done(store: Store) -> None:
     with pytest.raises(HoldLostError, match=r"'q' is no longer held by .*:\d+: it was taken for dead"):
         item.done()
     assert store.num_keys()
+
+
+def test_a_ctrl_c_does_not_return_what_another_has_by_now(store: Store) -> None:
+    view = Interrupted(store, 0, after=False)
+    Queue(view, "q").put("a")
+    item = Queue(view, "q").take()
+    claim = next(key for key in store.list_keys("q-view/q/claim/"))
+    store.set(claim, "7 host:1 of-another")
+    view.count, view.at = 0, 1
+    with pytest.raises(KeyboardInterrupt):
+        item.done()
+    assert store.get(claim) == b"7 host:1 of-another"
+
+
+def test_who_dies_between_the_two_steps_of_done_leaves_nothing_behind(file_place: Place) -> None:
+    store = file_place.open()
+    found = Queue(store, "q")
+    found.put("a")
+    lost = file_place.open()
+    item = Queue(lost, "q").take()
+    lost.delete_key(found._item_key(item._order))
+    assert len(found.taken()) == 1
+    lost.close()
+    with pytest.raises(QueueEmptyError):
+        found.take(block=False)
+    assert found.taken() == []
 
 
 def test_a_consumer_that_closes_its_store_returns_its_item_to_one_who_waits(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread, until
+from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.worker import Workers, start
 
 from fscoord.errors import StoreTimeoutError
@@ -16,7 +16,7 @@ from fscoord.recipes import ReadWriteLock, Semaphore
 from fscoord.store import Store
 
 
-@pytest.fixture(params=["hash", "nested-hash", "file-ofd", "nested-file"])
+@pytest.fixture(params=["hash", "nested-hash", "file-ofd", "nested-file", ETCD])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = Place(request.param, str(tmp_path))
     yield place

@@ -1,0 +1,75 @@
+"""What a process held on etcd, when it is killed, closed or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from contract.places import HANG_S, start_thread
+
+from fscoord.errors import FscoordError
+from fscoord.recipes import Lock, Queue
+from fscoord.stores.etcd import EtcdStore
+
+pytestmark = pytest.mark.etcd
+
+Open = Callable[..., EtcdStore]
+
+
+def fork(open_store: Open, work: Callable[[EtcdStore], None]) -> int:
+    """Return a child that does `work` with a store of its own, and then waits for a signal."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(open_store(session_ttl=1))
+            signal.pause()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def hold(store: EtcdStore) -> None:
+    Lock(store, "l").acquire()
+    store.set("has it", "1")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_lock_of_a_process_that_gives_no_sign_of_life_is_free_when_its_lease_is_over(
+    open_store: Open, how: int
+) -> None:
+    store = open_store()
+    pid = fork(open_store, hold)
+    try:
+        store.wait(["has it"], HANG_S)
+        with start_thread(Lock(open_store(), "l").acquire) as waiter:
+            os.kill(pid, how)
+        assert waiter.result
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_the_item_of_a_killed_consumer_is_handed_out_again(open_store: Open) -> None:
+    def take(store: EtcdStore) -> None:
+        Queue(store, "q").take()
+        store.set("has it", "1")
+
+    store = open_store()
+    Queue(store, "q").put("a")
+    pid = fork(open_store, take)
+    store.wait(["has it"], HANG_S)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert Queue(store, "q").take(timeout=HANG_S).data == b"a"
+
+
+def test_who_closes_its_store_instead_of_releasing_frees_its_lock(open_store: Open) -> None:
+    holder = open_store(session_ttl=60)
+    assert Lock(holder, "l").acquire()
+    with start_thread(Lock(open_store(), "l").acquire) as waiter:
+        holder.close()
+    assert waiter.result
+    with pytest.raises(FscoordError):
+        holder.get("l/line")
