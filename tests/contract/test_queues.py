@@ -36,9 +36,9 @@ def file_place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def no_slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not woken hangs."""
-    monkeypatch.setattr(queue, "LOOK_S", HANG_S)
-    monkeypatch.setattr(membership, "LOOK_S", HANG_S)
+    """Who is not woken hangs, for longer than a test may take."""
+    monkeypatch.setattr(queue, "LOOK_S", 10 * HANG_S)
+    monkeypatch.setattr(membership, "LOOK_S", 10 * HANG_S)
 
 
 def drained(found: Queue) -> list[bytes]:
@@ -99,6 +99,9 @@ def test_items_are_taken_in_the_order_in_which_they_were_put(store: Store) -> No
     assert drained(found) == [b"a", b"b", b"", b"d" * 5000, b"e"]
     assert len(found) == 0
     assert found.name == "q"
+    many = [b"%d" % number for number in range(20)]
+    found.put_all(many)
+    assert drained(found) == many
 
 
 def test_a_queue_that_was_drained_leaves_next_to_nothing(store: Store) -> None:
@@ -115,6 +118,9 @@ def test_the_lowest_priority_goes_first_and_equals_in_their_order(store: Store) 
     for value, priority in (("c", 5), ("a", -(1 << 31)), ("d", (1 << 31) - 1), ("b", 0), ("c2", 5)):
         found.put(value, priority)
     assert found.take().data == b"a"
+    for value, priority in (("a3", 16 - (1 << 31)), ("a2", 2 - (1 << 31))):
+        found.put(value, priority)
+    assert [found.take().data, found.take().data] == [b"a2", b"a3"]
     found.put_all(["b2", "b3"])
     assert drained(found) == [b"b", b"b2", b"b3", b"c", b"c2", b"d"]
     for wrong in (1 << 31, -(1 << 31) - 1):
@@ -452,6 +458,24 @@ def test_every_watcher_is_told_of_every_change(place: Place, store: Store, no_sl
     for thread in threads:
         thread.join()
     assert logs[0] == logs[1] == states
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_who_is_interrupted_while_it_joins_does_not_take_part(after: bool, store: Store) -> None:
+    look = Membership(PrefixStore("q-view", store), "m")
+    at, hit = 0, True
+    while hit:
+        at += 1
+        view = Interrupted(store, at, after)
+        group = Membership(view, "m")
+        try:
+            group.join()
+        except KeyboardInterrupt:
+            assert look.members() == []
+            assert not group.leave()
+        hit = view.hit
+    assert at > 4
+    assert len(look.members()) == 1
 
 
 def test_nothing_new_is_an_error_when_time_runs_out(store: Store) -> None:

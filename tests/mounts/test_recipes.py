@@ -16,7 +16,7 @@ from mounts.conftest import Sides
 from mounts.test_histories import clocks
 
 WIDTH = 4
-STEPS = 16
+STEPS = 12
 """How many steps of all there are, at least, between two troubles."""
 STOPPED_S = 0.05
 
@@ -75,7 +75,7 @@ def lock_calls(agent: Agent, steps: list[tuple[str, Any, float, float]]) -> list
     return calls
 
 
-@pytest.mark.parametrize("kind", ["Lock", "Election"])
+@pytest.mark.parametrize("kind", ["Lock", pytest.param("Election", marks=pytest.mark.long)])
 def test_the_history_of_a_lock_on_both_hosts_is_that_of_a_lock(sides: Sides, kind: str, rng: random.Random) -> None:
     ahead = clocks(sides)
     crew = sides.opened(WIDTH)
