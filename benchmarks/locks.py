@@ -1,5 +1,8 @@
 """Locks between processes: what a pair costs where nobody else is, how soon the next has it, and who overtakes whom.
 
+Who is overtaken counts from before its call: until it has written that it wants ours, others may. In line nobody is
+overtaken, which a test shows in the log itself, see `arrivals` in tests/contract/test_locks.py.
+
 Beside ours: flock(2), the least that a lock can cost; portalocker and filelock, as they come; and the semaphore of
 `multiprocessing`, which only processes of one family can share. Ours alone queues, survives its holder, and has tokens.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,13 +36,18 @@ PORTALOCKER = "portalocker.Lock"
 FILELOCK = "filelock.FileLock"
 FAMILY = "multiprocessing.Lock"
 LOCKS = (OURS, FLOCK, PORTALOCKER, FILELOCK, FAMILY)
+WRITES = "two compare_set"
+"""The least that a pair of ours can cost."""
 
-PAIRS = 2000
+PAIRS = 500
 HOLD_S = 0.001
 """How long each holds it: so long that the others are asleep by then."""
 
 RUN_S = 1.5
 MANY = 8
+PAUSE_S = 0.05
+"""How long one waits for it when its holder ends."""
+ENDS = ("is killed", "closes its store")
 
 
 class Hold(NamedTuple):
@@ -65,22 +74,47 @@ class Flock:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
+class Writes:
+    """No lock: the two writes that one of ours makes, of as many bytes."""
+
+    def __init__(self, store: fscoord.FileStore) -> None:
+        self._store = store
+        self._values = b"1234 0123456789abcdef", b"1235 0123456789abcdef\n0123456789abcdef x 1235 12 host:12345 -"
+        store.set(b"lock/line", self._values[0])
+
+    def acquire(self) -> None:
+        """Write the longer one."""
+        self._store.compare_set(b"lock/line", *self._values)
+
+    def release(self) -> None:
+        """Write the shorter one."""
+        self._store.compare_set(b"lock/line", *self._values[::-1])
+
+
+def open_store(path: str) -> fscoord.FileStore:
+    """Return a store that has loaded what is loaded at the first wait, and that has a bell, as where others wait."""
+    store = fscoord.FileStore(path, timeout=LIMIT_S)
+    with suppress(fscoord.StoreTimeoutError):
+        store.wait(["never"], 0.01)
+    return store
+
+
 def make(kind: str, path: str, family: Any) -> Any:
     """Return a lock of that kind at `path`, or `family`, which has been inherited."""
-    if kind == OURS:
-        store = fscoord.FileStore(path, timeout=LIMIT_S)
-        with suppress(fscoord.StoreTimeoutError):
-            store.wait(["never"], 0.01)  # loads what is loaded at the first wait
-        return Lock(store, "lock")
+    if kind in (OURS, WRITES):
+        store = open_store(path)
+        return Lock(store, "lock") if kind == OURS else Writes(store)
     if kind == PORTALOCKER:
         return portalocker.Lock(path, mode="a", timeout=LIMIT_S)
     return {FLOCK: Flock, FILELOCK: filelock.FileLock, FAMILY: lambda _: family}[kind](path)
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for one process, one for two that take turns, and one for eight that all want it."""
-    rounds = settings.rounds(7)
-    pairs, missing = take_turns(settings, LOCKS, rounds, lambda kind: alone(kind, settings), "lock and unlock")
+    """Yield a row for one process, one for two that take turns, one for eight that all want it, and for its end."""
+    rounds = settings.rounds(15)
+    pairs, missing = take_turns(
+        settings, (*LOCKS, WRITES), rounds, lambda kind: alone(kind, settings), "lock and unlock"
+    )
     yield Row(
         "lock and unlock, one process",
         "µs",
@@ -125,6 +159,68 @@ def measure(settings: Settings) -> Iterator[Row]:
             for kind, lists in found.items()
         },
     )
+
+    rounds = settings.rounds(10)
+    for how in ENDS:
+
+        def once(_: str, how: str = how) -> float:
+            with tempfile.TemporaryDirectory(prefix="benchmark-", dir=settings.directory) as place:
+                got, ended = crew.run(see_the_end, 2, str(Path(place, "lock")), how)
+            return float(got - ended) * 1e3
+
+        ends, missing = take_turns(settings, (OURS,), rounds, once, f"lock whose holder {how}")
+        yield Row(
+            f"lock whose holder {how}, until the next has it",
+            "ms",
+            f"worst of {rounds} rounds",
+            {kind: max(taken) for kind, taken in ends.items()},
+            missing,
+            {kind: {"p50": median(taken)} for kind, taken in ends.items()},
+            [Budget("100 ms", limit=100.0)],
+        )
+
+
+def see_the_end(member: crew.Member, path: str, how: str) -> float:
+    """Return when this process had the lock; the other returns when its holder's end began."""
+    if member.rank:
+        return end_a_holder(member, path, how)
+    lock = Lock(open_store(path), "lock")
+    member.start()
+    lock.acquire()
+    got = time.monotonic()
+    lock.release()
+    return got
+
+
+def end_a_holder(member: crew.Member, path: str, how: str) -> float:
+    """Fork a holder, and end it when it has been waited for a while; return when."""
+    (ordered, order), (heard, say) = os.pipe(), os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            store = open_store(path)
+            Lock(store, "lock").acquire()
+            os.write(say, b"has it")
+            os.read(ordered, 1)
+            moment = time.monotonic()
+            store.close()
+            os.write(say, f"{moment}".encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.read(heard, 16)
+    member.start()
+    with fscoord.FileStore(path, timeout=LIMIT_S) as store:
+        while not Lock(store, "lock").waiters():
+            time.sleep(0.001)
+    time.sleep(PAUSE_S)
+    moment = time.monotonic()
+    if how != ENDS[0]:
+        os.write(order, b"!")
+        moment = float(os.read(heard, 64))
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    return moment
 
 
 def alone(kind: str, settings: Settings) -> float:
