@@ -33,6 +33,8 @@ WORKS = [
     "lock and unlock, one process",
     "lock, from a release to the next of 2 processes",
     "lock, 2 processes want it, the longest that one waits",
+    "lock whose holder is killed, until the next has it",
+    "lock whose holder closes its store, until the next has it",
     "rendezvous of 2 nodes",
     "replay",
     "open after 2000 operations on 1000 keys",
