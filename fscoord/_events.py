@@ -94,6 +94,12 @@ class Inotify:
                     pass
         return bool(ready)
 
+    def descriptors(self) -> list[int]:
+        """Return what is readable when `wait` would return at once; nothing after `close`."""
+        if not self._close.alive:
+            return []
+        return [*self._sources, *([self._obituaries.fileno()] if self._obituaries is not None else [])]
+
     def watch_process(self, pid: int) -> bool:
         """Have the end of process `pid` end `wait`; False where there is no pidfd_open(2), or no descriptor left.
 

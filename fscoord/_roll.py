@@ -10,12 +10,12 @@ when all have come, so that whoever waits for that waits for one key.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fscoord import _system as system
 from fscoord._fates import find_fates
 from fscoord._patience import FIRST_S, Patience
+from fscoord._sought import KEYS, Sought, Turns
 from fscoord.arguments import (
     Key,
     Timeout,
@@ -38,7 +38,6 @@ SIGN_OFF_S = 0.05
 
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
-T = TypeVar("T")
 
 
 class UsedBeforeError(BarrierError):
@@ -203,17 +202,18 @@ class Roll:
             self._store.set(self._complete, b"1")
         return len(_present(events)) == world_size
 
-    def wait(self) -> None:
+    def wait(self) -> Turns[list[int]]:
         """Wait until all are there."""
-        self._patiently(Patience(), partial(self._store.wait, [self._complete]))
+        return self._patiently(Patience(), None)
 
-    def _patiently(self, patience: Patience, wait: Callable[[float], T]) -> T:
-        """Return what `wait`, given how long it may take, returns in the time of this call; speak of it meanwhile."""
+    def _patiently(self, patience: Patience, needed: list[int] | None) -> Turns[list[int]]:
+        """Wait until all are there, or some of the ranks `needed` are dead, and return those; speak of it meanwhile."""
         while True:
             left = self._call.left()
             limit = min(left, patience.left(), FIRST_S)  # so that the store does not speak of it, too
             try:
-                return wait(limit)
+                dead: list[int] = yield Sought(KEYS, [self._complete], limit, ranks=needed)
+                return dead
             except StoreTimeoutError:
                 if left <= limit:
                     raise
@@ -226,7 +226,7 @@ class Roll:
         came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{more}"
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
-    def wait_alive(self) -> None:
+    def wait_alive(self) -> Turns[None]:
         """After `arrive`: wait until all are there, or one who is not is known dead.
 
         Raises:
@@ -249,7 +249,7 @@ class Roll:
             if fatal:
                 self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
             else:
-                dead = self._patiently(patience, partial(self._store.wait_alive, [self._complete], missing))
+                dead = yield from self._patiently(patience, missing)
                 is_complete = not dead
 
     def missing(self) -> list[int]:

@@ -23,23 +23,11 @@ colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all oth
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from fscoord import _system as system
-from fscoord._roll import Attempt, Decoder, Roll, attempt, check_rank
+from fscoord import _meetings as turns
+from fscoord._roll import Decoder
+from fscoord._sought import take_turns
 from fscoord._store_timeout import store_timeout
-from fscoord.arguments import (
-    DEFAULT_TIMEOUT,
-    Key,
-    Timeout,
-    Value,
-    key_bytes,
-    key_text,
-    positive,
-    seconds,
-    value_bytes,
-)
-from fscoord.errors import BarrierError, StoreTimeoutError
+from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, Value
 from fscoord.store import Store
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
@@ -87,29 +75,8 @@ def barrier(
             disagree about `world_size`, or `rank` is not below it.
         ValueError: there is a decoder, or `fail_fast`, but no `rank`.
     """
-    if rank is None:
-        if fail_fast:
-            raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
-        if rank_tracing_decoder is not None:
-            raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
-        seconds(trace_timeout)
-        _anonymous_barrier(store, positive("world_size", world_size), key_bytes(key_prefix), seconds(barrier_timeout))
-        return
-    call = attempt(key_prefix, rank, world_size, barrier_timeout, trace_timeout, rank_tracing_decoder)
-    roll = Roll(store, call.prefix, call)
-    try:
-        complete = roll.arrive()
-        if fail_fast:
-            roll.wait_alive()
-        elif not complete:
-            roll.wait()
-    except StoreTimeoutError as error:
-        missing = roll.missing()
-        roll.sign_off(bool(missing), call.trace_left())
-        if missing:
-            mixed = store.check([call.prefix + b"/num_members"])
-            hint = "; some callers gave no rank: either all do, or none" if mixed else ""
-            raise call.time_out("waiting on barrier", missing, error, store, hint) from error
+    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+    take_turns(store, turns.barrier(store, *arguments, fail_fast=fail_fast))
 
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes]:
@@ -121,8 +88,7 @@ def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
         BarrierError: this rank has done this before, and all were through.
     """
-    call = attempt(prefix, rank, world_size, store.timeout)
-    return _collect(store, call, call.prefix, "get_all")
+    return take_turns(store, turns.get_all(store, rank, prefix, world_size))
 
 
 def synchronize(
@@ -150,13 +116,7 @@ def synchronize(
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
         BarrierError: the prefix was used before. Nothing has been overwritten.
     """
-    call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
-    prefix = call.data_prefix()
-    own = prefix + b"%d" % rank
-    Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
-    _give(store, own, content)
-    _meet(store, call, prefix)
-    return _collect(store, call, prefix, "synchronize")
+    return take_turns(store, turns.synchronize(store, data, rank, world_size, key_prefix, timeout))
 
 
 def broadcast(
@@ -186,20 +146,7 @@ def broadcast(
         StoreTimeoutError: the source did not come.
         BarrierError: on the source, other data was broadcast under this prefix before. Nothing has been overwritten.
     """
-    call = attempt(key_prefix, rank, world_size, timeout)
-    check_rank(source, world_size)
-    key = call.prefix + b"/broadcast"
-    if rank == source:
-        if data is None:
-            raise TypeError(f"rank {rank} is the source: its data is str or bytes-like, not None")
-        content = value_bytes(data)
-        _give(store, key, content)
-        return content
-    try:
-        store.wait([key], call.left())
-    except StoreTimeoutError as error:
-        raise call.time_out("in broadcast", [source], error, store) from error
-    return store.get(key)
+    return take_turns(store, turns.broadcast(store, data, rank, world_size, key_prefix, timeout, source))
 
 
 def gather(
@@ -229,78 +176,4 @@ def gather(
         StoreTimeoutError: on the target; it names the ranks whose data did not come.
         BarrierError: the prefix was used before. Nothing has been overwritten.
     """
-    call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
-    check_rank(target, world_size)
-    prefix = call.data_prefix()
-    end = prefix + b"/gathered"
-    if store.check([end]):
-        raise call.used_before()
-    _give(store, prefix + b"%d" % rank, content)
-    if rank != target:
-        return None
-    values = _read_all(store, call, prefix, "gather")
-    store.set(end, b"1")
-    return values
-
-
-def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> None:
-    start = system.time.monotonic()
-    try:
-        store.barrier(prefix, world_size, timeout)
-    except StoreTimeoutError as error:
-        counter = prefix + b"/num_members"
-        came = store.get(counter).decode() if store.check([counter]) else "none"
-        mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
-        raise StoreTimeoutError(
-            f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
-            f" timeout={timeout:g}): {came} came; with rank it would name the missing{mixed}",
-            keys=error.keys,
-            holder=error.holder,
-            waited=system.time.monotonic() - start,
-        ) from error
-
-
-def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> list[bytes]:
-    values = _read_all(store, call, prefix, what)
-    roll = Roll(store, prefix + b"/finished", call)
-    try:
-        if not roll.arrive() and call.rank == 0:
-            roll.wait()
-    except StoreTimeoutError as error:
-        missing = roll.missing()
-        roll.sign_off(bool(missing), call.trace_left())
-        if missing:
-            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
-    return values
-
-
-def _meet(store: Store, call: Attempt, prefix: bytes) -> None:
-    """Wait until all have given their data, for one key: whoever waits for all of them is woken by each of them."""
-    all_given = prefix + b"/given"
-    if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
-        store.set(all_given, b"1")
-    else:
-        with suppress(StoreTimeoutError):  # the look at the data that follows says who is missing
-            store.wait([all_given], call.left())
-
-
-def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> list[bytes]:
-    keys = [prefix + b"%d" % rank for rank in range(call.world_size)]
-    try:
-        store.wait(keys, call.left())
-    except StoreTimeoutError as error:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        if missing:
-            raise call.time_out(f"in {what}", missing, error, store) from error
-    return store.multi_get(keys)
-
-
-def _give(store: Store, key: bytes, content: bytes) -> None:
-    """Set `key` to `content`, unless it has another value: somebody may have read that."""
-    if not store.check([key]):
-        store.set(key, content)
-    elif store.get(key) != content:
-        raise BarrierError(
-            f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
-            " rank; give every exchange a prefix of its own"
-        )
+    return take_turns(store, turns.gather(store, data, rank, world_size, key_prefix, timeout, target))

@@ -6,12 +6,15 @@ meaning chosen is stated here, once. This module knows no concrete store.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fscoord._naps import Naps, Sleepers
+from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
@@ -52,6 +55,9 @@ class Store(Liveness):
     """In what this kind of store differs from others; see `Capabilities`."""
 
     _timeout: float = DEFAULT_TIMEOUT
+
+    _call_s: float = math.inf
+    """For how many seconds a call that waits for nobody may take, as a rule; 0: it only touches memory."""
 
     @abstractmethod
     def set(self, key: Key, value: Value) -> None:
@@ -164,8 +170,10 @@ class Store(Liveness):
             BarrierError: more than `world_size` callers came.
             StoreTimeoutError: not all came.
         """
+        take_turns(self, self._meeting(key, world_size, self._timeout if timeout is None else seconds(timeout)))
+
+    def _meeting(self, key: Key, world_size: int, limit: float) -> Turns[None]:
         positive("world_size", world_size)
-        limit = self._timeout if timeout is None else seconds(timeout)
         name = key_bytes(key)
         arrived = self.add(name + b"/num_members", 1)
         if arrived > world_size:
@@ -176,7 +184,17 @@ class Store(Liveness):
         if arrived == world_size:
             self.set(name + b"/last_member", b"1")
         else:
-            self.wait([name + b"/last_member"], limit)
+            yield Sought(KEYS, [name + b"/last_member"], limit)
+
+    def _listener(self, sleepers: Sleepers) -> Any:  # noqa: ARG002 - see there
+        """Return what `_seek` needs to have `sleepers` woken; None if this store's waits can't be slept through so."""
+        return None
+
+    def _seek(self, sought: Sought, listener: Any) -> Naps[Any]:
+        """Wait for `sought`, with what `_listener` returned; return who is dead, the values, or the item."""
+        raise TypeError(
+            f"{type(self).__name__} has no listener {listener!r}, and waits for {sought} in its calls alone"
+        )
 
     @property
     def timeout(self) -> timedelta:

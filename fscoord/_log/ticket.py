@@ -1,4 +1,4 @@
-"""One thread's wait: how long it sleeps between looks at the log, and what ends a sleep early."""
+"""One wait, of a thread or a task: how long it sleeps between looks at the log, and what ends a sleep early."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from fscoord import _system as system
 from fscoord._log.node import Post
 from fscoord._log.watch import Watch
+from fscoord._naps import Naps
 
 __all__ = ["Ticket"]
 
@@ -19,7 +20,7 @@ OWN_LOOK_S = 10.0
 
 
 class Ticket:
-    """One thread's wait, from its first look at the log to its last.
+    """One wait, from its first look at the log to its last.
 
     With a `vigil` the death of a watched process ends its sleeps, too, and that returns how long they may be at most.
     So do rings for the buckets `others`, beside that for which it is armed.
@@ -35,7 +36,7 @@ class Ticket:
         self._mark = b""
         self._heard = watch.heard
         self._pause = VIGIL_FIRST_S if vigil and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
-        self.wake = system.Wakeup()
+        self.wake = watch.sleepers.new_wake()
         self.is_over = False
         self.is_called = False
         self._pace = POLL_FIRST_S
@@ -97,19 +98,19 @@ class Ticket:
             self._watch.lose_bell(error)
             return True
 
-    def sleep(self, left: float) -> bool:
+    def sleep(self, left: float) -> Naps[bool]:
         """Sleep until the log may have changed, at most `left` seconds; False when it was only time for a poll."""
         post = self._watch.post
         if post is not None:
             try:
-                return self._sleep_beside(post, system.time.monotonic() + left)
+                return (yield from self._sleep_beside(post, system.time.monotonic() + left))
             except OSError as error:
                 self._watch.lose_bell(error)
                 return False
         pause = min(self._pause, left)
         if not self._watch.hears:
             pause = min(pause * random.uniform(0.75, 1.25), left)
-        if self._watch.sleep(self, system.time.monotonic() + pause):
+        if (yield from self._watch.sleep(self, system.time.monotonic() + pause)):
             return True
         longest = SLOW_LAST_S if self._watch.hears else self._watch.poll_last
         if self._vigil and self._watch.hears:
@@ -117,13 +118,14 @@ class Ticket:
         self._pause = min(self._pause * 2, longest)
         return False
 
-    def _sleep_beside(self, post: Post, until: float) -> bool:
+    def _sleep_beside(self, post: Post, until: float) -> Naps[bool]:
         """As `sleep`, where one asks the server for all of the node: this one if the post falls to it."""
         while True:
             self.is_called = False
             now = system.time.monotonic()
             if post.is_mine(self):
-                if not self._watch.sleep(self, min(until, now + self._pace * random.uniform(0.75, 1.25))):
+                soon = min(until, now + self._pace * random.uniform(0.75, 1.25))
+                if not (yield from self._watch.sleep(self, soon)):
                     self._pace = min(self._pace * 2, self._watch.poll_last)
                     post.beat(self._pace)
                     return False
@@ -131,7 +133,7 @@ class Ticket:
                     post.heed()
                     self._pace = POLL_FIRST_S
                     return False
-            elif not self._watch.sleep(self, min(until, now + SLOW_LAST_S)):
+            elif not (yield from self._watch.sleep(self, min(until, now + SLOW_LAST_S))):
                 now, beats, known = system.time.monotonic(), post.beats(), self._beats
                 self._beats = beats
                 if self._vigil or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:

@@ -18,6 +18,7 @@ from fscoord import _events as events, _system as system
 from fscoord._log.bell import Bell
 from fscoord._log.node import Post
 from fscoord._logger import logger
+from fscoord._naps import THREADS, Naps, Sleepers
 from fscoord.errors import UnsupportedFilesystemError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ SHARED_POLL_LAST_S = 0.175
 
 
 class Watch:
-    """What the waiting threads of a process on one log share.
+    """What the waiting threads of a process on one log share, or the waiting tasks of one of its event loops.
 
     Args:
         log_path: the log, watched itself where there is no bell.
@@ -40,6 +41,7 @@ class Watch:
         mode: ``"auto"``, ``"inotify"`` (or else an error) or ``"poll"``.
         is_local: whether every writer is on this host, so that inotify hears of all.
         is_node: whether the bell is that of a node, one of whose processes asks the server for all.
+        sleepers: who waits.
 
     Attributes:
         is_announced: whether writers know of the bell.
@@ -48,9 +50,20 @@ class Watch:
         is_past: whether the log goes on in another file than the one watched.
     """
 
-    def __init__(self, log_path: str, bell: Bell | None, mode: str, *, is_local: bool, is_node: bool = False) -> None:
+    def __init__(
+        self,
+        log_path: str,
+        bell: Bell | None,
+        mode: str,
+        *,
+        is_local: bool,
+        is_node: bool = False,
+        sleepers: Sleepers = THREADS,
+    ) -> None:
         self._log_path = log_path
         self.bell = bell
+        self.sleepers = sleepers
+        self._is_told = False
         self.is_past = False
         self.is_announced = False
         self.heard = 0
@@ -96,9 +109,21 @@ class Watch:
                 "%s: no events from the file system (%s); polling instead", self._log_path, str(error)
             )
         else:
-            weakref.finalize(self, self._events.close).atexit = False
+            weakref.finalize(self, self.sleepers.give_back, self._events).atexit = False
+            self._have_it_told(self._events)
             if is_node and self.bell is not None:
                 self.post = Post(self.bell, lambda: _call_all(me()))
+
+    def _have_it_told(self, events: Any) -> None:
+        """If there is somebody to tell this watch when there are events, let no waiting thread read them."""
+        me = weakref.ref(self)
+
+        def heard() -> None:
+            watch = me()
+            if watch is not None and watch._events is events and events.wait(0):
+                watch._tell(events)
+
+        self._is_told = events.readable and self.sleepers.listen(events, heard)
 
     @property
     def is_stale(self) -> bool:
@@ -120,14 +145,17 @@ class Watch:
         if post is not None:
             post.close()
         if events is not None:
-            events.close()
+            self.sleepers.give_back(events)
         if bell is not None:
             bell.close()
 
     def watch_process(self, pid: int) -> bool:
         """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had here."""
         events = self._events
-        return events is not None and events.readable and bool(events.watch_process(pid))
+        is_watched = events is not None and events.readable and bool(events.watch_process(pid))
+        if is_watched and self._is_told:
+            self._have_it_told(events)
+        return is_watched
 
     def watches(self, pid: int) -> bool:
         """Return whether the death of process `pid` still ends sleeps."""
@@ -145,7 +173,7 @@ class Watch:
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 
-    def sleep(self, ticket: Ticket, until: float) -> bool:
+    def sleep(self, ticket: Ticket, until: float) -> Naps[bool]:
         """Return True when `ticket` is rung, and False at `until` by the monotonic clock."""
         events = self._events
         try:
@@ -154,31 +182,35 @@ class Watch:
                 left = until - system.time.monotonic()
                 if left <= 0:
                     return False
-                if events is None or not events.readable:
-                    ticket.wake.wait(left)
-                else:
-                    self._listen(events, ticket, left)
+                # Whoever gets the ears listens here, in C calls that nothing comes between; everybody else sleeps.
+                if events is None or not events.readable or self._is_told or not self._listen(events, ticket, left):
+                    yield ticket.wake, left
             return True
         finally:
             self._asleep.discard(ticket)
             self._hand_on()
 
-    def _listen(self, events: Any, ticket: Ticket, left: float) -> None:
-        """Wait for an event, or, if another thread does, to be woken by it or to take its place."""
+    def _listen(self, events: Any, ticket: Ticket, left: float) -> bool:
+        """Wait for an event; False if another thread does, to be woken by it or to take its place."""
         try:
             if not self._ears.acquire(blocking=False):
-                ticket.wake.wait(left)
-            elif events.wait(left):
-                self.heard += 1
-                self.deaths += events.count_ended()
-                for other in list(self._asleep):
-                    if other is not ticket and other.is_rung():
-                        other.wake.set()
+                return False
+            if events.wait(left):
+                self._tell(events, ticket)
+            return True
         finally:
             try:
                 self._ears.release()
             except RuntimeError:  # it is another's
                 pass
+
+    def _tell(self, events: Any, listener: Ticket | None = None) -> None:
+        """Something was heard: wake whom it concerns."""
+        self.heard += 1
+        self.deaths += events.count_ended()
+        for other in list(self._asleep):
+            if other is not listener and other.is_rung():
+                other.wake.set()
 
     def _hand_on(self) -> None:
         """Let another listen in the place of who leaves."""
@@ -209,20 +241,20 @@ def _call_all(watch: Watch | None) -> None:
         watch.look_about()
 
 
-_watches: weakref.WeakValueDictionary[tuple[bytes, str], Watch] = weakref.WeakValueDictionary()
+_watches: weakref.WeakValueDictionary[tuple[bytes, str, Sleepers], Watch] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]
 
 
-def shared_watch(log_id: bytes, mode: str, make: Callable[[], Watch]) -> Watch:
-    """Return this process's watch of the log `log_id`, made by `make` if there is none that hears."""
-    watch = _watches.get((log_id, mode))
+def shared_watch(log_id: bytes, mode: str, sleepers: Sleepers, make: Callable[[], Watch]) -> Watch:
+    """Return the watch that `sleepers` of this process have on the log `log_id`, made by `make` if none hears."""
+    watch = _watches.get((log_id, mode, sleepers))
     if watch is not None and not watch.is_stale:
         return watch
     made = make()
     with _guard[0]:
-        watch = _watches.get((log_id, mode))
+        watch = _watches.get((log_id, mode, sleepers))
         if watch is None or watch.is_stale:
-            watch = _watches[log_id, mode] = made
+            watch = _watches[log_id, mode, sleepers] = made
     if watch is not made:
         made.close()
     return watch

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
+from fscoord._sought import Turns, take_turns
 from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import HoldLostError
 from fscoord.recipes._entry import Entry
@@ -76,32 +77,46 @@ class Holder:
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
         """Do what `acquire` of `threading` does, and put into `got` what has been got and is to be given back."""
-        limit = math.inf
-        if timeout != -1:
-            if not blocking:
-                raise ValueError("a call that does not block takes no timeout")
-            limit = seconds(timeout)
+        limit = _limit(blocking, timeout)
         name = self._line.new_id()
         try:
-            served = self._line.take_free(name, mode) or self._stand_in_line(name, mode, blocking, limit)
+            served = self._line.take_free(name, mode)
             if served is None:
-                return False
-            renewal = Renewal(self._line, served) if self._ttl else None
-            self._held.append((system.life(), served, renewal))
-            if renewal is not None:
-                renewal.start()
-            self._begin(served)
-            got.append(name)
+                served = take_turns(self._store, self._standing_in_line(name, mode, blocking, limit))
+            return self._keep(name, served, got)
         except BaseException:
-            self._undo(name)  # nobody may know yet whether it stands there
-            got.clear()
+            self._undo(name, got)
             raise
-        return True
 
-    def _stand_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Entry | None:
+    def _acquiring(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> Turns[bool]:
+        """Do what `_acquire` does, for tasks of an event loop."""
+        limit = _limit(blocking, timeout)
+        name = self._line.new_id()
+        try:
+            served = self._line.take_free(name, mode)
+            if served is None:
+                served = yield from self._standing_in_line(name, mode, blocking, limit)
+            return self._keep(name, served, got)
+        except BaseException:
+            self._undo(name, got)
+            raise
+
+    def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Turns[Entry | None]:
         """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
         entry = self._line.join(name, mode, only_if_served=not blocking)
-        return entry if entry is None or entry.token else self._line.await_turn(entry, limit)
+        return entry if entry is None or entry.token else (yield from self._line.await_turn(entry, limit))
+
+    def _keep(self, name: str, served: Entry | None, got: list[str]) -> bool:
+        """Begin the hold that was served, if one was; return whether."""
+        if served is None:
+            return False
+        renewal = Renewal(self._line, served) if self._ttl else None
+        self._held.append((system.life(), served, renewal))
+        if renewal is not None:
+            renewal.start()
+        self._begin(served)
+        got.append(name)
+        return True
 
     def _begin(self, served: Entry) -> None:
         """What else belongs to an acquisition that has just been done; should it fail, it is undone."""
@@ -109,19 +124,25 @@ class Holder:
     def _end(self) -> None:
         """What belongs to a release, before the line is left. It may be called twice."""
 
-    def _undo(self, name: str) -> None:
+    def _undo(self, name: str, got: list[str]) -> None:
+        """After an error in an acquisition: nobody may know yet how far that came."""
         for held in [held for held in self._held if held[1].id == name]:
             self._held.remove(held)
             self._stop(held)
         self._line.leave_quietly(name)
+        got.clear()
 
     def _stop(self, held: _Held) -> None:
         if held[2] is not None:
             held[2].end()
 
+    def _patience(self) -> float:
+        """Return for how many seconds a ``with`` waits."""
+        return seconds(self._store.timeout) if self._timeout is None else self._timeout
+
     def _enter(self, mode: str, got: list[str]) -> None:
         """Acquire, or raise `StoreTimeoutError`."""
-        limit = seconds(self._store.timeout) if self._timeout is None else self._timeout
+        limit = self._patience()
         if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
@@ -256,6 +277,15 @@ class Exclusive(Holder):
         except BaseException as failure:
             self._finish(gone, failure)
             raise
+
+
+def _limit(blocking: bool, timeout: Timeout) -> float:
+    """Return for how many seconds an acquisition with these arguments of `threading` waits."""
+    if timeout == -1:
+        return math.inf
+    if not blocking:
+        raise ValueError("a call that does not block takes no timeout")
+    return seconds(timeout)
 
 
 def _shown(entry: Entry) -> Waiter:

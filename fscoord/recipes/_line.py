@@ -25,6 +25,7 @@ from itertools import count
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._sought import KEYS, Sought, Turns
 from fscoord.arguments import Key, key_bytes, key_text
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line, with_new_sign
@@ -149,7 +150,7 @@ class Line:
         with suppress(FscoordError):
             self.leave(name)
 
-    def await_turn(self, entry: Entry, timeout: float) -> Entry | None:
+    def await_turn(self, entry: Entry, timeout: float) -> Turns[Entry | None]:
         """Wait until `entry` is served and return it, served; or, if the time runs out, take it out and return None.
 
         Raises:
@@ -178,7 +179,7 @@ class Line:
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
                 look = longest_look(suspects, SLOW_LOOK_S)
-                if self._store.wait_sessions(wake, sessions, max(0.0, min(look, left))):
+                if (yield Sought(KEYS, wake, max(0.0, min(look, left)), sessions=sessions)):
                     self._bury(suspects, before)
 
     def renew(self, name: str) -> bool:

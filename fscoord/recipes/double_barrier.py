@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from fscoord._meetings import barrier
+from fscoord._sought import Turns, take_turns
 from fscoord.arguments import Key, Timeout, key_bytes, seconds
-from fscoord.collectives import barrier
 from fscoord.store import Store
 
 __all__ = ["DoubleBarrier"]
@@ -52,11 +53,11 @@ class DoubleBarrier:
             BrokenBarrierError: with `fail_fast`, a missing rank is dead.
             BarrierError: the name was used before, or `rank` is not below `world_size`.
         """
-        self._meet(b"/enter", timeout)
+        take_turns(self._store, self._meeting(b"/enter", timeout))
 
     def leave(self, timeout: Timeout | None = None) -> None:
         """Wait until all have come to this end, too; it raises what `enter` does."""
-        self._meet(b"/leave", timeout)
+        take_turns(self._store, self._meeting(b"/leave", timeout))
 
     def __enter__(self) -> DoubleBarrier:
         self.enter()
@@ -71,7 +72,8 @@ class DoubleBarrier:
         if error is None:
             self.leave()
 
-    def _meet(self, end: bytes, timeout: Timeout | None) -> None:
+    def _meeting(self, end: bytes, timeout: Timeout | None) -> Turns[None]:
         own = self._store.timeout if self._timeout is None else self._timeout
         limit = own if timeout is None else timeout
-        barrier(self._store, self._world_size, self._name + end, limit, self._rank, fail_fast=self._fail_fast)
+        size, fails = self._world_size, self._fail_fast
+        return barrier(self._store, size, self._name + end, limit, self._rank, fail_fast=fails)

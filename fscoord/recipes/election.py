@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, key_bytes, seconds, value_bytes
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._entry import Entry
@@ -100,6 +101,9 @@ class Election(Exclusive):
         Raises:
             StoreTimeoutError: there was none.
         """
+        return take_turns(self._store, self._observing(after, timeout))
+
+    def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
         start = system.time.monotonic()
         while True:
@@ -118,7 +122,7 @@ class Election(Exclusive):
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                self._store.wait([self._term_key(coming)], min(LOOK_S, left))
+                yield Sought(KEYS, [self._term_key(coming)], min(LOOK_S, left))
 
     def _begin(self, served: Entry) -> None:
         self._store.set(self._term_key(served.token), self._data)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store
@@ -56,12 +57,16 @@ class Latch:
         Raises:
             StoreTimeoutError: it did not open; the message says how many are missing.
         """
+        take_turns(self._store, self._waiting(timeout))
+
+    def _waiting(self, timeout: Timeout | None) -> Turns[None]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
         start = system.time.monotonic()
         while True:
             left = limit - (system.time.monotonic() - start)
             with suppress(StoreTimeoutError):
-                return self._store.wait([self._open], max(0.0, min(LOOK_S, left)))
+                yield Sought(KEYS, [self._open], max(0.0, min(LOOK_S, left)))
+                return None
             missing = self.missing()
             if not missing:
                 return self._store.set(self._open, b"1")

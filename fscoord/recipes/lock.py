@@ -66,10 +66,10 @@ class RLock(Lock):
     def _end(self) -> None:
         self._thread = None
 
-    def _undo(self, name: str) -> None:
+    def _undo(self, name: str, got: list[str]) -> None:
         if self._thread == (system.life(), system.threading.get_ident()):
             self._thread = None
-        super()._undo(name)
+        super()._undo(name, got)
 
     def _release(self, gone: list[_Held | None]) -> None:
         if self._thread != (system.life(), system.threading.get_ident()):

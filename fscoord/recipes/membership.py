@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
+from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._keys import read_now
@@ -122,6 +123,9 @@ class Membership:
         Raises:
             StoreTimeoutError: nothing changed.
         """
+        return take_turns(self._store, self._observing(known, timeout))
+
+    def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> Turns[list[Participant]]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
         end = system.time.monotonic() + limit
         while True:
@@ -137,7 +141,7 @@ class Membership:
                 )
             with suppress(StoreTimeoutError):
                 others = [each.session for each in present if each.session]
-                self._store.wait_sessions([self._changed + b"%d" % (count + 1)], others, min(LOOK_S, left))
+                yield Sought(KEYS, [self._changed + b"%d" % (count + 1)], min(LOOK_S, left), sessions=others)
 
     def watch(self, timeout: Timeout | None = None) -> Iterator[list[Participant]]:
         """Yield who takes part: at once, if it is anybody, and whenever it has changed; for arguments see `observe`."""

@@ -18,7 +18,7 @@ __all__ = ["once"]
 Work = Callable[[], Value]
 
 
-class _Turn(Lock):
+class Turn(Lock):
     """The lock of those who would do the work."""
 
     _what = "the result of"
@@ -68,9 +68,9 @@ def once(
 
 
 def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes:
-    key = key_bytes(name) + b"/result"
+    key = result_key(name)
     if not store.check([key]):
-        turn = _Turn(store, name, timeout)
+        turn = Turn(store, name, timeout)
         turn.__enter__()
         try:
             if not store.check([key]):
@@ -78,22 +78,44 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
         finally:
             with suppress(HoldLostError):  # then another one has done it, too, and the first value counts
                 turn.release()
-    text = store.get(key)
-    if text[:1] == b"=":
-        return text[1:]
-    raise WorkFailedError(
-        f"the work {key_text(key_bytes(name))!r} failed: {text[1:].decode(errors='replace')}; delete the key"
-        f" {key_text(key)!r} to have it done again"
-    )
+    return value_of(name, store.get(key))
 
 
 def _do(store: Store, key: bytes, work: Work) -> None:
     """Do the work and set what came of it, unless it is there already."""
     try:
-        text = b"=" + value_bytes(work())
+        text = success(work())
     except Exception as error:
-        who = f"{system.hostname()}:{system.os.getpid()}"
-        words = f"{who} raised {type(error).__name__}: {error}"
-        store.compare_set(key, b"", b"!" + words.encode(errors="replace"))
+        store.compare_set(key, b"", failure(error))
         raise
     store.compare_set(key, b"", text)
+
+
+def success(value: Value) -> bytes:
+    """Return what is written under the key of a result: the work returned `value`."""
+    return b"=" + value_bytes(value)
+
+
+def failure(error: Exception) -> bytes:
+    """Return what is written there: the work raised `error`, here."""
+    words = f"{system.hostname()}:{system.os.getpid()} raised {type(error).__name__}: {error}"
+    return b"!" + words.encode(errors="replace")
+
+
+def result_key(name: Key) -> bytes:
+    """Return the key of the result of the work `name`."""
+    return key_bytes(name) + b"/result"
+
+
+def value_of(name: Key, text: bytes) -> bytes:
+    """Return the value that `text`, from that key, says.
+
+    Raises:
+        WorkFailedError: it says that the work raised.
+    """
+    if text[:1] == b"=":
+        return text[1:]
+    raise WorkFailedError(
+        f"the work {key_text(key_bytes(name))!r} failed: {text[1:].decode(errors='replace')}; delete the key"
+        f" {key_text(result_key(name))!r} to have it done again"
+    )

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._hold import Waiter
@@ -153,6 +154,9 @@ class Queue:
             QueueEmptyError: with ``block=False``, there is none.
             StoreTimeoutError: none came.
         """
+        return take_turns(self._store, self._taking(block, timeout))
+
+    def _taking(self, block: bool, timeout: Timeout | None) -> Turns[Item]:
         limit = seconds(timeout) if timeout is not None else self._limit()
         end = system.time.monotonic() + limit
         is_cleared = False
@@ -178,7 +182,7 @@ class Queue:
                 )
             with suppress(StoreTimeoutError):
                 consumers = [waiter.session for waiter in self.taken() if waiter.session]
-                self._store.wait_sessions([self._bell], consumers, min(LOOK_S, left))
+                yield Sought(KEYS, [self._bell], min(LOOK_S, left), sessions=consumers)
             self._looked = (-1.0, "", "")
 
     def taken(self) -> list[Waiter]:

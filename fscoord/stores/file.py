@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
 from fscoord._log.file import Decide, LogFile
 from fscoord._log.marked import open_log_file
-from fscoord._log.reader import Suspect
-from fscoord._log.spill import Fetch
 from fscoord._log.watch import MODES
 from fscoord._logger import logger
+from fscoord._sought import ITEM, VALUES, Sought
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     VALUE_MAX,
@@ -40,12 +41,15 @@ from fscoord.errors import (
 from fscoord.stores import lifetime
 from fscoord.stores.options import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
 from fscoord.stores.sessions import Sessions
-from fscoord.stores.state import State, whole
-from fscoord.stores.waiting import MISSING, Missing, Waiting
+from fscoord.stores.state import State
+from fscoord.stores.waiting import Missing, Waiting
 
 __all__ = ["FileStore"]
 
 T = TypeVar("T")
+
+CALL_S: Final = 0.001
+"""For how long a call may be at work in the page cache, as a rule."""
 
 
 class FileStore(Sessions):
@@ -128,6 +132,8 @@ class FileStore(Sessions):
         make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
         self._log: LogFile = lifetime.open_joined(make, self._timeout, shows=rank is not None or bool(label))
         self._waiting = Waiting(self._log, self._wanted, watch)
+        self._listeners: weakref.WeakSet[Waiting] = weakref.WeakSet()
+        self._call_s = CALL_S if self._log.mount.is_local else math.inf
         lifetime.begin(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:
@@ -206,22 +212,9 @@ class FileStore(Sessions):
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
         """See `Store.queue_pop`."""
         name = key_bytes(key)
-
-        def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
-            queue = self._state.queues.get(name)
-            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")
-
-        def look(left: float, absent: list[bytes]) -> bytes | Missing:
-            absent[:] = [name]
-            self._log.refresh(left)
-            if name not in self._state.queues:
-                return MISSING
-            value = self._log.update(record.POP, name, b"", decide, left)
-            return MISSING if value is None else bytes(value)
-
         if block:
-            return self._await(self._timeout, look, "a value in queue")
-        value = look(self._timeout, [])
+            return cast(bytes, self._sleep(Sought(ITEM, [name], self._timeout)))
+        value = self._take(name, self._timeout)
         if isinstance(value, Missing):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
         return value
@@ -235,43 +228,16 @@ class FileStore(Sessions):
         value = self._state.values.get(name)
         if value.__class__ is bytes:
             return value
-
-        def look(left: float, absent: list[bytes]) -> bytes | Missing:
-            absent[:] = [name]
-            value = self._look_into(left, lambda fetch: self._state.get(name, fetch))
-            return MISSING if value is None else value
-
-        return self._await(self._timeout, look, "the value of key")
+        return cast(bytes, self._sleep(Sought(VALUES, [name], self._timeout))[0])
 
     def check(self, keys: Iterable[Key]) -> bool:
         """See `Store.check`."""
         names = keys_bytes(keys)
         return not self._look(self._timeout, lambda: self._state.missing(names))
 
-    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`."""
-        names = keys_bytes(keys)
-
-        def look(left: float, absent: list[bytes]) -> Missing | None:
-            absent[:] = self._look(left, lambda: self._state.missing(names))
-            return MISSING if absent else None
-
-        self._await(self._timeout if timeout is None else seconds(timeout), look, "key")
-
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
         """See `Store.multi_get`."""
-        names = keys_bytes(keys)
-
-        def answer(fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-            values = self._state.values
-            absent = [name for name in dict.fromkeys(names) if name not in values]
-            return absent, [] if absent else [whole(values[name], fetch) for name in names]
-
-        def look(left: float, absent: list[bytes]) -> list[bytes] | Missing:
-            absent[:], found = self._look_into(left, answer)
-            return MISSING if absent else found
-
-        return self._await(self._timeout, look, "the value of key")
+        return cast(list[bytes], self._sleep(Sought(VALUES, keys_bytes(keys), self._timeout)))
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
@@ -324,6 +290,8 @@ class FileStore(Sessions):
         finally:
             self._log.close()
             self._waiting.close(session)
+            for listener in list(self._listeners):
+                listener.close(0)
             if self._remove_temporary is not None:
                 self._remove_temporary()
 
@@ -339,11 +307,3 @@ class FileStore(Sessions):
         """Return `answer` of one moment in the life of the store, and of no moment before this call."""
         self._log.refresh(limit)
         return self._log.inspect(answer)
-
-    def _look_into(self, limit: float, answer: Callable[[Fetch], T]) -> T:
-        """As `_look`, for an `answer` that needs the bytes of long values; if they can't be had so, with the lock."""
-        self._log.refresh(limit)
-        try:
-            return self._log.inspect(lambda: answer(self._log.glance))
-        except Suspect:
-            return cast(T, self._log.update(0, b"", b"", lambda _, __: (answer(self._log.fetch), 0, b""), limit))

@@ -1,20 +1,22 @@
 """`HashStore`: the store contract in the memory of one process.
 
 It is also the model that tests compare the other stores with, so everything happens under one lock, on a plain dict
-of values and a dict of queues, and nothing here is clever. A thread that must wait leaves a *bell* (a lock that is
-held) beside the key that it misses, and sleeps until a writer of that key rings it (releases the lock): nobody else
-is woken, and a sleeping thread costs nothing. (No `threading.Condition`: a Ctrl-C while one takes its lock back leaves
-that lock to nobody.)
+of values and a dict of queues, and nothing here is clever. Who must wait leaves a *bell* beside the key that it misses,
+and sleeps until a writer of that key rings it: nobody else is woken, and who sleeps costs nothing. (No
+`threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from fscoord import _system as system
+from fscoord._naps import THREADS, Naps, Sleepers, Wake, sleep_through
+from fscoord._sought import ITEM, KEYS, VALUES, Sought
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
@@ -38,7 +40,7 @@ __all__ = ["HashStore"]
 
 T = TypeVar("T")
 
-_Bells = dict[bytes, list["system.threading.Lock"]]
+_Bells = dict[bytes, list[Wake]]
 
 
 class _Shared:
@@ -77,6 +79,9 @@ class _Shared:
             del self.queues[key]
         return value
 
+    def values_of(self, keys: list[bytes]) -> list[bytes] | None:
+        return [self.values[key] for key in keys] if all(key in self.values for key in keys) else None
+
     def first_missing(self, keys: list[bytes]) -> bytes | None:
         return next((key for key in keys if key not in self.values and not self.queues.get(key)), None)
 
@@ -97,6 +102,7 @@ class HashStore(Store):
     """
 
     capabilities = Capabilities(certain=True)
+    _call_s = 0.0
 
     def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
         self._timeout = seconds(timeout)
@@ -118,7 +124,7 @@ class HashStore(Store):
             self._shared.put([(name, data)])
 
     def get(self, key: Key) -> bytes:
-        return self._values([key_bytes(key)])[0]
+        return cast(bytes, self._sleep(Sought(VALUES, [key_bytes(key)], self._timeout))[0])
 
     def add(self, key: Key, amount: int) -> int:
         name, amount = key_bytes(key), integer("amount", amount)
@@ -145,17 +151,8 @@ class HashStore(Store):
             return self._shared.first_missing(names) is None
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        names = keys_bytes(keys)
-        shared = self._shared
-
-        def look() -> bool | None:
-            missing = shared.first_missing(names)
-            return True if missing is None else None
-
-        def absent() -> list[bytes]:
-            return [name for name in dict.fromkeys(names) if shared.first_missing([name]) is not None]
-
-        self._until(look, absent, "key", shared.readers, self._timeout if timeout is None else seconds(timeout))
+        limit = self._timeout if timeout is None else seconds(timeout)
+        self._sleep(Sought(KEYS, keys_bytes(keys), limit))
 
     def delete_key(self, key: Key) -> bool:
         name = key_bytes(key)
@@ -183,7 +180,7 @@ class HashStore(Store):
             self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        return self._values(keys_bytes(keys))
+        return cast(list[bytes], self._sleep(Sought(VALUES, keys_bytes(keys), self._timeout)))
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = pairs_bytes(keys, values)
@@ -199,22 +196,14 @@ class HashStore(Store):
 
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
         name = key_bytes(key)
-        shared = self._shared
-        if not block:
-            with shared.lock:
-                self._check_open()
-                value = shared.pop(name)
-            if value is None:
-                raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
-            return value
-        try:
-            return self._until(
-                lambda: shared.pop(name), lambda: [name], "a value in queue", shared.poppers, self._timeout
-            )
-        except BaseException:
-            with shared.lock:  # the ring for a value may have come to this thread: let the others look
-                ring(shared.poppers, name)
-            raise
+        if block:
+            return cast(bytes, self._sleep(Sought(ITEM, [name], self._timeout)))
+        with self._shared.lock:
+            self._check_open()
+            value = self._shared.pop(name)
+        if value is None:
+            raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
+        return value
 
     def queue_len(self, key: Key) -> int:
         name = key_bytes(key)
@@ -242,16 +231,42 @@ class HashStore(Store):
         if self._closed:
             raise StoreClosedError("this HashStore handle was closed; open_store or clone gives another")
 
-    def _values(self, names: list[bytes]) -> list[bytes]:
-        values = self._shared.values
+    def _sleep(self, sought: Sought) -> Any:
+        return sleep_through(self._seek(sought, THREADS))
 
-        def look() -> list[bytes] | None:
-            return [values[name] for name in names] if all(name in values for name in names) else None
+    def _listener(self, sleepers: Sleepers) -> Sleepers:
+        return sleepers
+
+    def _seek(self, sought: Sought, listener: Sleepers) -> Naps[Any]:
+        shared, names = self._shared, sought.names
 
         def absent() -> list[bytes]:
-            return [name for name in dict.fromkeys(names) if name not in values]
+            return [name for name in dict.fromkeys(names) if shared.first_missing([name]) is not None]
 
-        return self._until(look, absent, "key", self._shared.readers, self._timeout)
+        if sought.what == KEYS:  # nobody is known dead here
+
+            def look() -> list[int] | None:
+                return [] if shared.first_missing(names) is None else None
+
+            return self._until(look, absent, "key", shared.readers, sought.limit, listener)
+        if sought.what == ITEM:
+            return self._next_item(names[0], sought.limit, listener)
+
+        def valueless() -> list[bytes]:
+            return [name for name in dict.fromkeys(names) if name not in shared.values]
+
+        look_at = partial(shared.values_of, names)
+        return self._until(look_at, valueless, "key", shared.readers, sought.limit, listener)
+
+    def _next_item(self, name: bytes, limit: float, sleepers: Sleepers) -> Naps[bytes]:
+        shared = self._shared
+        look = partial(shared.pop, name)
+        try:
+            return (yield from self._until(look, lambda: [name], "a value in queue", shared.poppers, limit, sleepers))
+        except BaseException:
+            with shared.lock:  # the ring for a value may have come to who leaves: let the others look
+                ring(shared.poppers, name)
+            raise
 
     def _until(
         self,
@@ -260,14 +275,14 @@ class HashStore(Store):
         what: str,
         bells: _Bells,
         timeout: float,
-    ) -> T:
+        sleepers: Sleepers,
+    ) -> Naps[T]:
         """Return what `look` finds; while it finds nothing, sleep until the first key of `absent` is written."""
         start = system.time.monotonic()
         shared = self._shared
         while True:
             beside = None
-            bell = system.threading.Lock()
-            bell.acquire()
+            bell = sleepers.new_wake()
             try:
                 with shared.lock:
                     self._check_open()
@@ -281,7 +296,7 @@ class HashStore(Store):
                         raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
                     beside = missing[0]
                     bells.setdefault(beside, []).append(bell)
-                bell.acquire(timeout=min(timeout - waited, system.threading.TIMEOUT_MAX))
+                yield bell, timeout - waited
             finally:
                 if beside is not None:
                     with shared.lock:
@@ -292,15 +307,14 @@ def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
     """Wake those who sleep beside `key`, `count` of them at most, the one who came first before the others."""
     waiting = bells.get(key, [])
     while waiting and count != 0:
-        if waiting[0].locked():
-            waiting[0].release()
+        waiting[0].set()
         del waiting[0]
         count = None if count is None else count - 1
     if not waiting:
         bells.pop(key, None)
 
 
-def take_back(bells: _Bells, key: bytes, bell: system.threading.Lock) -> None:
+def take_back(bells: _Bells, key: bytes, bell: Wake) -> None:
     """Remove `bell`, if nobody has rung it."""
     waiting = bells.get(key, [])
     if bell in waiting:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
+from fscoord._naps import Naps, Sleepers
+from fscoord._sought import Sought
 from fscoord.arguments import (
     Key,
     Timeout,
@@ -45,6 +48,7 @@ class PrefixStore(Store):
         if not isinstance(store, Store):
             raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
         self.capabilities = store.capabilities
+        self._call_s = store._call_s
         self._prefix = key_bytes(prefix) + b"/"
         self._inner = store
         self._owns_inner = False
@@ -145,6 +149,12 @@ class PrefixStore(Store):
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
+
+    def _listener(self, sleepers: Sleepers) -> Any:
+        return self._open()._listener(sleepers)
+
+    def _seek(self, sought: Sought, listener: Any) -> Naps[Any]:
+        return self._open()._seek(sought._replace(names=self._full_all(sought.names)), listener)
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from fscoord import _system as system
+from fscoord._log import record
 from fscoord._log.alive import Home
 from fscoord._log.file import LogFile
+from fscoord._log.opening import Wanted
+from fscoord._log.reader import Suspect
 from fscoord._log.record import Session
+from fscoord._log.spill import Fetch
+from fscoord._naps import Naps, Sleepers, sleep_through
 from fscoord._patience import Patience
+from fscoord._sought import ITEM, KEYS, VALUES, Sought
 from fscoord.arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.members import Member
 from fscoord.store import Store
-from fscoord.stores.state import State
+from fscoord.stores.state import State, whole
 from fscoord.stores.vigil import Vigil
 from fscoord.stores.waiting import MISSING, Missing, Waiting
 
@@ -35,7 +43,10 @@ class Sessions(Store):
     path: str
     _log: LogFile
     _state: State
+    _wanted: Wanted
+    _options: dict[str, Any]
     _waiting: Waiting
+    _listeners: weakref.WeakSet[Waiting]
 
     @property
     def has_liveness(self) -> bool:
@@ -95,37 +106,98 @@ class Sessions(Store):
             self._bury([number for number in wanted if number in self._log.sessions], self._timeout)
         return self._log.dead_sessions(wanted)
 
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        """See `Store.wait`."""
+        self._sleep(Sought(KEYS, keys_bytes(keys), self._timeout if timeout is None else seconds(timeout)))
+
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
+        limit = self._timeout if timeout is None else seconds(timeout)
         needed = [integer("rank", rank) for rank in ranks]
-        log = self._log
-        vigil = Vigil(log, self._waiting, lambda: log.dead_ranks(needed), lambda: log.undead(needed))
-        return self._wait_watching(keys_bytes(keys), vigil, self._timeout if timeout is None else seconds(timeout))
+        return cast(list[int], self._sleep(Sought(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_sessions`, and `wait_alive`."""
+        limit = self._timeout if timeout is None else seconds(timeout)
         needed = [integer("session", number) for number in numbers]
-        log = self._log
-        vigil = Vigil(
-            log,
-            self._waiting,
-            lambda: log.dead_sessions(needed),
-            lambda: log.undead_sessions(needed),
-            ends=needed,
-        )
-        return self._wait_watching(keys_bytes(keys), vigil, self._timeout if timeout is None else seconds(timeout))
+        return cast(list[int], self._sleep(Sought(KEYS, keys_bytes(keys), limit, sessions=needed)))
 
-    def _wait_watching(self, names: list[bytes], vigil: Vigil, limit: float) -> list[int]:
-        def look(left: float, absent: list[bytes]) -> list[int] | Missing:
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def _sleep(self, sought: Sought) -> Any:
+        return sleep_through(self._seek(sought, self._waiting))
+
+    def _listener(self, sleepers: Sleepers) -> Waiting:
+        waiting = Waiting(self._log, self._wanted, self._options["watch"], sleepers)
+        self._listeners.add(waiting)
+        return waiting
+
+    def _seek(self, sought: Sought, listener: Waiting) -> Naps[Any]:
+        names = sought.names
+        if sought.what == ITEM:
+
+            def look_for_item(left: float, absent: list[bytes]) -> bytes | Missing:
+                absent[:] = names
+                return self._take(names[0], left)
+
+            return self._await(sought.limit, look_for_item, "a value in queue", listener)
+        if sought.what == VALUES:
+
+            def look_for_values(left: float, absent: list[bytes]) -> list[bytes] | Missing:
+                absent[:], found = self._look_into(left, lambda fetch: self._state.values_of(names, fetch))
+                return MISSING if absent else found
+
+            return self._await(sought.limit, look_for_values, "the value of key", listener)
+        vigil = self._vigil(sought, listener)
+
+        def look_for_keys(left: float, absent: list[bytes]) -> list[int] | Missing:
             self._log.refresh(left)
             absent[:] = self._log.inspect(lambda: self._state.missing(names))
-            return (vigil.dead(left) or MISSING) if absent else []
+            if not absent:
+                return []
+            return (vigil.dead(left) if vigil else None) or MISSING
 
-        return self._await(limit, look, "key", vigil=vigil)
+        return self._await(sought.limit, look_for_keys, "key", listener, vigil)
+
+    def _vigil(self, sought: Sought, listener: Waiting) -> Vigil | None:
+        """Return the watch over those who must live for what is sought to come."""
+        log, ranks, sessions = self._log, sought.ranks, sought.sessions
+        if sessions is not None:
+            dead, undead = partial(log.dead_sessions, sessions), partial(log.undead_sessions, sessions)
+            return Vigil(log, listener, dead, undead, ends=sessions)
+        if ranks is not None:
+            return Vigil(log, listener, partial(log.dead_ranks, ranks), partial(log.undead, ranks))
+        return None
+
+    def _take(self, name: bytes, limit: float) -> bytes | Missing:
+        """Take the oldest value from the queue `name`."""
+
+        def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
+            queue = self._state.queues.get(name)
+            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")
+
+        self._log.refresh(limit)
+        if name not in self._state.queues:
+            return MISSING
+        value = self._log.update(record.POP, name, b"", decide, limit)
+        return MISSING if value is None else bytes(value)
+
+    def _look_into(self, limit: float, answer: Callable[[Fetch], T]) -> T:
+        """Return `answer` of one moment; the bytes of long values, if they can't be had otherwise, with the lock."""
+        self._log.refresh(limit)
+        try:
+            return self._log.inspect(lambda: answer(self._log.glance))
+        except Suspect:
+            return cast(T, self._log.update(0, b"", b"", lambda _, __: (answer(self._log.fetch), 0, b""), limit))
 
     def _await(
-        self, limit: float, look: Callable[[float, list[bytes]], T | Missing], what: str, *, vigil: Vigil | None = None
-    ) -> T:
+        self,
+        limit: float,
+        look: Callable[[float, list[bytes]], T | Missing],
+        what: str,
+        listener: Waiting,
+        vigil: Vigil | None = None,
+    ) -> Naps[T]:
         """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
 
         `look` is given the seconds that are left, and a list to fill with the keys that it lacks.
@@ -140,7 +212,7 @@ class Sessions(Store):
             return found
 
         pace, ends = (vigil.pace, vigil.ends) if vigil else (None, ())
-        found = self._waiting.until(limit, look_again, lambda: absent[0], pace, ends)
+        found = yield from listener.until(limit, look_again, lambda: absent[0], pace, ends)
         if isinstance(found, Missing):
             waited = system.time.monotonic() - patience.started
             raise StoreTimeoutError(

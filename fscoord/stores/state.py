@@ -206,6 +206,11 @@ class State:
         value = self.values.get(key)
         return value if value is None or isinstance(value, bytes) else whole(value, fetch)
 
+    def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
+        """Return those of `keys` that have no value, each once, in order; and the values, if all have one."""
+        absent = [key for key in dict.fromkeys(keys) if key not in self.values]
+        return absent, [] if absent else [whole(self.values[key], fetch) for key in keys]
+
     def has(self, key: bytes) -> bool:
         """Return whether `key` has a value or a non-empty queue."""
         return key in self.values or key in self.queues

@@ -15,6 +15,7 @@ from fscoord._log.opening import Wanted
 from fscoord._log.ticket import Ticket
 from fscoord._log.watch import Watch, shared_watch
 from fscoord._logger import logger
+from fscoord._naps import THREADS, Naps, Sleepers
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 
 __all__ = ["BELL_SUFFIX", "MISSING", "Missing", "Waiting"]
@@ -41,10 +42,11 @@ class Waiting:
     it can't be had the log itself is watched, or polled; either way a slow poll bounds every ring that is lost.
     """
 
-    def __init__(self, handle: LogFile, wanted: Wanted, mode: str) -> None:
+    def __init__(self, handle: LogFile, wanted: Wanted, mode: str, sleepers: Sleepers = THREADS) -> None:
         self._log = handle
         self._wanted = wanted
         self._mode = mode
+        self._sleepers = sleepers
         self._bell: Bell | None = None
         self._announcements = 0
         self._watch: Watch | None = None
@@ -72,7 +74,7 @@ class Waiting:
         lacking: Callable[[], bytes],
         vigil: Callable[[], float] | None = None,
         ends: Sequence[int] = (),
-    ) -> T | Missing:
+    ) -> Naps[T | Missing]:
         """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds.
 
         After a look in vain `lacking` returns one key without which the next would be in vain too. With a
@@ -84,7 +86,7 @@ class Waiting:
         while isinstance(found, Missing) and system.time.monotonic() < deadline:
             watch = self._listen(deadline)
             ticket = Ticket(watch, vigil, list(map(end_bucket, ends)))
-            found = self._follow(watch, ticket, deadline, look, lacking)
+            found = yield from self._follow(watch, ticket, deadline, look, lacking)
         return found
 
     def watch_process(self, pid: int) -> bool:
@@ -104,7 +106,7 @@ class Waiting:
         deadline: float,
         look: Callable[[float], T | Missing],
         lacking: Callable[[], bytes],
-    ) -> T | Missing:
+    ) -> Naps[T | Missing]:
         """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
         shared = self._log if isinstance(self._log, SharedLogFile) else None
         try:
@@ -124,7 +126,7 @@ class Waiting:
                 if is_rung or lacking() != awaited:  # the ring that will come is not the one that was asked for
                     is_rung = False
                     continue
-                is_rung = not watch.is_past and ticket.sleep(left)
+                is_rung = not watch.is_past and (yield from ticket.sleep(left))
                 if not is_rung and (watch.is_stale or not watch.is_announced):
                     self._watch = None
                     return found
@@ -148,7 +150,8 @@ class Waiting:
     def _listen(self, deadline: float) -> Watch:
         watch = self._watch
         if watch is None or watch.is_closed or watch.is_past:
-            watch = self._watch = shared_watch(self._log.root.header.log_id, self._mode, self._make_watch)
+            log_id = self._log.root.header.log_id
+            watch = self._watch = shared_watch(log_id, self._mode, self._sleepers, self._make_watch)
         if not watch.is_announced:
             self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
         return watch
@@ -158,7 +161,7 @@ class Waiting:
         bell = None
         if self._mode != "poll" and (node or local) and system.has_inotify() and (node or not self._wanted.read_only):
             bell = self._open_bell()
-        return Watch(self._log.file, bell, self._mode, is_local=local, is_node=node)
+        return Watch(self._log.file, bell, self._mode, is_local=local, is_node=node, sleepers=self._sleepers)
 
     @property
     def _is_of_node(self) -> bool:

@@ -17,6 +17,7 @@ from contract.worker import START_S, Workers, start
 from fscoord._log import ticket
 from fscoord._log.bell import bucket
 from fscoord._log.ticket import Ticket
+from fscoord._naps import Naps
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
@@ -266,16 +267,16 @@ def test_of_64_who_wait_one_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyP
 class SpiedSleep:
     """In the place of `Ticket.sleep`: which buckets are waited for now, and which were rung."""
 
-    def __init__(self, sleep: Callable[[Ticket, float], bool]) -> None:
+    def __init__(self, sleep: Callable[[Ticket, float], Naps[bool]]) -> None:
         self._sleep = sleep
         self.asleep: list[int] = []
         self.rung: list[int] = []
 
-    def __get__(self, ticket: Ticket, _: type) -> Callable[[float], bool]:
-        def sleep(left: float) -> bool:
+    def __get__(self, ticket: Ticket, _: type) -> Callable[[float], Naps[bool]]:
+        def sleep(left: float) -> Naps[bool]:
             self.asleep.append(ticket._bucket)
             try:
-                is_rung = self._sleep(ticket, left)
+                is_rung = yield from self._sleep(ticket, left)
             finally:
                 self.asleep.remove(ticket._bucket)
             if is_rung:

@@ -150,7 +150,7 @@ def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeyp
     pauses: list[float] = []
     sleep = log_ticket.Ticket.sleep
 
-    def spied(ticket: log_ticket.Ticket, left: float) -> bool:
+    def spied(ticket: log_ticket.Ticket, left: float) -> Any:
         pauses.append(ticket._pause)
         return sleep(ticket, left)
 

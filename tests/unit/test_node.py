@@ -22,6 +22,7 @@ from fscoord import FileStore, StoreTimeoutError, _system as system
 from fscoord._log import coherence, marked, mount, node, record, ticket, watch
 from fscoord._log.node import node_bell_path
 from fscoord._log.ticket import Ticket
+from fscoord._naps import THREADS, Naps, sleep_through
 
 LIMIT_S = 40
 """How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
@@ -126,12 +127,13 @@ def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() 
     class Sleeps:
         """A watch whose sleeps are over in vain, and then by a ring; and a post that is another's."""
 
-        hears, heard, deaths, post, poll_last = True, 0, 0, None, 0.1
+        hears, heard, deaths, post, poll_last, sleepers = True, 0, 0, None, 0.1, THREADS
 
         def __init__(self, slept: list[bool], beats: list[int]) -> None:
             self.slept, self.beats_seen = slept, beats
 
-        def sleep(self, waiting: object, until: float) -> bool:
+        def sleep(self, waiting: object, until: float) -> Naps[bool]:
+            yield from ()
             return self.slept.pop(0)
 
         def beats(self) -> int:
@@ -141,7 +143,7 @@ def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() 
             return False
 
     def sleep(watched: Any) -> bool:
-        return Ticket(watched)._sleep_beside(watched, math.inf)
+        return sleep_through(Ticket(watched)._sleep_beside(watched, math.inf))
 
     asked = Sleeps([False, False, False, True], [1, 2, 3])
     assert sleep(asked) is True

@@ -1,0 +1,235 @@
+"""What tasks hold for a while, and wait for in line: locks, semaphores and elections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from fscoord import recipes
+from fscoord.aio.store import AsyncStore
+from fscoord.arguments import Key, Timeout, Value
+from fscoord.recipes._hold import Exclusive
+
+__all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
+
+H = TypeVar("H", bound="Hold")
+
+
+class Hold:
+    """Something that at most so many hold, and for which the others wait in the order in which they came.
+
+    An asynchronous context manager. Who is cancelled while it acquires holds nothing, and stands in no line, when the
+    cancellation comes out; a release that is cancelled is done all the same. With a ``ttl`` there is a thread for each
+    hold, which gives signs of life also while the loop is busy.
+    """
+
+    def __init__(self, store: AsyncStore, core: Exclusive) -> None:
+        self._store = store
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """What it is called in the store."""
+        return self._core.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token; see `fscoord.recipes.Lock.token`."""
+        return self._core.token
+
+    async def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+        """Acquire it, and return whether that was done.
+
+        Args:
+            blocking: whether to wait.
+            timeout: how long, in seconds or as a `timedelta`; -1 is no limit.
+
+        Raises:
+            HoldLostError: somebody took this one out of the line.
+        """
+        got: list[str] = []
+        try:
+            turns = self._core._acquiring(self._core._mode, blocking, timeout, got)
+            return await self._store._take_turns(turns)
+        except BaseException as error:
+            if got:  # it was acquired before the cancellation came
+                await self._store._hands.settle(error, partial(self._core._give_back, got))
+            raise
+
+    async def release(self) -> None:
+        """Give it back; who is first in line gets it, and nobody else is woken.
+
+        Raises:
+            RuntimeError: this object does not hold it.
+            HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
+        """
+        await self._store._hands.do(self._core.release)
+
+    async def check(self) -> None:
+        """Look whether this object still holds it.
+
+        Raises:
+            HoldLostError: it does not.
+        """
+        await self._store._hands.do(self._core.check)
+
+    async def owners(self) -> list[recipes.Waiter]:
+        """Return who holds it, in the order of their tokens."""
+        return await self._store._hands.do(self._core.owners)
+
+    async def waiters(self) -> list[recipes.Waiter]:
+        """Return who waits for it, first come first."""
+        return await self._store._hands.do(self._core.waiters)
+
+    async def __aenter__(self: H) -> H:
+        limit = self._core._patience()
+        if not await self.acquire(timeout=limit):
+            raise await self._store._hands.do(partial(self._core._line.timed_out, self._core._what, limit))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+
+class Lock(Hold):
+    """A lock that at most one task, thread or process holds; see `fscoord.recipes.Lock`, also for the arguments.
+
+    Tasks that share the object wait in the same line as everybody else.
+    """
+
+    def __init__(
+        self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
+    ) -> None:
+        super().__init__(store, recipes.Lock(store.store, name, timeout, ttl))
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds it."""
+        return bool(await self.owners())
+
+
+class RLock(Lock):
+    """A `Lock` that the task which holds it may acquire again, and then releases as often."""
+
+    def __init__(
+        self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
+    ) -> None:
+        super().__init__(store, name, timeout, ttl)
+        self._owner: asyncio.Task[Any] | None = None
+        self._depth = 0
+
+    async def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+        """Acquire it, once more if this task holds it; see `Hold.acquire`."""
+        task = asyncio.current_task()
+        if self._owner is None or self._owner is not task:
+            if not await super().acquire(blocking, timeout):
+                return False
+            self._owner, self._depth = task, 0
+        self._depth += 1
+        return True
+
+    async def release(self) -> None:
+        """Give it back, when this was called as often as `acquire`.
+
+        Raises:
+            RuntimeError: this task does not hold it.
+            HoldLostError: it was taken away meanwhile.
+        """
+        if self._owner is None or self._owner is not asyncio.current_task():
+            raise RuntimeError(f"the lock {self.name!r} is not held by this object, in this task")
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            await super().release()
+
+
+class Semaphore(Hold):
+    """What at most `value` hold at a time; see `fscoord.recipes.Semaphore`, also for the arguments."""
+
+    def __init__(
+        self, store: AsyncStore, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
+    ) -> None:
+        super().__init__(store, recipes.Semaphore(store.store, name, value, timeout, ttl))
+
+
+class ReadWriteLock:
+    """A lock that many hold for reading or one for writing; see `fscoord.recipes.ReadWriteLock`, also for arguments.
+
+    Attributes:
+        reader: the side for reading: ``async with lock.reader:``, or ``acquire`` and ``release``.
+        writer: the side for writing.
+    """
+
+    def __init__(
+        self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
+    ) -> None:
+        core = recipes.ReadWriteLock(store.store, name, timeout, ttl)
+        self.reader = Hold(store, core.reader)
+        self.writer = Hold(store, core.writer)
+
+    async def owners(self) -> list[recipes.Waiter]:
+        """Return who holds it, the readers or the writer, in the order of their tokens."""
+        return await self.reader.owners()
+
+    async def waiters(self) -> list[recipes.Waiter]:
+        """Return who waits for it, first come first."""
+        return await self.reader.waiters()
+
+
+class Election(Hold):
+    """The candidates for one office; see `fscoord.recipes.Election`, also for the arguments."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        name: Key,
+        data: Value = b"",
+        timeout: Timeout | None = None,
+        ttl: Timeout | None = None,
+    ) -> None:
+        self._election = recipes.Election(store.store, name, data, timeout, ttl)
+        super().__init__(store, self._election)
+
+    async def campaign(self, timeout: Timeout = -1) -> bool:
+        """Stand in line until this candidate leads, and return whether it does; -1 is no limit."""
+        return await self.acquire(timeout=timeout)
+
+    async def resign(self) -> None:
+        """Let the next one lead; see `Hold.release` for errors."""
+        await self.release()
+
+    @property
+    def term(self) -> int:
+        """The term in which this candidate leads; see `token`."""
+        return self.token
+
+    async def leader(self) -> recipes.Leader | None:
+        """Return who leads and has said so, or None."""
+        return await self._store._hands.do(self._election.leader)
+
+    async def observe(self, after: int = 0, timeout: Timeout | None = None) -> recipes.Leader:
+        """Wait for a leader of a later term than `after`, and return it.
+
+        Args:
+            after: the last term that is known; 0 is none.
+            timeout: seconds or a `timedelta`; None means the store's.
+
+        Raises:
+            StoreTimeoutError: there was none.
+        """
+        return await self._store._take_turns(self._election._observing(after, timeout))
+
+    async def watch(self, timeout: Timeout | None = None) -> AsyncIterator[recipes.Leader]:
+        """Yield each leader; for `timeout` and errors see `observe`."""
+        term = 0
+        while True:
+            leader = await self.observe(term, timeout)
+            term = leader.term
+            yield leader

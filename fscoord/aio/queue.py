@@ -1,0 +1,115 @@
+"""`Queue` and `PriorityQueue` for tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+
+from fscoord import recipes
+from fscoord.aio.store import AsyncStore
+from fscoord.arguments import Key, Timeout, Value
+from fscoord.errors import FscoordError
+
+__all__ = ["Item", "PriorityQueue", "Queue"]
+
+
+class Item:
+    """What was taken from a queue, until it is done or given back; see `fscoord.recipes.Item`.
+
+    As an asynchronous context manager it is done at the end of the ``async with``, and given back if that raises, or is
+    cancelled.
+
+    Attributes:
+        data: what was put.
+    """
+
+    def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
+        self._store = store
+        self._core = core
+        self.data = core.data
+
+    async def done(self) -> None:
+        """Remove it for good; for errors see `fscoord.recipes.Item.done`."""
+        await self._store._hands.do(self._core.done)
+
+    async def give_back(self) -> None:
+        """Let somebody else take it, at the place in the order that it had."""
+        await self._store._hands.do(self._core.give_back)
+
+    async def __aenter__(self) -> Item:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._core._is_over:
+            return
+        if kind is None:
+            await self.done()
+        else:
+            with suppress(FscoordError):  # what was raised matters more
+                await self.give_back()
+
+
+class Queue:
+    """Items that are taken in the order in which they were put, at least once; see `fscoord.recipes.Queue`."""
+
+    def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
+        self._store = store
+        self._core = recipes.Queue(store.store, name, timeout)
+
+    @property
+    def name(self) -> str:
+        """What it is called in the store."""
+        return self._core.name
+
+    async def put(self, value: Value) -> None:
+        """Append an item."""
+        await self._store._hands.do(partial(self._core.put, value))
+
+    async def put_all(self, values: Iterable[Value]) -> None:
+        """Append items, all or none, which nobody else's come between."""
+        await self._store._hands.do(partial(self._core.put_all, list(values)))
+
+    async def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
+        """Take the first item that nobody has, waiting for one; who is cancelled meanwhile has taken none.
+
+        Args:
+            block: whether to wait.
+            timeout: for how long, in seconds or as a `timedelta`; None means what the queue was made with.
+
+        Raises:
+            QueueEmptyError: with ``block=False``, there is none.
+            StoreTimeoutError: none came.
+        """
+        turns = self._core._taking(block, timeout)
+        return Item(self._store, await self._store._take_turns(turns, recipes.Item.give_back))
+
+    async def taken(self) -> list[recipes.Waiter]:
+        """Return who has items, in the order of these."""
+        return await self._store._hands.do(self._core.taken)
+
+    async def size(self) -> int:
+        """Return how many items nobody has taken."""
+        return await self._store._hands.do(self._core.__len__)
+
+
+class PriorityQueue(Queue):
+    """A `Queue` that hands out the item of the lowest priority first; see `fscoord.recipes.PriorityQueue`."""
+
+    def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
+        super().__init__(store, name, timeout)
+        self._core: recipes.PriorityQueue = recipes.PriorityQueue(store.store, name, timeout)
+
+    async def put(self, value: Value, priority: int = 0) -> None:
+        """Add an item; lower priorities go first."""
+        await self._store._hands.do(partial(self._core.put, value, priority))
+
+    async def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
+        """Add items of one priority, all or none."""
+        await self._store._hands.do(partial(self._core.put_all, list(values), priority))

@@ -1,0 +1,39 @@
+"""Threads that end at once, and the fixture `every_call_is_an_await`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fscoord.aio import AsyncStore, _hands
+from fscoord.aio._hands import Hands
+from fscoord.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the check for leaks would wait for them after each test."""
+    monkeypatch.setattr(_hands, "IDLE_S", 0.01)
+
+
+@pytest.fixture
+def every_call_is_an_await(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], AsyncStore]:
+    """Give a function that makes an `AsyncStore` each of whose calls is made when its task waits for it.
+
+    As with threads, but in an order that is the same each time.
+    """
+
+    def submit(self: Hands, job: Any) -> None:
+        asyncio.get_running_loop().call_soon(job.run)
+
+    monkeypatch.setattr(Hands, "_submit", submit)
+
+    def make(store: Store) -> AsyncStore:
+        asynchronous = AsyncStore(store)
+        asynchronous._hands = Hands(1, 0.0)
+        return asynchronous
+
+    return make

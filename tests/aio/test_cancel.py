@@ -1,0 +1,243 @@
+"""A task that is cancelled, at whichever await: nothing stays held, nobody in line, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aio.tasks import at_each_await, outcome, seen
+
+from fscoord import HashStore, aio
+from fscoord.aio import AsyncStore
+from fscoord.recipes import Lock, Queue
+from fscoord.store import Store
+
+Make = Callable[[Store], AsyncStore]
+
+KINDS: dict[str, Callable[[AsyncStore], Any]] = {
+    "Lock": lambda store: aio.Lock(store, "l"),
+    "Lock with ttl": lambda store: aio.Lock(store, "l", ttl=100),
+    "RLock": lambda store: aio.RLock(store, "l"),
+    "Semaphore": lambda store: aio.Semaphore(store, "l"),
+    "reader": lambda store: aio.ReadWriteLock(store, "l").reader,
+    "writer": lambda store: aio.ReadWriteLock(store, "l").writer,
+    "Election": lambda store: aio.Election(store, "l"),
+}
+OTHERS = {"reader": "writer"}
+"""Who is in the way of whom; otherwise each is in the way of its like."""
+
+persistence = pytest.mark.parametrize("persists", [False, True], ids=["once", "again and again"])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def nobody_is_in_line(store: Store, hold: Any) -> bool:
+    keys = [key for key in store.list_keys() if "/wake/" in key]
+    return not keys and not hold._core.owners() and not hold._core.waiters() and not hold._core._held
+
+
+@persistence
+def test_a_free_hold_whose_acquisition_is_cancelled_is_free(
+    kind: str, persists: bool, every_call_is_an_await: Make
+) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            hold = KINDS[kind](every_call_is_an_await(store))
+
+            async def take() -> None:
+                assert await cancelled(hold.acquire(), persists=persists)
+                await hold.release()
+
+            await outcome(take())
+            assert nobody_is_in_line(store, hold)
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+@persistence
+@pytest.mark.parametrize("way", ["acquire", "async with"])
+def test_a_wait_in_line_that_is_cancelled_leaves_the_line(
+    kind: str, way: str, persists: bool, every_call_is_an_await: Make
+) -> None:
+    """Also where the hold comes at the same time: whoever had it gives it back while the other waits."""
+    inside = 0
+
+    async def act(cancelled: Any) -> None:
+        nonlocal inside
+        with HashStore() as store:
+            asynchronous = every_call_is_an_await(store)
+            first, hold = KINDS[OTHERS.get(kind, kind)](asynchronous), KINDS[kind](asynchronous)
+            assert await first.acquire()
+
+            async def take() -> None:
+                nonlocal inside
+                if way == "acquire":
+                    assert await hold.acquire()
+                    await hold.release()
+                else:
+                    async with hold:
+                        inside += 1
+
+            task = asyncio.ensure_future(outcome(cancelled(take(), persists=persists)))
+            await seen(first._core.waiters, task.done)
+            await first.release()
+            await task
+            assert nobody_is_in_line(store, hold)
+            assert await hold.acquire(blocking=False)
+            await hold.release()
+
+    assert asyncio.run(at_each_await(act)) > 3
+    assert inside or way == "acquire"
+
+
+@persistence
+def test_a_release_that_is_cancelled_is_done(kind: str, persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            hold = KINDS[kind](every_call_is_an_await(store))
+
+            async def give_back() -> None:
+                assert await hold.acquire()
+                await cancelled(hold.release(), persists=persists)
+
+            await outcome(give_back())
+            assert nobody_is_in_line(store, hold)
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+def test_the_body_of_a_with_that_is_cancelled_gives_the_hold_back(kind: str, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            hold = KINDS[kind](every_call_is_an_await(store))
+
+            async def body() -> None:
+                async with hold:
+                    await asyncio.sleep(0)
+
+            await outcome(cancelled(body()))
+            assert nobody_is_in_line(store, hold)
+
+    assert asyncio.run(at_each_await(act)) >= 3
+
+
+@persistence
+@pytest.mark.parametrize("block", [False, True], ids=["there", "to come"])
+def test_what_a_cancelled_task_took_from_a_queue_comes_back(
+    block: bool, persists: bool, every_call_is_an_await: Make
+) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            queue, plain = aio.Queue(every_call_is_an_await(store), "q"), Queue(store, "q")
+            if not block:
+                plain.put("item")
+            task = asyncio.ensure_future(outcome(cancelled(queue.take(), persists=persists)))
+            if block:
+                await seen(lambda: store._shared.readers, task.done)
+                plain.put("item")
+            item = await task
+            if item is asyncio.CancelledError:
+                assert plain.take(block=False).data == b"item"
+            else:
+                assert item.data == b"item"
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+@persistence
+@pytest.mark.parametrize("block", [False, True], ids=["there", "to come"])
+def test_what_a_cancelled_task_popped_comes_back(block: bool, persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            asynchronous = every_call_is_an_await(store)
+            if not block:
+                store.queue_push("q", "value")
+            task = asyncio.ensure_future(outcome(cancelled(asynchronous.queue_pop("q", block), persists=persists)))
+            if block:
+                await seen(lambda: store._shared.poppers, task.done)
+                store.queue_push("q", "value")
+            value = await task
+            assert value in (b"value", asyncio.CancelledError)
+            assert store.queue_len("q") == (value is asyncio.CancelledError)
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+def test_an_item_whose_end_is_cancelled_is_done_or_given_back(every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            queue = aio.Queue(every_call_is_an_await(store), "q")
+            Queue(store, "q").put("item")
+            item = await queue.take()
+            is_begun = []
+
+            async def work() -> None:
+                async with item:
+                    await asyncio.sleep(0)
+                    is_begun.append(True)
+
+            await outcome(cancelled(work()))
+            assert not Queue(store, "q").taken()
+            assert len(Queue(store, "q")) == (not is_begun)
+
+    assert asyncio.run(at_each_await(act)) >= 2
+
+
+@persistence
+def test_who_is_cancelled_while_it_joins_takes_no_part(persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            group = aio.Membership(every_call_is_an_await(store), "g")
+            joined = await outcome(cancelled(group.join(), persists=persists))
+            assert len(group._core.members()) == (joined is not asyncio.CancelledError)
+
+    assert asyncio.run(at_each_await(act)) >= 1
+
+
+@persistence
+def test_work_that_is_cancelled_is_left_to_the_next(persists: bool, every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            asynchronous = every_call_is_an_await(store)
+
+            async def work() -> bytes:
+                await asyncio.sleep(0)
+                return b"done"
+
+            await outcome(cancelled(aio.once(asynchronous, "w", work), persists=persists))
+            assert not Lock(store, "w").owners()
+            assert await aio.once(asynchronous, "w", work) == b"done"
+
+    assert asyncio.run(at_each_await(act)) > 3
+
+
+def test_waits_that_are_cancelled_leave_no_bell_behind(every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            asynchronous = every_call_is_an_await(store)
+            task = asyncio.ensure_future(outcome(cancelled(asynchronous.multi_get(["a", "b"]))))
+            await seen(lambda: store._shared.readers, task.done)
+            store.multi_set(["a", "b"], ["1", "2"])
+            assert await task in ([b"1", b"2"], asyncio.CancelledError)
+            assert not store._shared.readers
+
+    assert asyncio.run(at_each_await(act)) > 1
+
+
+def test_a_cancellation_comes_out_although_the_call_failed(every_call_is_an_await: Make) -> None:
+    async def act(cancelled: Any) -> None:
+        with HashStore() as store:
+            store.set("k", "text")
+            work = cancelled(every_call_is_an_await(store).add("k", 1))
+            try:
+                found = await outcome(work)
+            except ValueError:
+                found = ValueError
+            assert found is (asyncio.CancelledError if work.reached else ValueError)
+
+    assert asyncio.run(at_each_await(act)) == 1

@@ -1,0 +1,319 @@
+"""Tasks on one handle: how many threads they need, and time-outs, closing, Ctrl-C, forks and dead loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import HANG_S
+from contract.third_party import ThirdPartyStore
+
+from fscoord import FileStore, HashStore, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
+from fscoord.aio import AsyncStore
+from fscoord.aio._slices import WAITING_MAX
+from fscoord.aio.store import HANDS_MAX
+from fscoord.store import Store
+
+TASKS = 200
+
+
+@pytest.fixture(params=["hash", "file", "polled file", "nested file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    make: dict[str, Callable[[], Store]] = {
+        "hash": HashStore,
+        "file": lambda: FileStore(tmp_path / "store"),
+        "polled file": lambda: FileStore(tmp_path / "store", watch="poll"),
+        "nested file": lambda: PrefixStore("job", FileStore(tmp_path / "store")),
+    }
+    store = make[request.param]()
+    store.set_timeout(HANG_S)
+    yield store
+    (store.underlying_store if isinstance(store, PrefixStore) else store).close()
+
+
+class Threads:
+    """The most threads that there were, beside those that were there before."""
+
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
+        self.most = 0
+
+    def count(self) -> None:
+        self.most = max(self.most, len(set(threading.enumerate()) - self._before))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Give way until `condition` holds; the time limit only bounds a hang."""
+    end = asyncio.get_running_loop().time() + HANG_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.001)
+
+
+def is_asleep(asynchronous: AsyncStore, count: int) -> bool:
+    """Return whether so many waits sleep, as far as the store can tell."""
+    listener = asynchronous._listener
+    return not hasattr(listener, "_tickets") or len(listener._tickets) == count
+
+
+def test_hundreds_of_tasks_wait_on_one_handle_with_a_few_threads(store: Store) -> None:
+    threads = Threads()
+
+    async def main() -> None:
+        asynchronous = AsyncStore(store)
+        tasks = [asyncio.ensure_future(asynchronous.get(f"k{number}")) for number in range(TASKS)]
+        await asyncio.sleep(0)
+        await until(lambda: is_asleep(asynchronous, TASKS))
+        threads.count()
+        await asynchronous.multi_set([f"k{number}" for number in range(TASKS)], map(str, range(TASKS)))
+        assert await asyncio.gather(*tasks) == [b"%d" % number for number in range(TASKS)]
+        threads.count()
+
+    asyncio.run(main())
+    assert threads.most <= HANDS_MAX
+
+
+def test_hundreds_of_tasks_have_a_lock_one_after_the_other(store: Store) -> None:
+    threads = Threads()
+    tokens: list[int] = []
+
+    async def hold(asynchronous: AsyncStore) -> None:
+        lock = aio.Lock(asynchronous, "l")
+        async with lock:
+            tokens.append(lock.token)
+            threads.count()
+            assert len(tokens) == lock.token
+
+    async def main() -> None:
+        asynchronous = AsyncStore(store)
+        async with aio.Lock(asynchronous, "l"):
+            tokens.append(1)
+            tasks = [asyncio.ensure_future(hold(asynchronous)) for _ in range(TASKS // 4)]
+            lock = aio.Lock(asynchronous, "l")
+            while len(await lock.waiters()) < len(tasks):
+                await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert not await lock.owners()
+
+    asyncio.run(main())
+    assert threads.most <= HANDS_MAX
+    assert tokens == list(range(1, TASKS // 4 + 2))
+
+
+def test_more_tasks_than_threads_wait_on_a_store_that_waits_in_its_calls() -> None:
+    threads = Threads()
+
+    async def main() -> None:
+        async with AsyncStore(ThirdPartyStore()) as asynchronous:
+            asynchronous.set_timeout(math.inf)
+            count = 2 * WAITING_MAX
+            tasks = [asyncio.ensure_future(asynchronous.get(f"k{number}")) for number in range(count)]
+            await asyncio.sleep(0)
+            for number in reversed(range(count)):
+                await asynchronous.set(f"k{number}", str(number))
+            threads.count()
+            assert await asyncio.gather(*tasks) == [b"%d" % number for number in range(count)]
+
+    asyncio.run(main())
+    assert threads.most <= HANDS_MAX + WAITING_MAX
+
+
+def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+
+    async def main() -> None:
+        async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
+            waits = asyncio.ensure_future(asynchronous.get("from a thread"))
+            with FileStore(path, timeout=HANG_S) as other:
+                thread = asyncio.get_running_loop().run_in_executor(None, other.get, "from a task")
+                same = asyncio.get_running_loop().run_in_executor(None, asynchronous.store.get, "from a task")
+                await until(lambda: is_asleep(asynchronous, 1))
+                await asynchronous.set("from a task", "1")
+                assert await thread == await same == b"1"
+                other.set("from a thread", "2")
+                assert await waits == b"2"
+
+    asyncio.run(main())
+
+
+def test_a_deadline_is_met_and_the_error_names_what_was_missing(store: Store) -> None:
+    async def main() -> None:
+        asynchronous = AsyncStore(store)
+        await asynchronous.set("there", "1")
+        with pytest.raises(StoreTimeoutError, match=r"'(job/)?missing'") as caught:
+            await asynchronous.wait(["there", "missing"], 0.05)
+        assert caught.value.waited >= 0.05
+        async with aio.Lock(asynchronous, "l"):
+            assert not await aio.Lock(asynchronous, "l").acquire(timeout=0.02)
+            with pytest.raises(StoreTimeoutError, match=f"{os.getpid()} has it"):
+                await aio.Lock(asynchronous, "l", timeout=0.02).__aenter__()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(aio.Lock(asynchronous, "l").acquire(), 0.02)
+            assert not await aio.Lock(asynchronous, "l").waiters()
+
+    asyncio.run(main())
+
+
+def test_closing_the_store_ends_the_waits_of_its_tasks(store: Store) -> None:
+    if isinstance(store, PrefixStore):
+        store = store.underlying_store
+
+    async def main() -> None:
+        async with AsyncStore(store) as asynchronous:
+            tasks = [asyncio.ensure_future(asynchronous.get("k")) for _ in range(3)]
+            await asyncio.sleep(0)
+            await until(lambda: is_asleep(asynchronous, 3))
+        for task in tasks:
+            with pytest.raises(StoreClosedError):
+                await task
+
+    asyncio.run(main())
+
+
+def test_a_handle_is_used_in_one_loop_after_the_other(store: Store) -> None:
+    asynchronous = AsyncStore(store)
+
+    async def main(key: str) -> None:
+        never = asyncio.ensure_future(asynchronous.get("never"))
+        task = asyncio.ensure_future(asynchronous.get(key))
+        await asyncio.sleep(0)
+        await until(lambda: is_asleep(asynchronous, 2))
+        await asynchronous.set(key, key)
+        assert await task == key.encode()
+        assert not never.done()  # the loop cancels it
+
+    for number in range(3):
+        asyncio.run(main(f"k{number}"))
+
+
+def test_a_loop_that_is_closed_under_a_wait_leaves_nobody_in_line(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = recipes.Lock(store, "l")
+    loop = asyncio.new_event_loop()
+    with lock:
+        task: Any = loop.create_task(aio.Lock(AsyncStore(store), "l").acquire())
+
+        async def wait_for_it() -> None:
+            await until(lock.waiters)
+
+        loop.run_until_complete(wait_for_it())
+        loop.close()
+        del task
+        end = time.monotonic() + HANG_S
+        while lock.waiters():  # a thread may be about to forget the call that it made for the task
+            assert time.monotonic() < end
+            gc.collect()
+    assert "Task was destroyed but it is pending" in caplog.text
+    assert not lock.owners()
+
+
+def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+
+    async def main() -> None:
+        async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
+            with FileStore(path) as other:
+                other.set("k", "1")
+                lock = other._log._lock
+                lock.try_lock()
+                try:
+                    writes = [asyncio.ensure_future(asynchronous.set(f"k{number}", "2")) for number in range(9)]
+                    for _ in range(100):
+                        await asyncio.sleep(0)
+                    assert not any(task.done() for task in writes)
+                finally:
+                    lock.unlock()
+                await asyncio.gather(*writes)
+                assert other.num_keys() == 10
+
+    asyncio.run(main())
+
+
+def test_a_forked_child_uses_the_handle_in_a_loop_of_its_own_and_leaves_its_parents_alone(store: Store) -> None:
+    is_shared = not isinstance(store, HashStore)
+
+    async def in_the_child(asynchronous: AsyncStore) -> None:
+        async with aio.Lock(asynchronous, "l"):
+            await asynchronous.set("from the child", "1")
+        assert await asynchronous.get("from the child") == b"1"
+
+    async def main() -> None:
+        asynchronous = AsyncStore(store)
+        task = asyncio.ensure_future(asynchronous.get("k"))
+        await asyncio.sleep(0)
+        await until(lambda: is_asleep(asynchronous, 1))
+        child = os.fork()
+        if not child:
+            try:
+                asyncio.run(in_the_child(asynchronous))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        assert os.waitstatus_to_exitcode(status) == 0
+        if is_shared:
+            assert await asynchronous.get("from the child") == b"1"
+        await asynchronous.set("k", "2")
+        assert await task == b"2"
+
+    asyncio.run(main())
+
+
+INTERRUPTED = """
+import asyncio, sys
+from fscoord import aio
+
+async def main():
+    async with await aio.open_store(sys.argv[1]) as store:
+        async with aio.Lock(store, "l"):
+            pass
+
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_leaves_nobody_in_line(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    with FileStore(path) as store, recipes.Lock(store, "l") as lock:
+        child = subprocess.Popen([sys.executable, "-c", INTERRUPTED, path], stderr=subprocess.PIPE)
+        try:
+
+            async def wait_for_it() -> None:
+                await until(lock.waiters)
+
+            asyncio.run(wait_for_it())
+            child.send_signal(signal.SIGINT)
+            _, words = child.communicate(timeout=3 * HANG_S)
+        finally:
+            child.kill()
+            child.wait()
+        assert b"KeyboardInterrupt" in words
+        assert not lock.waiters()
+
+
+def test_a_wait_that_is_cancelled_in_its_sleep_can_be_begun_again(store: Store) -> None:
+    async def main() -> None:
+        asynchronous = AsyncStore(store)
+        for _ in range(3):
+            task = asyncio.ensure_future(asynchronous.queue_pop("q"))
+            await asyncio.sleep(0)
+            await until(lambda: is_asleep(asynchronous, 1))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await asynchronous.queue_push("q", "1")
+        assert await asynchronous.queue_pop("q") == b"1"
+
+    asyncio.run(main())
