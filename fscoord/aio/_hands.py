@@ -212,8 +212,8 @@ class Hands:
             return True
 
     def _work(self) -> None:
-        wakeup = system.Wakeup()
         while True:
+            wakeup = system.Wakeup()  # a new one each time: whoever sets it takes it out of the list before, for good
             with self._guard:
                 job = self._jobs.popleft() if self._jobs else None
                 if job is None:

@@ -1,0 +1,34 @@
+"""The threads that make a store's calls: none is lost, however threads come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fscoord.aio._hands import Hands
+
+CALLS = 1500
+
+
+@pytest.fixture
+def threads_take_turns_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("threads_take_turns_often")
+@pytest.mark.parametrize("idle_s", [0.0, 0.0001])
+def test_no_call_is_lost_when_it_comes_as_a_thread_is_about_to_end(idle_s: float) -> None:
+    hands = Hands(2, 0.0)
+    hands._idle_s = idle_s
+
+    async def main() -> None:
+        for number in range(CALLS):
+            assert await hands.do(lambda: number) == number  # noqa: B023
+
+    asyncio.run(main())
