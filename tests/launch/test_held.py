@@ -160,9 +160,17 @@ def test_everything_is_killed_when_the_orders_end(guarded):
     wait_until_gone(pids)
 
 
-def test_a_command_whose_warden_is_killed_is_killed_with_it():
+def test_a_command_whose_warden_is_killed_is_killed_with_it(tmp_path):
     with pytest.raises(FscoordError, match="watched over the command was killed"):
-        run("echo $$; kill -9 $PPID; exec sleep 600", output_max=None)
+        run(f"echo $$ > {tmp_path}/pid; kill -9 $PPID; exec sleep 60", output_max=None)
+    wait_until_gone([int((tmp_path / "pid").read_text())])
+
+
+def test_no_signal_is_blocked_in_a_command():
+    ending = run_held(
+        ["grep", "SigBlk", "/proc/self/status"], dict(os.environ), lambda: None, grace=1, output_max=OUTPUT_MAX
+    )
+    assert int(ending.output.split()[1], 16) == 0
 
 
 def test_what_a_command_leaves_behind_is_waited_for(tmp_path):
