@@ -58,6 +58,22 @@ def test_nothing_is_lost_while_one_compacts_and_four_write(
     assert {key: value for key, value in found.items() if key in LIVE} == LIVE
 
 
+@pytest.mark.parametrize("lock", ["ofd", pytest.param("soft", marks=pytest.mark.hosts)])
+def test_long_values_stay_what_they_are_on_both_hosts_through_compactions(sides: Sides, lock: str) -> None:
+    """They are not kept in memory, but read again from the file, which is another one by then."""
+    a, b = sides.opened(2, lock=lock)
+    long = {"a": (a, 200_000, 1), "b": (b, 300_000, 2)}
+    for key, (writer, size, seed) in long.items():
+        writer.do("mounts.work.set_value", "@store", key, size, seed)
+    for compactor in (None, b, a):
+        if compactor is not None:
+            compactor.compact()
+        fresh = sides.b.fork().open(sides.path(), lock=lock)
+        for agent in (a, b, fresh):
+            for key, (_, size, seed) in long.items():
+                assert agent.do("mounts.work.has_value", "@store", key, size, seed)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_compactor_that_is_killed_at_its_seal_leaves_all_that_was_there(sides: Sides, share: float) -> None:
     hosts: tuple[tuple[Host, Host], ...] = ((sides.a, sides.b), (sides.b, sides.a))
