@@ -3,9 +3,10 @@
 It is a symbolic link that leads nowhere: its text says who holds the lock. symlink(2) makes it whole or not at all, and
 only for the first who asks; over NFS that is one request, and so is its removal. Nobody opens it.
 
-A regular file, made with O_EXCL, was there before (filelock's). Its holder has it open, so that an NFS client removes it
-in three steps; who is killed before it is written leaves an empty one, which names nobody; and who waits opens it, again
-and again, to see whose it is, so that the server lends it to hosts (delegations, RFC 8881, 10.4) and calls it back.
+A regular file, made with O_EXCL, was there before (filelock's). Its holder has it open, so that an NFS client needs
+three steps to remove it; who is killed before it is written leaves an empty one, which names nobody; and who waits
+opens it again and again to see whose it is, so that the server lends it to that host, and calls it back (delegations,
+RFC 8881, 10.4).
 
 An answer may get lost, and the request be repeated: the holder is then told that somebody else was first. So each try
 writes a text of its own, and who is refused looks, now and then, whether what is there is its own. (The same idea, with
