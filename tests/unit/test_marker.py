@@ -25,6 +25,12 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "log.lock")
 
 
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody outside of the test takes the name that it may need."""
+    monkeypatch.setattr(log_marker, "REMOVER", f"fscoord-test-{os.getpid()}")
+
+
 @pytest.fixture
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_marker, "LOOK_S", 0)
@@ -256,11 +262,8 @@ def remover() -> Iterator[socket.socket]:
 
 
 @pytest.mark.usefixtures("looks_each_time")
-def test_one_process_of_a_host_removes_markers_at_a_time(
-    path: str, remover: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_of_a_host_removes_markers_at_a_time(path: str, remover: socket.socket) -> None:
     """Else the second might remove the marker that somebody has made after the first has removed the old one."""
-    monkeypatch.setattr(log_marker, "REMOVER", f"fscoord-test-{os.getpid()}")
     remover.bind(f"\0{log_marker.REMOVER}")
     left_by_another(path)
     marker = Marker(path)

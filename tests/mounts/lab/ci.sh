@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The short part of the shared-mount tests, on NFS 4.2 and 3: `ci.sh PYTHON REPORTS`. It leaves to the long campaign: marker
-# files (`soft`), one of which may stay behind, files that are removed under open handles, which a client may take half a
-# minute to notice, and whatever waits for leases.
+# files (`soft`), files that are removed under open handles, which a client may take half a minute to notice, and whatever
+# waits for leases.
 set -uo pipefail
 lab=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 work=$(mktemp -d)
