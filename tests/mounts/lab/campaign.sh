@@ -20,14 +20,14 @@ for turn in $(seq "$turns"); do
     run "$turn-$version" "$version" -- -q -m 'not lab and not torch and not etcd' --timeout=1800
     run "$turn-$version-cuts" "$version" --lease 15 --grace 15 -- -q -m lab --timeout=1800
   done
-  run "$turn-4.2-actimeo" 4.2 --opts actimeo=0 -- -q -m 'not lab and not torch and not etcd' -k 'not soft' --timeout=1800
-  run "$turn-4.2-rtt" 4.2 --rtt 1 --timeout 6000 -- -q -m 'not lab and not torch and not etcd' -k 'not soft' --timeout=3600
+  run "$turn-4.2-actimeo" 4.2 --opts actimeo=0 -- -q -m 'not lab and not torch and not etcd' --timeout=1800
+  run "$turn-4.2-rtt" 4.2 --rtt 1 --timeout 6000 -- -q -m 'not lab and not torch and not etcd' --timeout=3600
   run "$turn-4.2-qemu" 4.2 --engine qemu --timeout 14000 -- -q -m 'not lab and not torch and not etcd' -k 'not soft and not sixty_four' --timeout=3600
   if command -v glusterd >/dev/null; then
     echo "=== $turn-gluster"
     (cd "$lab/../../.." && "$python" "$lab/glab.py" --tuned --timeout 3000 -- "$python" -m pytest tests/mounts \
-      -p no:cacheprovider -q --timeout=1800 --shared-dirs /mnt/a,/mnt/b --store-options coherence=locked \
-      -k 'not soft and not round_trips') || failed+=("$turn-gluster")
+      -p no:cacheprovider -q --timeout=1800 --shared-dirs /mnt/a,/mnt/b --on-a 'on_host a' --on-b 'on_host b' \
+      --store-options coherence=locked -k 'not round_trips') || failed+=("$turn-gluster")
   else
     failed+=("$turn-gluster: no glusterd here, apt-get install glusterfs-server glusterfs-client")
   fi

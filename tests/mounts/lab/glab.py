@@ -6,6 +6,7 @@ gone when the command ends. It needs root, and glusterfs-server and glusterfs-cl
   glab.py [options] -c 'shell text'
   glab.py [options] -- COMMAND [args...]
 
+``on_host b COMMAND`` runs it with a network and a host name of its own: for everybody but the kernel, on another host.
 The command sees NFS_A, NFS_B and NFS_VERS=glusterfs. Exit status: the command's; 124 it took too long; 125 no volume.
 """
 
@@ -53,6 +54,14 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
   for _ in $(seq 150); do mountpoint -q /mnt/a && mountpoint -q /mnt/b && break; sleep 0.2; done
   mountpoint -q /mnt/a && mountpoint -q /mnt/b || exit 125
 } >&2
+cat >/usr/local/bin/on_host <<'X'
+#!/bin/sh
+# on_host a|b COMMAND...: run it as on that host
+[ "$1" = b ] || { shift; exec "$@"; }
+shift
+exec unshare --net --uts sh -c 'hostname gother; exec "$@"' sh "$@"
+X
+chmod +x /usr/local/bin/on_host
 export NFS_A=/mnt/a NFS_B=/mnt/b NFS_VERS=glusterfs
 cd @CWD@ || exit 125
 @COMMAND@
