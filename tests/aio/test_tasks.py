@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S
+from contract.places import HANG_S, Place
 from contract.third_party import ThirdPartyStore
+from contract.worker import Workers, start
 
 from fscoord import FileStore, HashStore, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
@@ -239,6 +240,49 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
                 assert other.num_keys() == 10
 
     asyncio.run(main())
+
+
+def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await aio.open_store(tmp_path / "store") as asynchronous:
+            task = asyncio.ensure_future(asynchronous.get("k"))
+            await asyncio.sleep(0)
+            await until(lambda: is_asleep(asynchronous, 1))
+            with subprocess.Popen(["sleep", "1000"]) as child:
+                try:
+                    watch = asynchronous._listener._watch
+                    assert asynchronous._listener.watch_process(child.pid)
+                    assert watch.deaths == 0
+                finally:
+                    child.kill()
+            await until(lambda: watch.deaths == 1)
+            await asynchronous.set("k", "1")
+            assert await task == b"1"
+
+    asyncio.run(main())
+
+
+def test_what_a_killed_process_held_is_a_tasks(tmp_path: Path) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    asynchronous = AsyncStore(place.open())
+
+    async def main(workers: Workers) -> None:
+        lock = aio.Lock(asynchronous, "l")
+        while not await lock.owners():
+            await asyncio.sleep(0.001)
+        task = asyncio.ensure_future(lock.acquire())
+        while not await lock.waiters():
+            await asyncio.sleep(0.001)
+        workers.processes[0].kill()
+        workers.processes[0].wait(HANG_S)
+        assert await task
+        assert lock.token == 2
+        await lock.release()
+
+    with Workers(place.spec(), "hold", [["l"]]) as workers:
+        start(asynchronous.store, 1)
+        asyncio.run(main(workers))
+    place.close()
 
 
 def test_a_forked_child_uses_the_handle_in_a_loop_of_its_own_and_leaves_its_parents_alone(store: Store) -> None:
