@@ -116,14 +116,16 @@ class Watch:
 
     def _have_it_told(self, events: Any) -> None:
         """If there is somebody to tell this watch when there are events, let no waiting thread read them."""
-        me = weakref.ref(self)
+        me, sleepers = weakref.ref(self), self.sleepers
 
         def heard() -> None:
             watch = me()
-            if watch is not None and watch._events is events and events.wait(0):
+            if watch is None or watch._events is not events:
+                sleepers.give_back(events)  # or it would be called again and again
+            elif events.wait(0):
                 watch._tell(events)
 
-        self._is_told = events.readable and self.sleepers.listen(events, heard)
+        self._is_told = events.readable and sleepers.listen(events, heard)
 
     @property
     def is_stale(self) -> bool:

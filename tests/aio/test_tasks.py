@@ -262,6 +262,25 @@ def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: P
     asyncio.run(main())
 
 
+def test_a_loop_does_not_listen_for_ever_to_a_bell_that_has_failed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await aio.open_store(tmp_path / "store") as asynchronous:
+            task = asyncio.ensure_future(asynchronous.get("k"))
+            await asyncio.sleep(0)
+            await until(lambda: is_asleep(asynchronous, 1))
+            watch = asynchronous._listener._watch
+            events = watch._events
+            assert events.descriptors()
+            watch.lose_bell(OSError("as it were"))
+            os.utime(tmp_path / "store.bell")  # an event that nobody takes
+            await until(lambda: not events.descriptors())
+            assert not task.done()
+        with pytest.raises(StoreClosedError):
+            await task
+
+    asyncio.run(main())
+
+
 def test_what_a_killed_process_held_is_a_tasks(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     asynchronous = AsyncStore(place.open())
