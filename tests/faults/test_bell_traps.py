@@ -711,3 +711,33 @@ def test_an_idle_waiter_uses_next_to_no_processor(path: str, record_property: An
     share = float(done.stdout)
     record_property("percent of a processor", 100 * share)
     assert share < 0.01
+
+
+def test_every_write_rings_for_its_keys_where_there_is_a_bell_and_for_nobody_where_there_is_none(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[list[bytes]] = []
+    with FileStore(path) as store, FileStore(path) as waiter:
+        monkeypatch.setattr(store._waiting, "ring", lambda names: rung.append(list(names)))
+
+        def write_all() -> None:
+            store.set("a", "1")
+            store.add("b", 1)
+            store.compare_set("c", "", "1")
+            store.append("d", "1")
+            store.multi_set(["e", "f"], ["1", "2"])
+            store.queue_push("g", "1")
+            store.queue_pop("g")
+            store.delete_key("a")
+            store.multi_set([], [])
+
+        write_all()
+        assert (store._log.bell, rung) == (0, [])
+        with start_thread(waiter.get, "awaited") as thread:
+            until(lambda: asleep(waiter))
+            until(lambda: store.check(["never"]) or store._log.bell)
+            write_all()
+            waiter.set("awaited", "1")
+        assert thread.result == b"1"
+    assert [names for names in rung if names != [b"g"]] == [[b"a"], [b"b"], [b"c"], [b"d"], [b"e", b"f"], [b"a"]]
+    assert [b"g"] in rung

@@ -256,6 +256,24 @@ def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, k
     assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
 
 
+@pytest.mark.parametrize("how", ["locked", "direct"])
+@pytest.mark.parametrize("torn", [5, 20, 40])
+def test_a_record_that_stays_torn_is_voided_however_it_is_read(
+    how: str, torn: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        size = os.path.getsize(path)
+        store.set("k", b"x" * 50)
+        os.truncate(path, size + torn)
+        with FileStore(path, coherence=how) as other:
+            other.set("n", "2")
+            assert other.multi_get(["k", "n"]) == [b"1", b"2"]
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"1", b"n": b"2"})
+
+
 @pytest.mark.parametrize("reads", [1, 2, 3])
 def test_zeros_from_a_cache_are_looked_at_again_for_who_only_reads(reads: int, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:

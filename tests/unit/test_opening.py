@@ -97,3 +97,8 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
         log._read_unlocked()
         log._shared.busy = False
         assert busy == [True]
+
+
+def test_a_store_can_not_be_called_while_one_of_its_answers_is_made(path: str) -> None:
+    with FileStore(path) as store, pytest.raises(StoreError, match="signal handler or finalizer"):
+        store._log.inspect(lambda: store.check(["k"]))

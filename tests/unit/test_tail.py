@@ -142,6 +142,14 @@ def test_more_than_a_record_behind_a_lost_frame_is_damage(descriptor: int) -> No
     assert examine(descriptor, 510, CHAIN, durable=True) == Torn(9216)
 
 
+@pytest.mark.parametrize("distance", range(12, 30))
+def test_no_record_begins_within_the_least_that_a_lost_one_takes(distance: int, descriptor: int) -> None:
+    offset = 512 - 12
+    write(descriptor, (offset + distance, record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)[0]))
+    verdict = examine(descriptor, offset, CHAIN, durable=True)
+    assert isinstance(verdict, Torn if distance < 27 else Damage)
+
+
 def test_a_record_is_found_wherever_it_begins_and_whatever_it_is_chained_over() -> None:
     for kind, key, value in ((record.SET, b"k", b"v"), (record.LEAVE, b"", b""), (record.SET, b"k" * 1024, bytes(900))):
         data, _ = record.encode(kind, key, value, 3, 10**18, 0xDEAD_BEEF)

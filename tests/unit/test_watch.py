@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
-from fscoord._log.bell import Bell
+from fscoord._log.bell import Bell, bucket
 from fscoord._log.ticket import Ticket
 from fscoord._log.watch import Watch
 from fscoord._naps import sleep_through
@@ -95,6 +97,11 @@ def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Watch
     watch.close()
     assert watch.is_stale
     assert not watch.hears
+
+
+@given(st.binary(max_size=40))
+def test_every_key_has_a_byte_of_the_bell_that_others_can_compute(key: bytes) -> None:
+    assert bucket(key) == zlib.crc32(key) % 4096
 
 
 def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
