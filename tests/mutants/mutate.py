@@ -62,8 +62,8 @@ class Campaign:
         gc.freeze()  # what forks share stays shared
         self.items = {item.nodeid: item for item in session.items}
         self.known = self.learn(session.items)
-        chosen = self.choose()
         done = self.read()
+        chosen = self.choose()
         self.at: dict[tuple[str, int], list[str]] = defaultdict(list)
         for name in sorted(self.known, key=lambda name: self.known[name].seconds):
             if name in self.items and self.known[name].seconds <= SLOWEST_S:
@@ -99,7 +99,9 @@ class Campaign:
         for module in module_names():
             self.trees[module], found = places((PACKAGE / module).read_text(encoding="utf-8"))
             every += [(module, place) for place in found if any(word in module for word in self.given.modules or [""])]
-        if self.given.sample:
+        if self.given.again:
+            every = [(module, place) for module, place in every if f"{module}:{place.key}" in self.found]
+        elif self.given.sample:
             every = random.Random(self.given.seed).sample(every, min(self.given.sample, len(every)))
         part, parts = self.given.shard
         return every[part - 1 :: parts]
