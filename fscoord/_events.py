@@ -46,9 +46,8 @@ class Inotify:
     readable = True
 
     def __init__(self, path: str, mask: int) -> None:
-        import ctypes
-
-        from watchdog.observers import inotify_c
+        inotify_c = system.load("watchdog.observers.inotify_c")
+        import ctypes  # which that has imported
 
         descriptors: set[int] = set()
         self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
@@ -154,18 +153,16 @@ class Observed:
     readable = False
 
     def __init__(self, path: str, wake: Callable[[], None]) -> None:
-        from watchdog.events import FileSystemEvent, FileSystemEventHandler
-        from watchdog.observers import Observer
-
+        watched = system.load("watchdog.events")
         name = system.os.fsencode(path)
 
-        class Handler(FileSystemEventHandler):
-            def on_any_event(self, event: FileSystemEvent) -> None:
+        class Handler(watched.FileSystemEventHandler):  # type: ignore[misc, name-defined]
+            def on_any_event(self, event: Any) -> None:
                 if name in (system.os.fsencode(event.src_path), system.os.fsencode(event.dest_path)):
                     wake()
 
         self._owner = system.os.getpid()
-        self._observer = Observer()
+        self._observer = system.load("watchdog.observers").Observer()
         self._observer.daemon = True
         self._observer.schedule(Handler(), system.os.path.dirname(path))
         self._observer.start()

@@ -9,6 +9,7 @@ descriptor of the same number: whoever uses one asks `is_faked` first.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import mmap
@@ -159,12 +160,38 @@ class Wakeup:
         return self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
+def load(name: str) -> Any:
+    """Return the module `name`, imported by a thread of its own, which no Ctrl-C reaches.
+
+    A KeyboardInterrupt in the middle of importlib may leave the lock of all imports taken for ever, and with it every
+    thread that imports anything: ``_get_module_lock`` takes it before its ``try`` begins.
+
+    Raises:
+        ImportError: there is no such module, or what it raised itself.
+    """
+    found = sys.modules.get(name)
+    if found is None or getattr(found.__spec__, "_initializing", False):
+        thread = _Thread(target=_load_quietly, args=(name,), name="fscoord-import", daemon=True)
+        try:
+            thread.start()
+            thread.join()
+        except RuntimeError:  # no thread is left: import it here
+            pass
+        __import__(name)
+    return sys.modules[name]
+
+
+_Thread = threading.Thread  # a real one, whatever takes the place of `threading`
+
+
+def _load_quietly(name: str) -> None:
+    with contextlib.suppress(Exception):  # who asked for it meets it again
+        __import__(name)
+
+
 def load_flock_locker() -> Any:
     """Return portalocker's locker for flock(2), and the exception it raises when somebody else holds the lock."""
-    from portalocker import exceptions
-    from portalocker.portalocker import FlockLocker
-
-    return FlockLocker(), exceptions
+    return load("portalocker.portalocker").FlockLocker(), load("portalocker.exceptions")
 
 
 def flock_holder(fd: int) -> str | None:

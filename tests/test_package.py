@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 import fscoord
 
@@ -50,12 +53,38 @@ def test_a_store_that_nobody_waits_on_loads_no_dependency_either(tmp_path: Path)
     assert not loaded & {"filelock", "portalocker", "watchdog"}
 
 
+@pytest.mark.parametrize(("lock", "events"), [("ofd", "inotify"), ("flock", "observer"), ("soft", "inotify")])
+def test_what_is_first_imported_by_a_wait_is_imported_where_no_ctrl_c_reaches(
+    lock: str, events: str, tmp_path: Path
+) -> None:
+    """Ctrl-C within an import by the main thread left the lock of all imports taken: every other thread hung there."""
+    code = """
+    import sys, threading
+    from fscoord import FileStore, StoreTimeoutError, _system
+    imported = {True: set(), False: set()}
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            imported[threading.current_thread() is threading.main_thread()].add(name.partition(".")[0])
+    sys.meta_path.insert(0, Finder())
+    _system.has_inotify = lambda: sys.argv[3] == "inotify"
+    with FileStore(sys.argv[1], lock=sys.argv[2], timeout=0.01) as store:
+        store.set("k", "v")
+        try:
+            store.get("missing")
+        except StoreTimeoutError:
+            print(sorted(imported[True] - {"encodings"}), "watchdog" in imported[False])
+    """
+    assert run(textwrap.dedent(code), str(tmp_path / "store"), lock, events) == "[] True\n"
+
+
 def test_without_fcntl_the_package_imports_and_file_store_names_the_platform(tmp_path: Path) -> None:
     """This is how Windows looks to fscoord."""
     said = run(
         """
 import sys
 sys.modules["fcntl"] = None  # from now on, importing it is an ImportError
+import pytest
+
 import fscoord
 store = fscoord.HashStore()
 store.set("k", "v")
