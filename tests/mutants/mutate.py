@@ -56,6 +56,8 @@ class Campaign:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         forks.adopt_orphans()
+        if session.testsfailed:
+            raise session.Failed("not all tests could be collected")
         for module in module_names():
             importlib.import_module(f"fscoord.{module[:-3].replace('/', '.')}")
         self.functions = forks.functions_by_file()
