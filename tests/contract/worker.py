@@ -295,9 +295,12 @@ def work(store: Store, spec: dict[str, Any], what: str, arguments: list[list[Any
 
 
 def start(store: Store, count: int) -> None:
-    """Wait until `count` workers are there, then let them begin."""
+    """Wait until `count` workers are there, then let them begin. On a busy machine a process takes long to be there."""
+    usual = store.timeout
+    store.set_timeout(START_S)
     for _ in range(count):
         store.queue_pop("ready")
+    store.set_timeout(usual)
     store.set("go", "1")
 
 
