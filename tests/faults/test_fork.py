@@ -22,7 +22,7 @@ from contract.places import start_thread, wait_in_vain
 from faults.interrupts import At, interrupt
 
 from fscoord import FileStore, _system as system
-from fscoord._log import line as log_line, lock as log_lock
+from fscoord._log import line as log_line, lock as log_lock, shared as log_shared, watch as log_watch
 from fscoord.errors import StoreClosedError, StoreGoneError, StoreTimeoutError
 
 HANG_S = 20
@@ -455,3 +455,31 @@ def inotify_instances() -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize("module", [log_shared, log_watch], ids=["handles", "watches"])
+def test_a_fork_while_another_thread_looks_up_what_the_process_shares(module: Any, path: str) -> None:
+    """The thread that has the guard is not there in the child, and never gives it back."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with module._guard[0]:
+            taken.set()
+            over.wait(2 * HANG_S)
+
+    def use() -> bytes:
+        with FileStore(path, timeout=0.05) as store:
+            store.set("k", "v")
+            with pytest.raises(StoreTimeoutError):
+                store.get("missing")
+            return store.get("k")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert taken.wait(HANG_S)
+        with Child(os.fork, use) as child:
+            assert child.result() == b"v"
+    finally:
+        over.set()
+        holder.join()

@@ -116,7 +116,8 @@ class Campaign:
                 self.found[result["key"]] = result
         if not self.given.again:
             return set(self.found)
-        return {key for key, result in self.found.items() if result["how"] in {"killed", "hung"}}
+        settled = {key for key, result in self.found.items() if result["how"] in {"killed", "hung"}}
+        return settled | {key for key in self.found if reason(*key.split(":", 1))}
 
     def try_place(self, module: str, place: Place) -> None:
         tests = list(dict.fromkeys(name for line in place.lines for name in self.at[module, line]))
@@ -181,7 +182,7 @@ def main() -> int:
     parser.add_argument(
         "--results", type=Path, default=Path(".mutants"), help="a directory; what it holds is not repeated"
     )
-    parser.add_argument("--again", action="store_true", help="repeat what no test has found")
+    parser.add_argument("--again", action="store_true", help="repeat what no test has found, and nobody explained")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of `tests/`")
     parser.add_argument("-k", default="", help="as pytest's: only tests whose names fit")
     given = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import math
@@ -23,8 +24,11 @@ from fscoord import (
     UnsupportedFilesystemError,
     _system as system,
 )
-from fscoord._log import coherence, stuck
+from fscoord._log import coherence, record, stuck
+from fscoord._log.bell import bucket
+from fscoord._log.news import News
 from fscoord.stores.dump import dump
+from fscoord.stores.state import State
 
 LIMIT_S = 30
 NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
@@ -254,6 +258,46 @@ def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, k
         assert (store.get("k"), other.get("n")) == (b"2", b"1")
     log = read_log(Path(path).read_bytes())
     assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+def test_a_log_that_has_shrunk_is_gone_for_who_writes_and_who_looks_no_more(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        size = os.path.getsize(path)
+        store.set("k", "2")
+        os.truncate(path, size)
+        with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
+            store.set("k", "3")
+        with pytest.raises(StoreGoneError, match="was truncated"):
+            store.get("k")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        with (
+            kernel.fail(0, error, names=("write",)),
+            pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught,
+        ):
+            store.set("k", "2")
+        assert not caught.value.maybe_applied
+        store.set("k", "3")
+        assert store.get("k") == b"3"
+
+
+def test_who_read_all_again_has_news_of_every_key() -> None:
+    news = News(State(0))
+    news.apply([(record.SET, b"k", b"v", 1, 2)])
+    assert set(news.take()) == {bucket(b"k")}
+    assert set(news.take()) == set()
+    news.reset()
+    assert set(news.take()) == set(range(4096))
+    assert set(news.take()) == set()
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])

@@ -599,3 +599,24 @@ def test_who_does_not_know_where_it_is_begins_again_where_the_log_is(path: Path)
             assert store.add("n", 1) == number + 1
             assert store._log._descriptors == store._log._in_use() - {-1}
             store.compact()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_compaction_forgets_no_rank_that_somebody_has_been(lives: bool, path: Path) -> None:
+    """Who has named several ranks is all of them; and a rank is dead when all who named it are."""
+    with FileStore(path) as store:
+        store.set("k", "v")
+        first = FileStore(path, rank=5)
+        first.be_rank(6)
+        with FileStore(path, rank=5):
+            pass
+        if not lives:
+            first.close()
+        dead = [] if lives else [5, 6]
+        for _ in range(2):
+            assert sorted(store.dead_ranks([5, 6])) == dead
+            with FileStore(path) as late:
+                assert sorted(late.dead_ranks([5, 6])) == dead
+            store.compact()
+        first.close()
+        assert sorted(store.dead_ranks([5, 6])) == [5, 6]

@@ -248,6 +248,16 @@ def test_a_later_version_of_the_format_is_not_taken_for_this_one() -> None:
         Header.decode(b"another file" + bytes(100))
 
 
+@pytest.mark.parametrize("size", [0, 4, 74, 76, 78, 80, 81])
+def test_a_header_shorter_than_any_is_no_header_though_its_checksum_is_right(size: int) -> None:
+    data = bytearray(HEADERS[0].encode())
+    data[12:16] = struct.pack("<I", size)
+    if size >= 4:
+        data[size - 4 : size] = struct.pack("<I", crc32(data[: size - 4]))
+    with pytest.raises(ValueError, match=r"its size is damaged|version|no fscoord log"):
+        Header.decode(bytes(data))
+
+
 def test_runs_that_are_cut_short_are_an_error() -> None:
     for count, runs in ((2, b"\3\0" + bytes(8) + b"job"), (1, b"\4\0" + bytes(8) + b"job"), (1, bytes(9))):
         data = bytearray(HEADERS[0].encode()[:-4] + runs)
