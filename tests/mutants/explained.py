@@ -29,7 +29,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "_Request._hand_over: waiter.gone = True -> pass": "who waits says so itself as soon as it is woken",
     },
     "_log/node.py": {
-        "Post.leave: if self._holder is not None or not self._held: | self._holder is not None or*": "somebody is woken for nothing",
+        "Post.leave: if self._holder is not None or not self._held: | self._holder is not None or*": "a needless wake",
         "node_bell_path: raise OSError*": "never reached, for FALLBACK is absolute; types need an end",
         "Post.beat: self._put(BEAT, self._byte(BEAT) + 1) | self._byte(BEAT) + 1 -> Sub": "all that counts is a change",
     },
