@@ -394,13 +394,15 @@ def tree(name: str) -> ast.Module:
 
 
 def imports(name: str) -> Iterator[str]:
-    """Every dotted name that the module imports, wherever in it; `from a import b` is `a.b`."""
+    """Every dotted name that the module imports, wherever in it; `from a import b` is `a.b`, as `load("a.b")` is."""
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports relatively in line {node.lineno}"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"load", "system.load"}:
+            yield ast.literal_eval(node.args[0])
 
 
 def own_imports(name: str) -> set[str]:
