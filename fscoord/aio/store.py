@@ -83,97 +83,97 @@ class AsyncStore:
     # -- what waits for nobody -------------------------------------------------------------------------------------
 
     async def set(self, key: Key, value: Value) -> None:
-        """See `Store.set`."""
+        """See `~fscoord.Store.set`."""
         await self._hands.do(partial(self._store.set, key, value))
 
     async def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`."""
+        """See `~fscoord.Store.add`."""
         return await self._hands.do(partial(self._store.add, key, amount))
 
     async def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """See `Store.compare_set`."""
+        """See `~fscoord.Store.compare_set`."""
         return await self._hands.do(partial(self._store.compare_set, key, expected, desired))
 
     async def check(self, keys: Iterable[Key]) -> bool:
-        """See `Store.check`."""
+        """See `~fscoord.Store.check`."""
         return await self._hands.do(partial(self._store.check, keys_bytes(keys)))
 
     async def delete_key(self, key: Key) -> bool:
-        """See `Store.delete_key`."""
+        """See `~fscoord.Store.delete_key`."""
         return await self._hands.do(partial(self._store.delete_key, key))
 
     async def num_keys(self) -> int:
-        """See `Store.num_keys`."""
+        """See `~fscoord.Store.num_keys`."""
         return await self._hands.do(self._store.num_keys)
 
     async def list_keys(self, prefix: Key = "") -> list[str]:
-        """See `Store.list_keys`."""
+        """See `~fscoord.Store.list_keys`."""
         return await self._hands.do(partial(self._store.list_keys, prefix))
 
     async def append(self, key: Key, value: Value) -> None:
-        """See `Store.append`."""
+        """See `~fscoord.Store.append`."""
         await self._hands.do(partial(self._store.append, key, value))
 
     async def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """See `Store.multi_set`."""
+        """See `~fscoord.Store.multi_set`."""
         await self._hands.do(partial(self._store.multi_set, list(keys), list(values)))
 
     async def queue_push(self, key: Key, value: Value) -> None:
-        """See `Store.queue_push`."""
+        """See `~fscoord.Store.queue_push`."""
         await self._hands.do(partial(self._store.queue_push, key, value))
 
     async def queue_len(self, key: Key) -> int:
-        """See `Store.queue_len`."""
+        """See `~fscoord.Store.queue_len`."""
         return await self._hands.do(partial(self._store.queue_len, key))
 
     async def session(self) -> int:
-        """Return the number of this handle among the members; see `Store.session`."""
+        """Return the number of this handle among the members; see `~fscoord.Store.session`."""
         return await self._hands.do(lambda: self._store.session)
 
     async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `Store.members`."""
+        """See `~fscoord.Store.members`."""
         return await self._hands.do(partial(self._store.members, None if ranks is None else list(ranks)))
 
     async def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`."""
+        """See `~fscoord.Store.be_rank`."""
         await self._hands.do(partial(self._store.be_rank, rank))
 
     async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `Store.dead_ranks`."""
+        """See `~fscoord.Store.dead_ranks`."""
         return await self._hands.do(partial(self._store.dead_ranks, list(ranks)))
 
     async def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `Store.dead_sessions`."""
+        """See `~fscoord.Store.dead_sessions`."""
         return await self._hands.do(partial(self._store.dead_sessions, list(numbers)))
 
     # -- what may wait ---------------------------------------------------------------------------------------------
 
     async def get(self, key: Key) -> bytes:
-        """See `Store.get`."""
+        """See `~fscoord.Store.get`."""
         return cast(bytes, (await self._seek(Sought(VALUES, [key_bytes(key)], self._limit(None))))[0])
 
     async def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        """See `Store.multi_get`."""
+        """See `~fscoord.Store.multi_get`."""
         return cast(list[bytes], await self._seek(Sought(VALUES, keys_bytes(keys), self._limit(None))))
 
     async def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`."""
+        """See `~fscoord.Store.wait`."""
         await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout)))
 
     async def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `Store.wait_alive`."""
+        """See `~fscoord.Store.wait_alive`."""
         needed = [integer("rank", rank) for rank in ranks]
         return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)))
 
     async def wait_sessions(
         self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None
     ) -> list[int]:
-        """See `Store.wait_sessions`."""
+        """See `~fscoord.Store.wait_sessions`."""
         needed = [integer("session", number) for number in numbers]
         return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)))
 
     async def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        """See `Store.queue_pop`."""
+        """See `~fscoord.Store.queue_pop`."""
         name = key_bytes(key)
         if block:
             return cast(bytes, await self._seek(Sought(ITEM, [name], self._limit(None))))
@@ -181,13 +181,13 @@ class AsyncStore:
         return await self._hands.do(partial(self._store.queue_pop, name, block=False), give_back)
 
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """See `Store.barrier`. A caller that is cancelled counts as one who came."""
+        """See `~fscoord.Store.barrier`. A caller that is cancelled counts as one who came."""
         await self._take_turns(self._store._meeting(key, world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
     async def clone(self) -> AsyncStore:
-        """See `Store.clone`. With many tasks there is no need for it."""
+        """See `~fscoord.Store.clone`. With many tasks there is no need for it."""
         return AsyncStore(await self._hands.do(self._store.clone))
 
     async def close(self) -> None:
@@ -226,7 +226,7 @@ class AsyncStore:
         return await self._seek(request)
 
     async def _seek(self, sought: Sought) -> Any:
-        """Return who is dead, the values, or the item; see `Store._seek`."""
+        """Return who is dead, the values, or the item; see `~fscoord.Store._seek`."""
         self._come_to(asyncio.get_running_loop())
         if self._slices is not None:
             return await self._slices.seek(sought)
