@@ -196,7 +196,7 @@ def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Stor
     done = threading.Semaphore(0)
 
     def consume() -> bytes:
-        with Queue(place.open(how="clone"), "q").take() as item:
+        with Queue(place.open(how="clone"), "q").take(True, LONG_S) as item:
             done.release()
             return item.data
 
@@ -227,7 +227,7 @@ def test_who_sleeps_is_told_of_what_is_given_back(place: Place, store: Store, no
     found = Queue(PrefixStore("x", store), "q")
     found.put("a")
     item = found.take()
-    with start_thread(Queue(Asleep("x", place.open(how="clone")), "q").take) as thread:
+    with start_thread(Queue(Asleep("x", place.open(how="clone")), "q").take, True, LONG_S) as thread:
         assert asleep.acquire(timeout=HANG_S)  # and the bell of the put is cleared
         assert not found._store.check(["q/bell"])
         item.give_back()
