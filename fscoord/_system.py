@@ -211,8 +211,7 @@ def take_name(name: str) -> Any:
     """
     if platform() != "linux" or is_faked():
         return None
-    import socket
-
+    socket = load("socket")
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         found.bind(f"\0{name}")
