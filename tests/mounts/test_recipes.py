@@ -16,7 +16,7 @@ from mounts.conftest import Sides
 from mounts.test_histories import clocks
 
 WIDTH = 4
-STEPS = 12
+STEPS = 8
 """How many steps of all there are, at least, between two troubles."""
 STOPPED_S = 0.05
 
