@@ -26,6 +26,7 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    aio,
     barrier,
     broadcast,
     gather,
@@ -181,6 +182,28 @@ def recipes(store: Store) -> None:
     assert_type(work(), bytes)
     with RLock(store, b"name") as again:
         assert_type(again, RLock)
+
+
+async def tasks(store: aio.AsyncStore) -> None:
+    async def work() -> str:
+        return "value"
+
+    async with await aio.open_store("mem:") as opened:
+        assert_type(opened, aio.AsyncStore)
+    assert_type(await store.get("key"), bytes)
+    assert_type(await store.add("key", 1), int)
+    assert_type(await store.queue_pop("queue", block=False), bytes)
+    await store.wait(["key"], timeout=timedelta(seconds=1))
+    async with aio.Lock(store, "name") as lock, aio.Semaphore(store, "name", 3):
+        assert_type(lock, aio.Lock)
+        assert_type((lock.token, await lock.owners()), tuple[int, list[Waiter]])
+    async with await aio.Queue(store, "name").take(timeout=5) as item:
+        assert_type(item.data, bytes)
+    async with aio.Membership(store, "name") as group:
+        async for present in group.watch():
+            assert_type(present, list[Participant])
+    assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
+    assert_type(await aio.once(store, "name", work), bytes)
 
 
 def errors(error: FscoordError) -> None:
