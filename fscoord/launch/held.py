@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from fscoord import _system as system
@@ -34,8 +34,14 @@ LOOK_S: Final = 1.0
 LOOKS: Final = 8
 """How often to look in the time after which no answer counts as a loss: twice in each quarter, see `warden.Pulse`."""
 
+UNSEEN_S: Final = 0.1
+"""How long a signal may go unseen: one that comes just before a system call, or in another thread, does not end it."""
+
 FOLLOW_S: Final = 5.0
 """How long a look that is under way at the end is waited for."""
+
+_PIECE: Final = 1 << 16
+_ALL: Final = 1 << 62
 
 _INTERRUPTIONS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _LOST = (HoldLostError, StoreGoneError, StoreClosedError, StaleRunError)
@@ -168,7 +174,7 @@ class _Held:
         """Return standard output, up to a byte more than is allowed; at that byte everything is killed."""
         if self._process is None or self._process.stdout is None or self._output_max is None:
             return b""
-        output = self._process.stdout.read(self._output_max + 1)
+        output = b"".join(_pieces(self._process.stdout, self._output_max + 1))
         if len(output) > self._output_max:
             self._order(warden.KILL_ALL)
         return output
@@ -177,7 +183,7 @@ class _Held:
         """Return what the warden tells, to its end."""
         assert self._report is not None
         facts: dict[str, object] = {}
-        for line in self._report:
+        for line in b"".join(_pieces(self._report)).splitlines():
             facts.update(json.loads(line))
         return facts
 
@@ -194,6 +200,20 @@ class _Held:
         raise FscoordError(
             f"the process {self._process.pid} that watched over the command was killed, and the command with it"
         )
+
+
+def _pieces(file: IO[bytes], most: int = _ALL) -> Iterator[bytes]:
+    """Yield what comes from the pipe `file`, to its end or `most` bytes, and let signals be handled meanwhile."""
+    poll = system.select.poll()
+    poll.register(file, system.select.POLLIN)
+    while most > 0:
+        while not poll.poll(UNSEEN_S * 1000):
+            pass
+        piece = system.os.read(file.fileno(), min(most, _PIECE))
+        if not piece:
+            return
+        most -= len(piece)
+        yield piece
 
 
 def _order(descriptor: int, number: int) -> None:

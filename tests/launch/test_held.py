@@ -28,6 +28,11 @@ def numbers(output):
     return [int(word) for word in output.split()]
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(held, "LOOK_S", 0.01)
+
+
 def test_a_command_ends_with_its_own_code_and_its_output_is_kept():
     ending = run("echo said; exit 7")
     assert ending == (7, frozenset(), b"said\n")
@@ -74,6 +79,20 @@ def test_a_signal_is_passed_on(name):
     assert ending.output == f"{name}\n".encode()
     assert ending.passed == {getattr(signal, f"SIG{name}")}
     assert ending.interruption == (getattr(signal, f"SIG{name}") if name in ("INT", "TERM", "HUP") else 0)
+
+
+@pytest.mark.parametrize("output_max", [OUTPUT_MAX, None])
+def test_a_signal_that_ends_no_system_call_is_passed_on(output_max, soon, tmp_path):
+    """One that comes between a look for signals and a read, as it may; here one that another thread gets."""
+    told = []
+
+    def check():
+        if not told and (tmp_path / "ready").exists():
+            told.append(signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
+
+    ending = run(f"trap 'exit 3' USR1; : > {tmp_path}/ready; {AWAIT_SIGNAL}", check, output_max=output_max)
+    assert ending.status == 3
+    assert ending.passed == {signal.SIGUSR1}
 
 
 def test_afterwards_signals_are_handled_as_before():
@@ -201,11 +220,6 @@ def test_a_signal_that_comes_when_the_command_has_ended_goes_to_what_it_left_beh
     assert child.report.readline() == '{"status": 4}\n'
     child.order(signal.SIGUSR1)
     assert child.end()[0] == b"usr1\n"
-
-
-@pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(held, "LOOK_S", 0.01)
 
 
 def when(path, error):
