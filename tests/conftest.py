@@ -47,13 +47,13 @@ hypothesis.settings.load_profile("fscoord")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C and SIGHUP end what they should, here and in what tests start: shells start what is to run in the
-    background without the one, and nohup(1) without the other.
+    """Let the keys that end programs, and SIGHUP, end what they should, here and in what tests start: shells start what
+    is to run in the background without the former, and nohup(1) without the latter.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture
