@@ -80,6 +80,8 @@ class Slices:
                 return self._store.queue_pop(sought.names[0], block=False)
             except QueueEmptyError:
                 return None
+        if not self._store.check(sought.names):  # cheaper than a wait that is too late
+            return None
         with self._guard:
             if self._twin is None:
                 self._twin = self._store.clone()
