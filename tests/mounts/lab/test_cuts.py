@@ -185,6 +185,8 @@ def test_a_cut_shorter_than_the_lease_is_only_a_delay(sides: Sides, network: Net
 def test_calls_stay_linearizable_over_a_cut_that_outlasts_the_lease(
     sides: Sides, network: Network, rng: random.Random
 ) -> None:
+    """On NFS 3 the others may have to wait until the cut is over: the server keeps the locks of who is cut off."""
+    goes_on = network.version.startswith("4")
     ahead = clocks(sides)
     crew = sides.opened(4)
     for agent in crew:
@@ -192,10 +194,10 @@ def test_calls_stay_linearizable_over_a_cut_that_outlasts_the_lease(
     progress(crew, 20)
     network.cut(sides.a)
     # More calls than fit before the lease ends, had those of a held the lock.
-    progress(crew[1::2], 40)
+    progress(crew[1::2], 40 * goes_on)
     lease = int(LEASE.read_text())
     sides.b.fork().do("time.sleep", lease + 5)  # the lease itself is waited for: nothing tells that it is over
-    progress(crew[1::2], 20)
+    progress(crew[1::2], 20 * goes_on)
     network.heal(sides.a)
     progress(crew, 40)
     calls = []
