@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from fscoord import recipes
@@ -90,12 +89,7 @@ class Hold:
             raise await self._store._hands.do(partial(self._core._line.timed_out, self._core._what, limit))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 
 from fscoord import recipes
 from fscoord.aio.store import AsyncStore
@@ -41,12 +40,7 @@ class Item:
     async def __aenter__(self) -> Item:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._core._is_over:
             return
         if kind is None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from fscoord import _system as system
@@ -202,12 +201,7 @@ class AsyncStore:
     async def __aenter__(self) -> AsyncStore:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # -- for the recipes -------------------------------------------------------------------------------------------

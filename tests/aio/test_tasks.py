@@ -112,6 +112,31 @@ def test_hundreds_of_tasks_have_a_lock_one_after_the_other(store: Store) -> None
     assert tokens == list(range(1, TASKS // 4 + 2))
 
 
+def test_values_are_not_asked_for_before_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look in vain is a time-out in some other store's client, which may be slow, and say so each time."""
+    asked: list[bool] = []
+    multi_get = ThirdPartyStore.multi_get
+
+    def counted(self: ThirdPartyStore, keys: Any) -> list[bytes]:
+        names = list(keys)
+        asked.append(self.check(names))
+        return multi_get(self, names)
+
+    monkeypatch.setattr(ThirdPartyStore, "multi_get", counted)
+    store = ThirdPartyStore()
+
+    async def main() -> None:
+        async with AsyncStore(store) as asynchronous:
+            asynchronous.set_timeout(HANG_S)
+            value = asyncio.ensure_future(asynchronous.get("k"))
+            await until(lambda: "wait" in store.asked)
+            await asynchronous.set("k", "v")
+            assert await value == b"v"
+
+    asyncio.run(main())
+    assert asked == [True]
+
+
 def test_more_tasks_than_threads_wait_on_a_store_that_waits_in_its_calls() -> None:
     threads = Threads()
 
