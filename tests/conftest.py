@@ -36,7 +36,7 @@ from fscoord._log import file as log_file, marked, mount
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
 NOBODY = 65534
-PATIENCE_S = 30
+PATIENCE_S = 60
 """How long a thread or a child may take to end before the test that left it is failed. Nothing waits that long."""
 
 hypothesis.settings.register_profile("fscoord", deadline=None, print_blob=True, derandomize="CI" in os.environ)

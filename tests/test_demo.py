@@ -28,7 +28,7 @@ TEXTS = {
     "e.py": "x = 1",
 }
 COUNTS = Counter({"one": 1, "two": 2, "three": 3, "zwei": 1, "gr\u00fc\u00dfe": 1, "x": 1})
-PATIENCE_S = 40
+PATIENCE_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from fscoord.cli import app
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class Result(NamedTuple):

@@ -13,7 +13,7 @@ from fscoord.cli import elections
 from fscoord.launch import Ending, held
 from fscoord.recipes import Election
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fscoord.cli import holding
 from fscoord.launch import held
 from fscoord.recipes import Lock, ReadWriteLock, Semaphore, break_hold
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from fscoord import FileStore
 from fscoord.cli import once as verb
 from fscoord.recipes import Lock, once
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def test_all_get_the_output_and_the_exit_code_of_one(fscoord, tmp_path):

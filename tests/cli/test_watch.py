@@ -7,7 +7,7 @@ import json
 from fscoord import FileStore
 from fscoord.cli import watch as verb
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def test_what_is_there_is_told_if_that_is_wanted(fscoord):

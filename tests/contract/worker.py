@@ -24,7 +24,7 @@ from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StaleTo
 from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, Semaphore, once
 from fscoord.store import Store
 
-HANG_S = 40
+HANG_S = 60
 START_S = 600
 """How long 32 processes may take until the last has begun, on a machine that is busy."""
 

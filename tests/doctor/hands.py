@@ -12,7 +12,7 @@ from fscoord.doctor import acts, lines
 from fscoord.doctor.child import FailedError, StuckError
 from fscoord.doctor.contests import Contests
 
-PATIENCE_S = 40
+PATIENCE_S = 60
 
 
 class ThreadHand:

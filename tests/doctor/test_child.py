@@ -11,7 +11,7 @@ import pytest
 
 from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
 
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from fscoord.doctor.examination import examine
 from fscoord.doctor.pair import Pair
 
 EFFORT_S = 0.05
-PATIENCE_S = 50
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import fscoord
 from fscoord import _system as system
 from fscoord.stores.file import FileStore
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class StoppingOs(types.ModuleType):

@@ -18,7 +18,7 @@ from fscoord._log.record import Record, Session
 SECTOR = 512
 VOID_SIZE = 35
 HEADER_SIZE = 82
-LIMIT_S = 20
+LIMIT_S = 60
 """How long a test's handles wait for the lock: nobody holds it so long, so that this is a hang."""
 
 DATA_KINDS = "SICAMDPO"

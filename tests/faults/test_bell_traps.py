@@ -33,7 +33,7 @@ from fscoord._log.ticket import Ticket
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.stores import waiting
 
-HANG_S = 20
+HANG_S = 60
 
 
 @pytest.fixture

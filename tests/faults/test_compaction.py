@@ -23,7 +23,7 @@ from unit.plain_reader import read_newest
 from fscoord import FileStore, FscoordError
 from fscoord.store import Store
 
-LIMIT_S = 20
+LIMIT_S = 60
 SPILL = (None, 100)
 """From which length on values are left in the file, by the number of compactions before: of what `fill` writes, one."""
 ERRORS = [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE, errno.EACCES]

@@ -18,7 +18,7 @@ from unit.plain_reader import read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError
 
-LIMIT_S = 20
+LIMIT_S = 60
 Contents = tuple[dict[bytes, bytes], dict[bytes, list[bytes]]]
 
 

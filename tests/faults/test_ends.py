@@ -20,7 +20,7 @@ from fscoord import FileStore, StoreGoneError, StoreUnavailableError
 from fscoord._log import succession
 from fscoord.stores import lifetime
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from fscoord import (
 )
 from fscoord.errors import StoreGoneError
 
-LIMIT_S = 20
+LIMIT_S = 60
 ERRORS = [
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.ENFILE,
     errno.ENOLCK, errno.EINTR,

@@ -32,7 +32,7 @@ from fscoord._log import ticket as log_ticket
 from fscoord.stores import vigil
 from fscoord.stores.dump import dump
 
-HANG_S = 20
+HANG_S = 60
 CONTEXT = multiprocessing.get_context("fork")
 
 

@@ -25,7 +25,7 @@ from fscoord import FileStore, _system as system
 from fscoord._log import line as log_line, lock as log_lock, shared as log_shared, watch as log_watch
 from fscoord.errors import StoreClosedError, StoreGoneError, StoreTimeoutError
 
-HANG_S = 20
+HANG_S = 60
 
 
 def fork_in_c() -> int:

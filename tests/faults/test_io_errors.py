@@ -19,7 +19,7 @@ from unit.plain_reader import read_log
 from fscoord import FileStore, FscoordError, StoreUnavailableError
 from fscoord.store import Store
 
-LIMIT_S = 20
+LIMIT_S = 60
 BUT_FSTAT = tuple(name for name in COUNTED if name != "fstat")
 ERRORS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.EINVAL]
 

@@ -18,7 +18,7 @@ from unit.plain_reader import read_log
 from fscoord import FileStore
 
 VICTIMS = 3
-PATIENCE_S = 30
+PATIENCE_S = 60
 """What a survivor may take for an operation: far more than any takes, so that more is a hang."""
 
 

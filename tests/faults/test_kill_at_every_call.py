@@ -17,7 +17,7 @@ from unit.plain_reader import read_newest
 
 from fscoord import FileStore
 
-LIMIT_S = 20
+LIMIT_S = 60
 WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "be_rank"]
 
 

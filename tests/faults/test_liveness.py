@@ -20,7 +20,7 @@ from fscoord._log.alive import Home
 from fscoord._log.session import Session
 from fscoord.stores.dump import dump
 
-HANG_S = 20
+HANG_S = 60
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from fscoord import (
 from fscoord._log import reader
 from fscoord.stores.dump import dump
 
-HANG_S = 20
+HANG_S = 60
 """No call of these tests waits so long: one that does, hangs."""
 
 

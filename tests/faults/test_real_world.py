@@ -33,7 +33,7 @@ from fscoord import (
     _system as system,
 )
 
-HANG_S = 20
+HANG_S = 60
 DAY_S = 86_400
 
 

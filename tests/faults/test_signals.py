@@ -25,7 +25,7 @@ from fscoord import FileStore
 from fscoord._log import file as log_file, path as paths
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
-HANG_S = 20
+HANG_S = 60
 KINDS = ["ofd", "flock", "soft"]
 KERNEL_KINDS = ["ofd", "flock"]
 

@@ -20,7 +20,7 @@ from faults.shared_os import SharedOs, shared_os
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError, _system as system
 from fscoord._log import coherence
 
-LIMIT_S = 30
+LIMIT_S = 60
 LEAST = 100
 VALUE = random.Random(1).randbytes(3 * LEAST)
 OTHER = random.Random(2).randbytes(2 * LEAST)

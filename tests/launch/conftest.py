@@ -12,7 +12,7 @@ import pytest
 
 import fscoord
 
-PATIENCE_S = 50
+PATIENCE_S = 60
 
 
 class Launch:

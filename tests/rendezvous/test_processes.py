@@ -17,7 +17,7 @@ import pytest
 import fscoord
 
 AGENT = Path(__file__).with_name("agent.py")
-PATIENCE_S = 50
+PATIENCE_S = 60
 """How long the agents may take to agree. It only bounds a hang."""
 
 

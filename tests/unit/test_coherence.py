@@ -30,7 +30,7 @@ from fscoord._log.news import News
 from fscoord.stores.dump import dump
 from fscoord.stores.state import State
 
-LIMIT_S = 30
+LIMIT_S = 60
 NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
 
 

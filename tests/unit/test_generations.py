@@ -24,7 +24,7 @@ from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 @pytest.fixture

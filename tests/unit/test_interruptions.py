@@ -14,7 +14,7 @@ import pytest
 
 from fscoord._interruptions import Ended, interruptions_wait, lose_none, signals_end_it
 
-HANG_S = 20
+HANG_S = 60
 
 
 class Thing:

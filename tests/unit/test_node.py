@@ -24,7 +24,7 @@ from fscoord._log.node import node_bell_path
 from fscoord._log.ticket import Ticket
 from fscoord._naps import THREADS, Naps, sleep_through
 
-LIMIT_S = 40
+LIMIT_S = 60
 """How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
 
 SLEEPS_S = 1000.0

@@ -13,7 +13,7 @@ from faults.test_fork import until
 from fscoord import FileStore, _patience, _roll, barrier
 from fscoord._patience import Patience
 
-HANG_S = 20
+HANG_S = 60
 
 
 class Clock:

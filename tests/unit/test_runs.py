@@ -17,7 +17,7 @@ from unit.plain_reader import read_log, read_newest
 from fscoord import FileStore, StaleRunError, StoreError, open_store
 from fscoord._log.runs import judge, run_of, supersede
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 @pytest.fixture

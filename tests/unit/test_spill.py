@@ -28,7 +28,7 @@ from fscoord import (
 from fscoord._log import record, spill
 from fscoord.stores.options import SPILL_BYTES
 
-LIMIT_S = 20
+LIMIT_S = 60
 LEAST = 100
 LONG = 1 << 18
 
