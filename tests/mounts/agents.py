@@ -1,7 +1,7 @@
 """Processes on the hosts that share a directory: one keeper a host, which forks agents that do what a test tells them.
 
 A process start takes long in a small virtual machine and over ssh, so there is one for each host: the keeper imports
-the package once and forks. Everything goes through its stdin and stdout, as frames: the agent's number and the length,
+everything once and forks. Everything goes through its stdin and stdout, as frames: the agent's number and the length,
 then pickled Python. Requests are small; what is large, agents make themselves.
 
     python agents.py        a keeper; ends, with its agents, when its stdin does
@@ -10,6 +10,7 @@ then pickled Python. Requests are small; what is large, agents make themselves.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import itertools
 import os
@@ -34,6 +35,10 @@ HEAD = struct.Struct("<II")
 KEEPER = 0
 LIMIT_S = 400.0
 """How long an answer may take before a test fails: far more than it takes on the slowest machine."""
+
+
+FIRST_USES = ("contract.worker", "mounts.work", "queue", "watchdog.observers.inotify")
+"""What agents import otherwise, each for itself."""
 
 
 class AgentDiedError(Exception):
@@ -412,6 +417,9 @@ def main() -> None:
     _, packed = receive(0)
     from mounts import agents  # under the name that pickled frames know it by
 
+    for name in FIRST_USES:
+        importlib.import_module(name)
+    gc.freeze()  # a collection in an agent would copy every page
     agents.Keeper(pickle.loads(packed)).serve()
 
 
