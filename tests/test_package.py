@@ -24,7 +24,7 @@ def run(code: str, *arguments: str, status: int = 0) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == status, done.stdout
@@ -71,7 +71,7 @@ def test_what_is_first_imported_by_a_wait_is_imported_where_no_ctrl_c_reaches(
         while "watchdog" not in imported[False]:
             time.sleep(0.001)
         store.set("awaited", "v")
-    with FileStore(sys.argv[1], lock=sys.argv[2], timeout=20) as store:
+    with FileStore(sys.argv[1], lock=sys.argv[2], timeout=60) as store:
         store.set("k", "v")
         threading.Thread(target=end_the_wait, daemon=True).start()
         store.get("awaited")

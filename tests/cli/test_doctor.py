@@ -149,6 +149,6 @@ def test_an_interruption_leaves_nothing_in_the_directory(process, line_with, tmp
     line_with(child, "between processes: handover")
     assert [name for name in os.listdir(directory) if name.startswith(".fscoord-doctor")]
     child.send_signal(number)
-    assert child.wait(30) == code
+    assert child.wait(60) == code
     assert os.listdir(directory) == []
     assert child.stdout.read() == b""

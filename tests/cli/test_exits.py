@@ -220,7 +220,7 @@ main()
 def test_a_ctrl_c_that_python_loses_at_the_beginning_of_a_wait_ends_it_all_the_same(path):
     """The first wait imports what it needs, and each import ends with a callback in which Ctrl-C is lost."""
     done = subprocess.run(
-        [sys.executable, "-c", LOSE_CTRL_C, "get", "--store", path, "k"], capture_output=True, timeout=40, check=False
+        [sys.executable, "-c", LOSE_CTRL_C, "get", "--store", path, "k"], capture_output=True, timeout=200, check=False
     )
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"")
 
@@ -238,7 +238,7 @@ app.run = run
 main()
 """
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, capture_output=True, timeout=40, check=False)
+    done = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, capture_output=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
 
 

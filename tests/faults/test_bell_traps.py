@@ -320,7 +320,7 @@ import os, signal, sys
 from faults.faulty import faulty_os
 from fscoord import FileStore
 
-store = FileStore(sys.argv[1], timeout=20)
+store = FileStore(sys.argv[1], timeout=60)
 with faulty_os() as faulty:
     def die(name, *_):
         if name == "utime":

@@ -158,7 +158,7 @@ messages = []
 handler = logging.Handler()
 handler.emit = lambda record: messages.append(record.getMessage())
 logging.getLogger("fscoord").addHandler(handler)
-with FileStore(sys.argv[1], timeout=20) as store, FileStore(sys.argv[1], timeout=20) as other:
+with FileStore(sys.argv[1], timeout=60) as store, FileStore(sys.argv[1], timeout=60) as other:
     thread = threading.Thread(target=lambda: store.set("k", "v"))
     started = threading.Thread(target=lambda: found.append(other.get("k")))
     found = []

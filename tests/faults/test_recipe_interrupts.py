@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[[Store], Any]] = {
 
 @pytest.fixture(params=["hash", "file"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = HashStore(timeout=20) if request.param == "hash" else FileStore(str(tmp_path / "store"), timeout=20)
+    store = HashStore(timeout=60) if request.param == "hash" else FileStore(str(tmp_path / "store"), timeout=60)
     with store:
         yield store
 

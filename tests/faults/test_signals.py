@@ -198,7 +198,7 @@ from fscoord import FileStore
 from fscoord._interruptions import lose_none
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-store = FileStore(path, lock=lock, timeout=20)
+store = FileStore(path, lock=lock, timeout=60)
 store.compact()  # behind generation 0 a handle has one descriptor more
 armed = False
 random = random.Random(seed)

@@ -62,7 +62,7 @@ def test_the_batch_script_starts_an_agent_on_each_node(tmp_path):
         "TEXTS": str(make_texts(tmp_path)),
     }
     done = subprocess.run(
-        ["bash", EXAMPLES / "job.sbatch"], env=environment, capture_output=True, text=True, timeout=50, check=False
+        ["bash", EXAMPLES / "job.sbatch"], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, done.stdout.splitlines()) == (0, COUNTS), done.stderr
     assert (tmp_path / "job-7.store").exists()
