@@ -238,7 +238,9 @@ app.run = run
 main()
 """
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, capture_output=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "program"], cwd=tmp_path, capture_output=True, timeout=200, check=False
+    )
     assert (done.returncode, done.stderr) == (130, b"")
 
 
