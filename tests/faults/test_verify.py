@@ -278,6 +278,20 @@ def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
     assert "behind the seal" in report.findings[0].says
 
 
+def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(
+    store: FileStore, path: str
+) -> None:
+    """Only of generation 0 do openers read the end first."""
+    file = newest(path)
+    data = contents(file)
+    named = Successor(9, bytes(16), 0, 0, generation_name(b"log", 9, bytes(6)))
+    forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
+    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    last, _ = record.encode(record.SET, b"k", forward + b"more", 1, 2, chain)
+    put(file, data + last[: -len(b"moreS")])
+    assert verify(path).verdict == "torn"
+
+
 def test_a_file_that_no_seal_names_is_told_and_harmless(store: FileStore, path: str) -> None:
     orphan = os.path.join(os.path.dirname(path), generation_name(b"log", 3, bytes(6)).decode())
     put(orphan, contents(newest(path)))

@@ -230,13 +230,8 @@ def learn_all(items: Sequence[pytest.Item], paths: dict[str, str]) -> dict[str, 
     """As `learn`, in a fork, so that nothing of it stays in this process; an end before the end gives what is known."""
     fork = Fork(items[0].config, lambda say: learn(items, paths, say))
     try:
-        told = 0
         while fork.hear(LEARNING_S):
-            if len(fork.known) >= told + 500:
-                told = len(fork.known)
-                print(f"{told} of {len(items)} tests are known", flush=True)
-    except KeyboardInterrupt:
-        print(f"interrupted: {len(fork.known)} of {len(items)} tests are known; the others are not used", flush=True)
+            pass
     finally:
         fork.end()
     return fork.known

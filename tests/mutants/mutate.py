@@ -33,6 +33,8 @@ from mutants.places import PACKAGE, Place, compile_with, module_names, places
 TESTS = ("unit", "contract", "faults", "simulation", "fuzz", "histories", "cli")
 SLOWEST_S = 20.0
 """A test that takes longer is not used."""
+KEPT_AT_ONCE = 200
+"""What is known of so many tests is kept as soon as they have run: on a busy machine it costs minutes."""
 
 
 class Campaign:
@@ -88,11 +90,15 @@ class Campaign:
         if kept.exists():
             known = {name: forks.Known(*found) for name, found in json.loads(kept.read_text()).items()}
         fresh = [item for item in items if item.nodeid not in known]
-        if fresh:
-            paths = {str(PACKAGE / module): module for module in module_names()}
-            found = forks.learn_all(fresh, paths)
-            known |= found
+        paths = {str(PACKAGE / module): module for module in module_names()}
+        for start in range(0, len(fresh), KEPT_AT_ONCE):
+            try:
+                known |= forks.learn_all(fresh[start : start + KEPT_AT_ONCE], paths)
+            except KeyboardInterrupt:
+                print(f"interrupted: {len(fresh) - start} of {len(items)} tests are not used", flush=True)
+                break
             kept.write_text(json.dumps(known))
+            print(f"{min(start + KEPT_AT_ONCE, len(fresh))} of {len(fresh)} tests are known", flush=True)
         return known
 
     def choose(self) -> list[tuple[str, Place]]:
@@ -120,7 +126,7 @@ class Campaign:
         return settled | {key for key in self.found if reason(*key.split(":", 1))}
 
     def try_place(self, module: str, place: Place) -> None:
-        tests = list(dict.fromkeys(name for line in place.lines for name in self.at[module, line]))
+        tests, is_reached = self.tests_at(module, place.lines)
         tests.sort(key=lambda name: self.known[name].seconds)
         finders = self.finders[module, place.key.partition(":")[0]]
         tests = list(dict.fromkeys([*(name for name in reversed(finders) if name in tests), *tests]))
@@ -137,7 +143,8 @@ class Campaign:
             items = [self.items[name] for name in within]
             outcome = forks.try_change(items, self.known, code, self.functions[path])
             result |= outcome._asdict()
-            result["how"] = "hung" if outcome.hung else "killed" if outcome.failed else "survived"
+            missed = "survived" if is_reached else "unreached"
+            result["how"] = "hung" if outcome.hung else "killed" if outcome.failed else missed
             if outcome.failed and not outcome.hung:
                 finders.append(outcome.failed)
         else:
@@ -149,6 +156,18 @@ class Campaign:
         self.found[result["key"]] = result
         with self.results.open("a") as file:
             file.write(json.dumps(result) + "\n")
+
+    def tests_at(self, module: str, lines: range) -> tuple[list[str], bool]:
+        """Return the tests that come to `lines`, and True; if none was seen there, those seen nearest, and False.
+
+        What a test's fork comes to is not seen, and a failure there may well be.
+        """
+        tests = [name for line in lines for name in self.at[module, line]]
+        if tests:
+            return list(dict.fromkeys(tests)), True
+        seen = sorted((abs(line - lines.start), line) for where, line in self.at if where == module)
+        nearest = (self.at[module, line] for _, line in seen)
+        return next((list(names) for names in nearest if names), []), False
 
     def score(self) -> str:
         """Return the figures so far, in words."""

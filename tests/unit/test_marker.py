@@ -155,6 +155,21 @@ def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Loss
     assert not os.path.lexists(path)
 
 
+def test_who_tries_often_does_not_look_each_time_whose_the_marker_is(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look is a request or two to a server."""
+    looked: list[str] = []
+    read = log_marker._read
+    monkeypatch.setattr(log_marker, "_read", lambda path: (looked.append(path), read(path))[1])
+    monkeypatch.setattr(log_marker, "LOOK_S", 1e9)
+    one, other = Marker(path), Marker(path)
+    one.take()
+    assert [is_taken(other) for _ in range(5)] == [True] * 5
+    assert looked == [path]
+    one.give_back()
+
+
 def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_after(path: str, lossy: Lossy) -> None:
     lock = LogLock(path.removesuffix(".lock"), -1, SOFT, threading.RLock(), set())
     lock._marker._looked = float("inf")

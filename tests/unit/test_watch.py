@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from fscoord._log import watch as log_watch
 from fscoord._log.bell import Bell, bucket
 from fscoord._log.ticket import Ticket
 from fscoord._log.watch import Watch
@@ -97,6 +100,45 @@ def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Watch
     watch.close()
     assert watch.is_stale
     assert not watch.hears
+
+
+def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: Callable[..., Watch]) -> None:
+    """The thread that was making it is not there in the child, and never lets go."""
+    is_making, may_end = threading.Event(), threading.Event()
+
+    def be_at_it() -> None:
+        with log_watch._guard[0]:
+            is_making.set()
+            may_end.wait(LIMIT_S)
+
+    thread = threading.Thread(target=be_at_it)
+    thread.start()
+    try:
+        assert is_making.wait(LIMIT_S)
+        child = os.fork()
+        if not child:
+            os._exit(0 if log_watch._guard[0].acquire(blocking=False) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        may_end.set()
+        thread.join()
+
+
+def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
+    bell = Bell(str(tmp_path / "bell"), 0o600)
+    watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
+    try:
+        ticket, post = Ticket(watch), watch.post
+        assert watch.hears
+        assert post is not None
+        assert post.is_mine(ticket)
+        watch.lose_bell(OSError(errno.EIO, "Input/output error"))
+        assert not post._held
+        assert not post.is_mine(ticket)
+        assert (watch.bell, watch.post, watch.hears) == (None, None, False)
+    finally:
+        watch.close()
+        bell.close()
 
 
 @given(st.binary(max_size=40))

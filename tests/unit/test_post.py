@@ -1,0 +1,176 @@
+"""The post of a node by itself: who has it, how it passes on, and what is said in the bell."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fscoord._log import node
+from fscoord._log.bell import Bell
+from fscoord._log.node import Post
+
+HANG_S = 60
+
+
+class Waiter:
+    """Stands for a thread's ticket."""
+
+
+class Process:
+    """Stands for a process of the node: locks of two descriptors exclude each other inside one, too."""
+
+    def __init__(self, path: str) -> None:
+        self.bell = Bell(path, 0o600)
+        self.called = threading.Event()
+        self.post = Post(self.bell, self.called.set)
+        self.waiter = Waiter()
+
+    def close(self) -> None:
+        self.post.close()
+        self.bell.close()
+
+
+def in_line() -> list[threading.Thread]:
+    """The threads that wait for a post."""
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-post"]
+
+
+@pytest.fixture
+def start(memory: Path) -> Iterator[Callable[[], Process]]:
+    path = str(memory / "bell")
+    with closing(Process(path)) as first, closing(Process(path)) as second:
+        both = iter((first, second))
+        yield lambda: next(both)
+    for thread in in_line():
+        thread.join(HANG_S)
+
+
+def test_who_asks_first_has_the_post_and_keeps_it(start: Callable[[], Process]) -> None:
+    one = start()
+    other = Waiter()
+    for waiter in (one.waiter, other):
+        one.post.join(waiter)
+    assert one.post.is_mine(one.waiter)
+    assert one.post.is_mine(one.waiter)
+    assert not one.post.is_mine(other)
+    assert one.post.asks(one.waiter)
+    assert not one.post.asks(other)
+    one.post.leave(other)
+    assert one.post.asks(one.waiter)
+    assert len(one.post._held) == 1
+
+
+def test_who_has_the_post_passes_it_to_another_thread_and_the_last_gives_it_back(start: Callable[[], Process]) -> None:
+    one = start()
+    other = Waiter()
+    for waiter in (one.waiter, other):
+        one.post.join(waiter)
+    assert one.post.is_mine(one.waiter)
+    (fd,) = one.post._held
+    one.post.leave(one.waiter)
+    assert one.called.is_set()
+    assert one.post._held == {fd}
+    assert one.post.is_mine(other)
+    one.called.clear()
+    one.post.leave(other)
+    assert not one.called.is_set()
+    assert not one.post._held
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_who_stands_in_line_gets_the_post_when_its_holder_leaves(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.post.join(process.waiter)
+    assert one.post.is_mine(one.waiter)
+    for _ in range(2):
+        assert not two.post.is_mine(two.waiter)
+        assert len(two.post._line) == 1
+    (fd,) = two.post._line
+    assert not two.called.is_set()
+    one.post.leave(one.waiter)
+    assert two.called.wait(HANG_S)
+    assert (two.post._held, two.post._line) == ({fd}, set())
+    assert not two.post.asks(two.waiter)
+    assert two.post.is_mine(two.waiter)
+    assert not one.post.is_mine(one.waiter)
+
+
+def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.post.join(process.waiter)
+    assert one.post.is_mine(one.waiter)
+    assert not two.post.is_mine(two.waiter)
+    two.post.leave(two.waiter)
+    (fd,), (thread,) = two.post._line, in_line()
+    one.post.leave(one.waiter)
+    thread.join(HANG_S)
+    assert (two.post._held, two.post._line) == (set(), set())
+    assert not two.called.is_set()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_post_that_was_closed_is_nobody_s(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    one.post.join(one.waiter)
+    assert one.post.is_mine(one.waiter)
+    one.post.close()
+    assert not one.post._held
+    assert not one.post.is_mine(one.waiter)
+    two.post.join(two.waiter)
+    assert two.post.is_mine(two.waiter)
+
+
+def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) -> None:
+    """For what was written since the one before asked last."""
+    one = start()
+    marks = {number: one.bell.mark(number) for number in (0, 7, node.SIZE - 1)}
+    one.post.join(one.waiter)
+    assert one.post.is_mine(one.waiter)
+    assert all(one.bell.is_rung(number, mark) for number, mark in marks.items())
+
+
+def test_only_who_is_waited_for_is_rung(start: Callable[[], Process]) -> None:
+    one = start()
+    marks = {number: one.bell.mark(number) for number in (3, 4, 5)}
+    assert not one.post.tell([6, 9])
+    assert one.post.tell([4, 6, 1 << 20])
+    assert [one.bell.is_rung(number, mark) for number, mark in marks.items()] == [False, True, False]
+    assert not one.post.tell([4])
+    assert one.bell.mark(5) == marks[5]
+
+
+@pytest.mark.parametrize(("seconds", "pace"), [(0.001, 1), (0.1, 100), (0.255, 255), (9.0, 255)])
+def test_who_asks_says_so_and_how_soon_again(seconds: float, pace: int, start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    before = two.post.beats()
+    one.post.beat(seconds)
+    assert two.post.beats() != before
+    assert two.post._byte(node.PACE) == pace
+
+
+@pytest.mark.parametrize(("pace", "is_nudged"), [(node.SLOW_PACE_MS, False), (node.SLOW_PACE_MS + 1, True)])
+def test_who_begins_to_wait_nudges_an_asker_that_is_slow(
+    pace: int, is_nudged: bool, start: Callable[[], Process]
+) -> None:
+    one, two = start(), start()
+    one.post.join(one.waiter)
+    assert one.post.is_mine(one.waiter)
+    one.post.beat(pace / 1000)
+    assert not one.post.is_nudged(one.waiter)
+    before = os.fstat(one.bell.fd)
+    os.utime(one.bell.fd, ns=(before.st_atime_ns, 0))
+    two.post.join(two.waiter)
+    assert one.post.is_nudged(one.waiter) is is_nudged
+    assert (os.fstat(one.bell.fd).st_mtime_ns != 0) is is_nudged
+    assert not two.post.is_nudged(two.waiter)
+    one.post.heed()
+    assert not one.post.is_nudged(one.waiter)
