@@ -113,6 +113,7 @@ def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, H
 def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _Way) -> Iterator[Entry]:
     system.os.lseek(fd, offset, 0)
     data, position = b"", 0  # what was read and not yet yielded: data[position:] begins at offset
+    durable = header.durable
     while True:
         length = record.frame_length(data[position : position + record.FRAME_SIZE], chain)
         size = record.FRAME_SIZE + max(0, length)
@@ -125,8 +126,9 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
         if used:
             yield _entry(path, offset, (found or others)[0], header.generation, way)
             offset, position, chain = offset + used, position + used, following
+            durable |= bool(others) and others[0][0] == record.SEAL  # see `signpost`
             continue
-        verdict = tail.examine(fd, offset, chain, durable=header.durable)
+        verdict = tail.examine(fd, offset, chain, durable=durable)
         if isinstance(verdict, tail.Torn):
             return
         if isinstance(verdict, tail.Damage):

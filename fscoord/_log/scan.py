@@ -162,6 +162,7 @@ class Scan:
             if used:
                 sound = Sound(*self.place, data[:used], records, others)
                 self.place, data = Place(self.place.offset + used, chain), data[used:]
+                self._durable |= any(found[0] == record.SEAL for found in others)  # see `signpost`
                 yield sound
             wanted = max(missing, CHUNK)
             if missing >= 0 and more and (missing <= CHUNK or self._has(len(data) + missing)):

@@ -3,6 +3,9 @@
 Generation 0 keeps the name and stays; each later one is a file of its own, which its predecessor's seal names. So that
 nobody has to follow every seal, and old generations can go, a record is appended to generation 0 after each seal. It is
 a hint: whoever follows it checks the id of what it finds, and goes on along the seals.
+
+Whether the log is durable or not, what stands in generation 0 is synced before such a record is written, and behind it.
+So a power loss can harm the last one only, and what is lost of it is told from damage as in a durable log.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def hint(fd: int) -> Successor | None:
     return None
 
 
-def newest(fd: int, start: Place, *, durable: bool) -> tuple[Successor | None, Place, bool]:
+def newest(fd: int, start: Place) -> tuple[Successor | None, Place, bool]:
     """Read the log `fd` from `start` on; return the last successor named, where its last good record ends, and whether
     something torn follows. Damage ends the reading, too: here it is not judged.
     """
@@ -74,7 +77,7 @@ def newest(fd: int, start: Place, *, durable: bool) -> tuple[Successor | None, P
                 continue
         offset, data = offset + used, data[used:]
         if missing < 0:
-            verdict = tail.examine(fd, offset, chain, durable=durable)
+            verdict = tail.examine(fd, offset, chain, durable=True)
             if not isinstance(verdict, tail.Skip):
                 return found, Place(offset, chain), True
             (offset, chain), data = verdict, b""
@@ -114,7 +117,7 @@ def post(
     """
     fd = paths.open_descriptor(path, writing, keep=keep)
     reader = -1
-    kind, durable = root.header.lock_kind, root.header.durable
+    kind = root.header.lock_kind
     lock = LogLock(path, fd, kind, system.threading.RLock(), set())
     try:
         reader = paths.open_descriptor(path, reading, keep=keep)
@@ -123,10 +126,11 @@ def post(
         if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
             return None
         is_cut = known is not None and system.os.fstat(reader).st_size < known.offset
-        named, place, is_torn = newest(reader, root.start if known is None or is_cut else known, durable=durable)
+        named, place, is_torn = newest(reader, root.start if known is None or is_cut else known)
         if named is None or named.generation < successor.generation:
+            system.os.fdatasync(fd)
             if is_torn:
-                place = _void(fd, reader, place, durable=durable)
+                place = _void(fd, reader, place)
             system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
             data, chain = record.encode(
                 record.FORWARD, b"", successor.forward(), writer, system.time.time_ns(), place.chain
@@ -159,8 +163,8 @@ def _take(lock: LogLock) -> bool:
     return False
 
 
-def _void(fd: int, reader: int, place: Place, *, durable: bool) -> Place:
-    verdict = tail.examine(reader, place.offset, place.chain, durable=durable)
+def _void(fd: int, reader: int, place: Place) -> Place:
+    verdict = tail.examine(reader, place.offset, place.chain, durable=True)
     if isinstance(verdict, tail.Damage):
         raise ValueError(verdict.reason)
     if isinstance(verdict, tail.Skip):
@@ -170,6 +174,7 @@ def _void(fd: int, reader: int, place: Place, *, durable: bool) -> Place:
     system.os.lseek(fd, verdict.place, 0)
     data, chain = record.encode_void(place.offset, 0, system.time.time_ns(), place.chain)
     paths.write_all(fd, data)
+    system.os.fdatasync(fd)
     return Place(verdict.place + len(data), chain)
 
 

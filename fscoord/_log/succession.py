@@ -163,7 +163,7 @@ class Successive(Shelf):
         """Return what `fd`, generation 0, names last. The part that was read before is read again only if it must."""
         for start in (self._way, self.root.start):
             if start is not None:
-                successor, place, _ = signpost.newest(fd, start, durable=self._durable)
+                successor, place, _ = signpost.newest(fd, start)
                 if successor is not None:
                     self._way = place
                     return successor

@@ -47,7 +47,8 @@ def read_log(data: bytes) -> Log:
     while True:
         record = read_record(data, offset, chain)
         if record == "bad":
-            verdict, offset_behind, chain_behind = behind_bad(data, offset, chain, log.header["durable"])
+            durable = log.header["durable"] or any(kind == "Z" for _, kind, *_ in log.records)
+            verdict, offset_behind, chain_behind = behind_bad(data, offset, chain, durable)
             if verdict == "void":
                 body = data[offset_behind - 23 : offset_behind]
                 writer, time = struct.unpack_from("<IQ", body)
