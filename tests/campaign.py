@@ -60,8 +60,11 @@ def run(part: str, scale: float, seed: int, limit: float) -> dict[str, object]:
             try:
                 process.wait(timeout=limit)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                pass
+            finally:  # Ctrl-C does not reach a session of its own
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         seconds = time.monotonic() - started
         lines = said.read_text(errors="replace").splitlines()
         suites = ET.parse(report).getroot().iter("testsuite") if report.exists() else ()
@@ -85,6 +88,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**8))
     parser.add_argument("--results", type=Path, default=Path("campaign.jsonl"))
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [part for part in PARTS if not given.parts or any(word in part for word in given.parts)]
     until = time.monotonic() + given.hours * 3600
     last: dict[tuple[str, float], float] = {}
@@ -96,6 +100,7 @@ def main() -> int:
             expected = last.get((part, scale), last.get((part, 1.0), 0.0) * scale)
             if left <= expected:
                 continue
+            print(f"{time.strftime('%H:%M:%S')} round {turn + 1}: tests/{part}", flush=True)
             result = run(part, scale, given.seed + turn, max(left, 600.0))
             last[part, scale] = float(str(result["seconds"]))
             begun, ran, bad = begun + 1, ran + 1, bad + (not result["good"])
