@@ -60,7 +60,7 @@ def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_j
     Exit codes:
         0  safe
         1  not proven: something could not be tried, such as a second host
-       69  not safe: something broke what a store promises
+       69  not safe: something broke what a store promises, or the directory does not answer
        74, 77  there is no such directory, or nothing can be written there
 
     \b

@@ -11,11 +11,12 @@ from fscoord import _system as system
 from fscoord._interruptions import interruptions_wait
 from fscoord.errors import FscoordError
 
-__all__ = ["ChildHand", "FailedError", "HandLike", "LostError", "StuckError"]
+__all__ = ["ChildHand", "FailedError", "HandLike", "LostError", "Scribe", "SilentError", "StuckError"]
 
 START_S: Final = 30.0
-"""How much longer the first answer may take: the process must start."""
+"""How long a process may take to start; the limit of what it is asked first counts from then on."""
 END_S: Final = 2.0
+PIECE: Final = 1 << 16
 
 
 class FailedError(FscoordError):
@@ -33,6 +34,10 @@ class StuckError(FscoordError):
 
 class LostError(FscoordError):
     """A hand is gone: its process ended, or its host does not answer any more."""
+
+
+class SilentError(FscoordError):
+    """The directory itself does not answer: no more can be found out there."""
 
 
 class HandLike(Protocol):
@@ -68,8 +73,11 @@ class ChildHand:
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._act = ""
+        self._limit = 0.0
         self._deadline = 0.0
+        self._has_started = False
         self._rest = b""
+        self._said = b""
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
         """See `HandLike.ask`."""
@@ -80,9 +88,9 @@ class ChildHand:
         """See `HandLike.begin`."""
         if self._process is None:
             self._start()
-            limit += START_S
         self._send(act, arguments)
-        self._deadline = system.time.monotonic() + limit
+        self._limit = limit
+        self._deadline = system.time.monotonic() + (limit if self._has_started else START_S)
 
     def finish(self) -> Any:
         """See `HandLike.finish`."""
@@ -90,6 +98,9 @@ class ChildHand:
             answer = json.loads(self._line())
             if answer["n"] == self._number:
                 break
+            if not self._has_started:  # the first line says so
+                self._has_started = True
+                self._deadline = system.time.monotonic() + self._limit
         if "error" not in answer:
             return answer["result"]
         error = answer["error"]
@@ -121,13 +132,16 @@ class ChildHand:
 
     def _start(self) -> None:
         # With this process's own path the same fscoord is found, however this one was; and nothing is imported from the
-        # directory under examination. A session of its own keeps the terminal's Ctrl-C from it.
-        self._rest = b""
+        # directory under examination. A session of its own keeps the terminal's Ctrl-C from it; a pipe of its own for
+        # standard error keeps whoever reads this process's from waiting for one that the kernel keeps.
+        self._rest = self._said = b""
+        self._has_started = False
         with interruptions_wait():  # or a process could start that nobody knows of
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fscoord.doctor.hand"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd="/",
                 env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(_import_path())},
@@ -144,31 +158,58 @@ class ChildHand:
             assert self._process is not None
             assert self._process.stdin is not None
             self._process.stdin.write(question)  # a hand that still does what was asked before reads it later
-        except BrokenPipeError:
-            raise self._lost() from None
+        except BrokenPipeError:  # it has ended: `finish` will say so, and with which words
+            pass
 
     def _line(self) -> bytes:
-        if self._process is None or self._process.stdout is None:
+        if self._process is None or self._process.stdout is None or self._process.stderr is None:
             raise LostError(f"{self.label} was not asked anything")
-        fd = self._process.stdout.fileno()
+        answers, words = self._process.stdout.fileno(), self._process.stderr.fileno()
         poll = system.select.poll()
-        poll.register(fd, system.select.POLLIN)
+        for fd in (answers, words):
+            poll.register(fd, system.select.POLLIN)
         while b"\n" not in self._rest:
             left = self._deadline - system.time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                act = self._act
-                self.kill()
-                raise StuckError(f"{self.label}: {act} did not return in time")
-            data = system.os.read(fd, 1 << 16)
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
+                raise self._late()
+            if words in ready and (said := system.os.read(words, PIECE)):  # unread, a full pipe would stop it
+                self._said = (self._said + said)[-PIECE:]
+                continue
+            data = system.os.read(answers, PIECE)
             if not data:
                 raise self._lost()
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
+    def _late(self) -> FscoordError:
+        self.kill()
+        if not self._has_started:
+            return LostError(f"{self.label}: its process did not start within {START_S:g} s")
+        return StuckError(f"{self.label}: {self._act} did not return in time")
+
     def _lost(self) -> LostError:
         self.kill()
-        return LostError(f"{self.label}: its process ended during {self._act}")
+        lines = self._said.decode(errors="replace").split("\n")
+        last = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+        return LostError(f"{self.label}: its process ended during {self._act}{last}")
+
+
+class Scribe(ChildHand):
+    """The hand that looks after the meeting place. Where it is stuck nothing goes on, and nothing is given up either:
+    should its call return after all, it sees that nobody asks any more, and leaves the place.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label)
+        self.is_silent = False
+
+    def _late(self) -> FscoordError:
+        if not self._has_started:
+            return super()._late()
+        self.is_silent = True
+        return SilentError(f"it did not answer within {self._limit:g} s ({self._act})")
 
 
 def _import_path() -> list[str]:
@@ -176,7 +217,7 @@ def _import_path() -> list[str]:
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             try:
                 pipe.close()

@@ -9,7 +9,7 @@ from fscoord import _system as system
 from fscoord._interruptions import signals_end_it
 from fscoord.doctor import series
 from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
-from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
+from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError
 from fscoord.doctor.meeting import BrokenOffError, LateError, Meeting, RemoteHand
 from fscoord.doctor.pair import Pair
 from fscoord.doctor.verdict import NOT_SAFE, Findings, judge
@@ -18,7 +18,9 @@ from fscoord.errors import InsecurePathError, StoreUnavailableError, Unsupported
 __all__ = ["COMPANY_S", "EFFORT_S", "STRANGERS_S", "examine"]
 
 FACTS_S: Final = 15.0
-LEAVE_S: Final = 10.0
+LEAVE_S: Final = 15.0
+SILENT_S: Final = 2.0
+"""How long to wait for an end once the directory did not answer."""
 COMPANY_S: Final = 60.0
 """How long to wait for instances that a launcher said it started."""
 STRANGERS_S: Final = 10.0
@@ -27,6 +29,8 @@ EFFORT_S: Final = 1.0
 OTHERS_S: Final = 180.0
 """How long to come again when an examination without this instance is under way."""
 AGAIN_S: Final = 0.5
+FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence")
+"""What of the facts the report tells of the file system."""
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
 """What a store must be told on a mount that it refuses, so that it can be tried there."""
 
@@ -64,8 +68,8 @@ def examine(
         OSError: there is no such directory, or nothing can be written there.
         UnsupportedFilesystemError: this platform has no advisory locks.
         ValueError: there is no such kind of lock.
-        StoreUnavailableError: it could not be finished: the instance that presided went away, or the file system
-            stopped answering.
+        StoreUnavailableError: it could not be finished: the instance that presided went away, or a process of this
+            examination ended. (A file system that does not answer is no error: the report says so.)
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
@@ -76,7 +80,7 @@ def examine(
     try:
         with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
             report = instance.run(expected, wait, group, client)
-    except (FailedError, LostError, StuckError) as error:
+    except (FailedError, LostError) as error:
         raise StoreUnavailableError(f"{path}: {error}", path=path) from None
     return {**report, "seconds": system.time.monotonic() - start}
 
@@ -90,8 +94,11 @@ class _Instance:
         self.tell = tell
         self.effort = effort
         self.checks: list[Check] = []
-        self.scribe = ChildHand("this process")
+        self.scribe = Scribe("this process")
         self.hands: list[ChildHand] = []
+        self.facts: dict[str, Any] | None = None
+        self.meeting: Meeting | None = None
+        self.other: str | None = None
 
     def __enter__(self) -> _Instance:
         return self
@@ -101,25 +108,29 @@ class _Instance:
             for hand in self.hands:
                 hand.kill()
         finally:
-            if not self.scribe.dismiss(LEAVE_S):
-                self.tell(f"{self.path} does not answer: what the examination put there may have stayed")
+            if not self.scribe.dismiss(SILENT_S if self.scribe.is_silent else LEAVE_S):
+                self.tell(f"{self.path} does not answer: what the examination put there stays until it does")
 
     def run(self, expected: int | None, wait: float | None, group: str, client: str | None) -> dict[str, Any]:
         """See `examine`."""
         self.tell(f"looking at {self.path}")
         try:
-            facts = self._ask("facts", path=self.path)
-        except StuckError:
-            return self._unanswering()
-        facts["client"] = client
+            self.facts = {**self._ask("facts", path=self.path), "client": client}
+            return self._examine(self.facts, expected, wait, group)
+        except SilentError as error:
+            return self._unanswering(str(error))
+
+    def _examine(self, facts: dict[str, Any], expected: int | None, wait: float | None, group: str) -> dict[str, Any]:
         if wait is None:
             wait = COMPANY_S if expected and expected > 1 else 0.0 if facts["is_local"] else STRANGERS_S
-        meeting = self._meet(facts, expected, wait, group)
+        self.meeting = meeting = self._meet(facts, expected, wait, group)
         if not meeting.presides:
             self.tell("lending a hand to the instance that presides, which prints the report")
             report = meeting.serve(self._hand(meeting, "this process"))
             return {**report, "presided": False}
-        report = self._preside(meeting, facts, expected)
+        self._preside(meeting, facts)
+        findings = Findings(facts, self.checks, self.lock, self.other, expected, len(meeting.members))
+        report = self._report(**judge(findings))
         meeting.end(report)
         return {**report, "presided": True}
 
@@ -153,19 +164,15 @@ class _Instance:
             self.scribe.ask("leave", LEAVE_S)
             system.time.sleep(AGAIN_S)
 
-    def _preside(self, meeting: Meeting, facts: dict[str, Any], expected: int | None) -> dict[str, Any]:
+    def _preside(self, meeting: Meeting, facts: dict[str, Any]) -> None:
         hands = [self._hand(meeting, "one process"), self._hand(meeting, "another process")]
-        self._try(meeting, Pair(hands[0], hands[1], PROCESSES, self.effort))
-        other = None
+        self._try(meeting, facts, Pair(hands[0], hands[1], PROCESSES, self.effort))
         if meeting.partner is not None:
-            other = str(meeting.members[meeting.partner]["host"])
-            remote = RemoteHand(meeting, meeting.partner, f"host {other}")
-            self._try(meeting, Pair(hands[0], remote, HOSTS, self.effort))
-        findings = Findings(facts, self.checks, self.lock, other, expected, len(meeting.members))
-        return _report(findings, meeting)
+            self.other = str(meeting.members[meeting.partner]["host"])
+            remote = RemoteHand(meeting, meeting.partner, f"host {self.other}")
+            self._try(meeting, facts, Pair(hands[0], remote, HOSTS, self.effort))
 
-    def _try(self, meeting: Meeting, pair: Pair) -> None:
-        facts = meeting.members[meeting.name]
+    def _try(self, meeting: Meeting, facts: dict[str, Any], pair: Pair) -> None:
         refused = facts["objections"][self.lock] is not None
         options = FORCED.get(facts["kind"], None if refused else {})
 
@@ -182,34 +189,25 @@ class _Instance:
             self.tell(str(error))
             self.checks.append(pair.check("presence", UNKNOWN, str(error)))
 
-    def _unanswering(self) -> dict[str, Any]:
-        says = f"it did not answer within {FACTS_S:g} s"
+    def _unanswering(self, says: str) -> dict[str, Any]:
+        """What was found before stands in the report; what it would have meant does not matter any more."""
+        self.checks.append(Check("answer", PROCESSES, BAD, says))
+        advice = "look whether the server of the mount is alive and can be reached: mount, ping, dmesg"
+        report = self._report(verdict=NOT_SAFE, reasons=[f"{self.path}: {says}"], recommendations=[advice])
+        return {**report, "presided": True}
+
+    def _report(self, **judged: Any) -> dict[str, Any]:
+        facts = self.facts
+        members = {} if self.meeting is None else self.meeting.members
         return {
-            "path": self.path,
-            "verdict": NOT_SAFE,
-            "reasons": [f"{self.path}: {says}"],
-            "recommendations": ["look whether the server of the mount is alive and can be reached: mount, ping, dmesg"],
-            "file_system": None,
+            "path": self.path if facts is None else facts["path"],
+            **judged,
+            "file_system": None if facts is None else {name: facts[name] for name in FILE_SYSTEM},
             "lock": self.lock,
-            "hosts": [],
-            "other_host": None,
-            "checks": [Check("answer", PROCESSES, BAD, says)._asdict()],
-            "presided": True,
+            "hosts": sorted({str(member["host"]) for member in members.values()}),
+            "other_host": self.other,
+            "checks": [check._asdict() for check in self.checks],
         }
-
-
-def _report(findings: Findings, meeting: Meeting) -> dict[str, Any]:
-    facts = findings.facts
-    judged = judge(findings)
-    return {
-        "path": facts["path"],
-        **judged,
-        "file_system": {name: facts[name] for name in ("kind", "point", "options", "is_local", "coherence")},
-        "lock": findings.lock,
-        "hosts": sorted({str(member["host"]) for member in meeting.members.values()}),
-        "other_host": findings.other,
-        "checks": [check._asdict() for check in findings.checks],
-    }
 
 
 def _as_own(error: FailedError, path: str) -> Exception:

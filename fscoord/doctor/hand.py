@@ -2,8 +2,9 @@
 
 Whatever may hang in the kernel happens here, where it harms nobody but this process. A question is a line of JSON,
 ``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7, "error":
-{...}}``: the number lets who asks again after an interruption tell the answers apart. When standard input ends, all
-files are closed and the meeting place is left; so nothing stays behind, however the asking process ended.
+{...}}``: the number lets who asks again after an interruption tell the answers apart. An answer with the number 0, to
+nothing, says that the process has started. When standard input ends, all files are closed and the meeting place is
+left; so nothing stays behind, however the asking process ended.
 """
 
 from __future__ import annotations
@@ -56,9 +57,14 @@ class Hand(Contests):
 def main(questions: Iterable[bytes], answers: int) -> None:
     """Do what `questions` ask for until they end; write the answers to the descriptor `answers`."""
     hand = Hand()
+
+    def tell(answer: dict[str, Any]) -> None:
+        paths.write_all(answers, json.dumps(answer).encode("ascii") + b"\n")
+
     try:
+        tell({"n": 0, "result": None})
         for line in questions:
-            paths.write_all(answers, json.dumps(_answer(hand, json.loads(line))).encode("ascii") + b"\n")
+            tell(_answer(hand, json.loads(line)))
     except (BrokenPipeError, KeyboardInterrupt):  # who asked has ended
         pass
     finally:

@@ -16,6 +16,8 @@ GRACE_S: Final = 20.0
 """How much longer than its act a question to another host may take, with the way there and back."""
 STALE_S: Final = 90.0
 """Who presides shows a sign of life every second while it waits, and between the acts; no act takes so long."""
+SLICE_S: Final = 10.0
+"""A longer wait is asked for in slices, so that a place that does not answer is noticed soon."""
 STRAGGLERS_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 ACTS: Final = frozenset(
@@ -141,12 +143,18 @@ class Meeting:
         self._wait([], [], 0.0)
 
     def _wait(self, prefixes: list[str], known: list[str], seconds: float, *, idle: bool = False) -> list[str]:
-        limit = max(0.0, seconds)
-        question = {"prefixes": prefixes, "known": known, "seconds": limit, "idle": idle}
-        names: list[str] = self._scribe.ask("wait", limit + ACT_S, **question)
-        if not names:
-            raise BrokenOffError("the examination was broken off by the instance that presided; run all of them again")
-        return names
+        deadline = system.time.monotonic() + seconds
+        while True:
+            left = deadline - system.time.monotonic()
+            slice_s = min(max(0.0, left), SLICE_S)
+            question = {"prefixes": prefixes, "known": known, "seconds": slice_s, "idle": idle}
+            names: list[str] = self._scribe.ask("wait", slice_s + ACT_S, **question)
+            if not names:
+                words = "the examination was broken off by the instance that presided; run all of them again"
+                raise BrokenOffError(words)
+            fresh = set(names).difference(known)
+            if left <= SLICE_S or any(name.startswith(tuple(prefixes)) for name in fresh):
+                return names
 
     def exchange(self, name: str, number: int, question: dict[str, Any]) -> None:
         """Put a question to the instance `name`."""

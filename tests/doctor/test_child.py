@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
+from fscoord.doctor import child
+from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError, StuckError
 
 LIMIT_S = 60
 
@@ -66,3 +67,38 @@ def test_a_hand_whose_asker_is_gone_leaves_the_meeting_place(tmp_path):
     assert sorted(os.listdir(place)) == ["chair", "here.me"]
     assert scribe.dismiss(LIMIT_S)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_scribe_whose_call_returns_after_all_still_leaves_the_meeting_place(hand, tmp_path):
+    place = tmp_path / "place"
+    scribe = Scribe("the scribe")
+    assert hand.ask("lock", LIMIT_S, name="f", kind="ofd")
+    assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
+    scribe.ask("settle", LIMIT_S, directory=str(tmp_path))
+    with pytest.raises(SilentError, match=r"did not answer within 0\.05 s \(block\)"):
+        scribe.ask("block", 0.05, name="f", kind="ofd")
+    assert os.listdir(place)
+    hand.ask("unlock", LIMIT_S, name="f", kind="ofd")
+    assert scribe.dismiss(LIMIT_S)
+    assert not place.exists()
+
+
+def test_a_process_that_does_not_start_is_lost_and_says_nothing_about_the_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "START_S", -1.0)
+    monkeypatch.setattr(child, "END_S", float(LIMIT_S))
+    with pytest.raises(LostError, match="did not start"):
+        Scribe("the scribe").ask("facts", LIMIT_S, path=str(tmp_path))
+
+
+def test_the_last_words_of_a_hand_that_dies_are_told(hand):
+    with pytest.raises(LostError, match=r"during vanish: AttributeError: .*vanish"):
+        hand.ask("vanish", LIMIT_S)
+
+
+def test_a_hand_keeps_nothing_of_its_asker_s_open(hand, tmp_path):
+    """Whoever reads what the asker says would wait for a hand that the kernel keeps."""
+    hand.ask("settle", LIMIT_S, directory=str(tmp_path))
+    ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)} - {os.devnull}
+    theirs = {os.readlink(f"/proc/{hand._process.pid}/fd/{fd}") for fd in (0, 1, 2)}
+    assert not ours & theirs
+    assert len(theirs) == 3

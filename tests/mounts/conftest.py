@@ -82,7 +82,8 @@ def _hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directories = shared.split(",") if shared else [str(tmp_path_factory.mktemp("shared"))] * 2
     assert len(directories) == 2, "--shared-dirs takes two directories: A,B"
     commands = [shlex.split(option(request.config, name) or "") for name in ("--on-a", "--on-b")]
-    options = {"timeout": 120} | store_options(option(request.config, "--store-options"))
+    timeout = 300 if option(request.config, "--in-lab") else 120  # many processes share the lab's one CPU
+    options = {"timeout": timeout} | store_options(option(request.config, "--store-options"))
     with start_hosts(list(zip("ab", commands, directories, strict=True)), options) as started:
         yield started
 

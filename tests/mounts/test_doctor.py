@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +57,7 @@ def test_one_host_alone_proves_nothing_of_a_shared_mount(sides: Sides) -> None:
 
 
 @pytest.mark.lab
-def test_a_server_that_can_t_be_reached_is_told_in_time(sides: Sides) -> None:
+def test_a_server_that_can_t_be_reached_is_told_in_time_and_nothing_stays_when_it_is_back(sides: Sides) -> None:
     subprocess.run(["link_host", "a", "down"], check=True)
     try:
         end = begin(sides.a.fork(), sides.full(sides.a, "")).result()
@@ -63,3 +66,14 @@ def test_a_server_that_can_t_be_reached_is_told_in_time(sides: Sides) -> None:
     report = json.loads(end.stdout)
     assert (end.returncode, report["verdict"]) == (69, "not safe")
     assert "did not answer" in report["reasons"][0]
+    while any(b"fscoord.doctor.hand" in arguments for arguments in command_lines()):
+        time.sleep(0.1)
+    assert sides.a.fork().do("os.listdir", sides.full(sides.a, "")) == []
+
+
+def command_lines() -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes()
+        except OSError:  # it has just ended
+            pass
