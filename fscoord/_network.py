@@ -1,4 +1,4 @@
-"""The network as fscoord sees it: names and addresses of this host, and free ports; no connection is ever made here.
+"""The network as fscoord sees it: names and addresses of this host, free ports, and connections.
 
 It stands beside `_system`, as the only module that imports `socket`, because few need it and it takes a while to load.
 """
@@ -10,7 +10,7 @@ import socket
 
 from fscoord import _system as system
 
-__all__ = ["free_port", "is_ip_address", "is_this_host"]
+__all__ = ["connect", "free_port", "is_ip_address", "is_this_host"]
 
 
 def is_ip_address(text: str) -> bool:
@@ -38,6 +38,17 @@ def free_port() -> int:
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         port: int = server.getsockname()[1]
         return port
+
+
+def connect(host: str, port: int, limit: float) -> socket.socket:
+    """Return a connection to `port` of `host` on which nothing is held back to be sent with more (``TCP_NODELAY``).
+
+    Raises:
+        OSError: there is none, within `limit` seconds for each address of that name.
+    """
+    connection = socket.create_connection((host, port), min(limit, 1e6))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

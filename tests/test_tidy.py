@@ -220,7 +220,8 @@ LAYERS = [
     ("stores.verify", ["_log.*"]),
     ("stores.repair", ["_log.*"]),
     ("stores.options", ["_log.*", "arguments", "_system", "errors"]),
-    ("stores.tcp", ["stores.tcp_connections", "arguments", "capabilities", "store", "_system", "errors"]),
+    ("stores.tcp", ["stores.tcp_*", "arguments", "capabilities", "store", "_system", "errors"]),
+    ("stores.tcp_waits", ["stores.tcp_connections", "_network", "_system", "errors"]),
     ("stores.etcd_address", []),  # a part of stores.etcd, as are the next five
     ("stores.etcd_requests", []),
     ("stores.etcd_cluster", ["stores.etcd_*", "_system", "errors"]),

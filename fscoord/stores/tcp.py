@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from fscoord import _system as system
@@ -30,28 +29,27 @@ from fscoord.errors import (
     StoreTimeoutError,
 )
 from fscoord.store import Store
-from fscoord.stores.tcp_connections import Connections, first_line
+from fscoord.stores.tcp_connections import Connections
+from fscoord.stores.tcp_waits import Channel, Waits
 
 __all__ = ["TCPStore"]
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
 """The most that torch's server takes in one piece; at more it drops the connection."""
 
-SLICE_S: Final = 0.5
-"""How long one call may be in torch's C++, where no signal is heard."""
-
 RECHECK_S: Final = 0.01
-"""How soon to look again at a key that has a queue but no value: the server says that it is there."""
+"""How soon to look again, after a second look in vain, at what the server says is there: a queue, but no value."""
 
 
 class TCPStore(Store):
     """A store in a server that one of the processes runs, by torch's own ``TCPStore`` (extra ``torch``).
 
-    What differs from torch's: a deadline is met to the millisecond by every operation, Ctrl-C ends a wait within half a
-    second, an `add` to what is no integer leaves the connection whole, threads do not wait for each other, and errors
-    are of fscoord's tree and name the missing keys.
+    What differs from torch's: a deadline is met to the millisecond by every operation, Ctrl-C ends a wait at once, one
+    in vain prints nothing, and a server that hangs meanwhile is found out; an `add` to what is no integer leaves the
+    connection whole, threads do not wait for each other, and errors are of fscoord's tree and name the missing keys.
 
     What can't be had by this protocol: a value over 8 MiB is refused; `delete_key` of a key that has both a value and a
     queue is not one step; keys that are no UTF-8 can't be listed; `add` beside somebody who writes, at the same moment,
@@ -107,6 +105,7 @@ class TCPStore(Store):
             multi_tenant=multi_tenant,
             master_listen_fd=master_listen_fd,
         )
+        self._waits = Waits(self._connections)
         self._call = self._connections.call
         self._errors = self._connections.torch
 
@@ -123,34 +122,31 @@ class TCPStore(Store):
         """The server's port."""
         return self._connections.port
 
-    def _await(self, limit: float, operation: Callable[[Any], T], names: list[bytes], what: str) -> T:
-        """Return what `operation` does once the server lets it, and name the missing `names` when it does not."""
+    def _await(
+        self, limit: float, names: list[bytes], what: str, read: Callable[[Channel], R], take: Callable[[R], T | None]
+    ) -> T:
+        """Return what `take` makes of what `read` finds once the server has all of `names`; else name the missing ones.
+
+        If `take` returns None that was not it, and the wait goes on.
+        """
         started = system.time.monotonic()
+        left, pause = limit, 0.0
         while True:
-            left = started + limit - system.time.monotonic()
-            brief = timedelta(seconds=max(0.001, min(left, SLICE_S)))
-
-            def within(connection: Any, brief: timedelta = brief) -> T:
-                connection.set_timeout(brief)
-                return operation(connection)
-
-            try:
-                return self._call(within)
-            except _ValueMissing:
-                system.time.sleep(max(0.0, min(RECHECK_S, left)))
-            except self._errors.QueueEmptyError:  # somebody else was quicker
-                pass
-            except self._errors.DistStoreError as error:
-                if "timeout" not in str(error):
-                    raise StoreError(f"{self._connections}: {first_line(error)}") from error
-            if system.time.monotonic() - started >= limit:
-                waited = system.time.monotonic() - started
+            found = self._waits.until(names, left, read)
+            taken = None if found is None else take(found)
+            if taken is not None:
+                return taken
+            waited = system.time.monotonic() - started
+            if waited >= limit:
                 missing = [name for name in dict.fromkeys(names) if not self._has(name, what)] or names
                 raise StoreTimeoutError(
                     f"{self._connections}: {missing_message(what, missing, waited)}",
                     keys=[key_text(name) for name in missing],
                     waited=waited,
                 )
+            system.time.sleep(min(pause, limit - waited))
+            left = max(0.0, started + limit - system.time.monotonic())
+            pause = RECHECK_S
 
     def _put(self, name: bytes, write: Callable[[Any], object]) -> None:
         """Have `write` done, and know it: the server answers no such request, but it takes them in order."""
@@ -163,7 +159,7 @@ class TCPStore(Store):
 
     def _has(self, name: bytes, what: str) -> bool:
         there = bool(self._call(lambda connection: connection.check([name])))
-        return there and not (what == _VALUE and self._call(lambda connection: _value(connection, name)) is None)
+        return there and not (what == _VALUE and self._value(name) is None)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +171,7 @@ class TCPStore(Store):
     def get(self, key: Key) -> bytes:
         """See `Store.get`."""
         name = key_bytes(key)
-        return self._await(self._timeout, lambda connection: _get(connection, name), [name], _VALUE)
+        return self._values([name])[0]
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`. The server drops who adds to what is no integer, so that is looked at first."""
@@ -210,11 +206,29 @@ class TCPStore(Store):
         """See `Store.multi_get`."""
         names = keys_bytes(keys)
 
-        def get(connection: Any) -> list[bytes]:
-            values = connection.multi_get(names)
-            return [bytes(value) or _get(connection, name) for name, value in zip(names, values, strict=True)]
+        return self._values(names) if names else []
 
-        return self._await(self._timeout, get, names, _VALUE) if names else []
+    def _values(self, names: list[bytes]) -> list[bytes]:
+        return self._await(
+            self._timeout, names, _VALUE, lambda channel: channel.values(names), lambda values: self._all(names, values)
+        )
+
+    def _all(self, names: list[bytes], values: list[bytes]) -> list[bytes] | None:
+        """Return `values`, unless one of them is none.
+
+        The server ends a wait also when there is none: for a queue, and after a `compare_set` that wrote nothing. Then
+        it answers with the empty value.
+        """
+        found = []
+        for name, read in zip(names, values, strict=True):
+            value = read or self._value(name)
+            if value is None:
+                return None
+            found.append(value)
+        return found
+
+    def _value(self, name: bytes) -> bytes | None:
+        return self._call(lambda connection: _value(connection, name))
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
@@ -236,7 +250,7 @@ class TCPStore(Store):
         names = keys_bytes(keys)
         limit = self._timeout if timeout is None else seconds(timeout)
         if names:
-            self._await(limit, lambda connection: _wait(connection, names), names, "key")
+            self._await(limit, names, "key", lambda channel: channel.check(names), lambda there: there or None)
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
@@ -264,8 +278,7 @@ class TCPStore(Store):
         """See `Store.queue_pop`."""
         name = key_bytes(key)
         if block:
-            pop = self._await(self._timeout, lambda connection: connection.queue_pop(name, True), [name], _QUEUE)
-            return bytes(pop)
+            return self._await(self._timeout, [name], _QUEUE, lambda _: True, lambda _: self._pop(name))
         value = self._pop(name)
         if value is None:
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
@@ -292,14 +305,11 @@ class TCPStore(Store):
     def close(self) -> None:
         """See `Store.close`. The master's ends the server."""
         self._connections.close()
+        self._waits.close()
 
 
 _VALUE: Final = "the value of key"
 _QUEUE: Final = "a value in queue"
-
-
-class _ValueMissing(Exception):
-    """The server has ended a wait, and there is no value: look again."""
 
 
 def _value(connection: Any, name: bytes) -> bytes | None:
@@ -307,24 +317,6 @@ def _value(connection: Any, name: bytes) -> bytes | None:
     nonce = system.random_bytes(16)
     value = bytes(connection.compare_set(name, nonce, nonce))
     return None if value == nonce else value
-
-
-def _get(connection: Any, name: bytes) -> bytes:
-    """Return the value of `name`.
-
-    The server answers with the empty value also when there is none: for a queue, and after a `compare_set` that wrote
-    nothing, which wakes who waits all the same.
-    """
-    value = bytes(connection.get(name)) or _value(connection, name)
-    if value is None:
-        raise _ValueMissing
-    return value
-
-
-def _wait(connection: Any, names: list[bytes]) -> None:
-    connection.wait(names)
-    if not connection.check(names):  # woken by a `compare_set` that wrote nothing
-        raise _ValueMissing
 
 
 def _small(data: bytes, size: int | None = None) -> bytes:

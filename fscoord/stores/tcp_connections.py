@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fscoord import _system as system
 from fscoord.errors import StoreClosedError, StoreUnavailableError
 
-__all__ = ["Connections", "first_line"]
+__all__ = ["Connections"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Connections:
             result = operation(connection)
         except self.torch.DistNetworkError as error:
             raise StoreUnavailableError(
-                f"{self}: {first_line(error)}; its server is gone, or hung up", maybe_applied=writes
+                f"{self}: {_first_line(error)}; its server is gone, or hung up", maybe_applied=writes
             ) from error
         except (self.torch.DistStoreError, UnicodeDecodeError):
             self._idle.append(connection)
@@ -91,12 +91,12 @@ class Connections:
             return self.torch.TCPStore(self.host, self.port, timeout=self._limit, use_libuv=self._use_libuv, **server)
         except self.torch.DistError as error:
             raise StoreUnavailableError(
-                f"{self}: {first_line(error)}; see that one process is the master there, and that the port is free and"
+                f"{self}: {_first_line(error)}; see that one process is the master there, and that the port is free and"
                 " open"
             ) from error
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return what torch says, without the stack of its C++."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 

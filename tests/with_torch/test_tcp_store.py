@@ -12,10 +12,11 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from contract.places import HANG_S, start_thread
+from contract.places import HANG_S, start_thread, until
 
 from fscoord import TCPStore, open_store
 from fscoord.errors import LimitExceededError, StoreClosedError, StoreTimeoutError, StoreUnavailableError
+from fscoord.stores import tcp_waits
 from fscoord.stores.tcp import PAYLOAD_MAX
 
 pytestmark = pytest.mark.torch
@@ -175,3 +176,53 @@ def test_an_address_opens_it(master: TCPStore) -> None:
 def test_an_address_without_host_or_port_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="tcp://host:port"):
         open_store(address)
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_wait_in_vain_writes_nothing(use_libuv: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's own client writes two lines each time, and asks the resolver for its own name for them."""
+    with TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv) as store:
+        store.set("here", "1")
+        store.set_timeout(0.2)
+        for wait in (store.get, lambda key: store.wait(["here", key]), lambda key: store.multi_get([key, "here"])):
+            with pytest.raises(StoreTimeoutError) as caught:
+                wait("never")
+            assert caught.value.keys == ("never",)
+        if use_libuv:
+            with pytest.raises(StoreTimeoutError):
+                store.queue_pop("never")
+    assert capfd.readouterr().err == ""
+
+
+def test_closing_ends_a_wait_of_another_thread(store: TCPStore) -> None:
+    waiting = start_thread(store.get, "never")
+    until(lambda: store._waits._busy)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        waiting.join()
+
+
+def test_a_server_that_stands_still_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own client waits for ever for what a server answers at once."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            master = TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False)
+            os.write(theirs, b"%d" % master.port)
+            signal.pause()
+        finally:
+            os._exit(2)
+    try:
+        with TCPStore("127.0.0.1", int(os.read(ours, 10)), timeout=HANG_S) as store:
+            with pytest.raises(StoreTimeoutError):
+                store.wait(["never"], 0)
+            os.kill(child, signal.SIGSTOP)
+            monkeypatch.setattr(tcp_waits, "ANSWER_S", 0.01)
+            with pytest.raises(StoreUnavailableError, match=f"{store.port}: timed out"):
+                store.wait(["never"], 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ours)
+        os.close(theirs)
