@@ -186,8 +186,9 @@ def test_damage_in_an_old_generation_loses_nothing_and_is_told(newest: str, path
 
 def test_a_generation_that_is_missing_is_made_do_without_only_if_asked_for(newest: str, path: str, output: str) -> None:
     os.unlink(newest)
-    with pytest.raises(CorruptLogError, match=r"generation 2 is missing.*--salvage"):
+    with pytest.raises(CorruptLogError, match=r"generation 2 is missing.*--salvage") as caught:
         repair(path, output, write=True)
+    assert (caught.value.path, caught.value.offset) == (path, 0)
     assert not os.path.exists(output)
     found, _ = mend(path, output, salvage=True)
     assert found.generation == 0

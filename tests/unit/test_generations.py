@@ -309,6 +309,21 @@ def test_a_log_is_compacted_when_garbage_outweighs_what_lives(path: Path) -> Non
         assert sum(os.path.getsize(path.with_name(name)) for name in names(path)) < 2 * live + 4 * least
 
 
+def test_who_follows_compacts_when_the_file_is_twice_what_its_snapshot_was(path: Path) -> None:
+    with FileStore(path, compact_bytes=None) as store, FileStore(path, compact_bytes=4096) as other:
+        for number in range(20):
+            store.set(f"key.{number}", bytes(1000))
+        assert other.num_keys() == 20
+        store.compact()
+        assert other.num_keys() == 20
+        (name,) = names(path)
+        snapshot = size = path.with_name(name).stat().st_size
+        while generation(other) == 1:
+            size = path.with_name(name).stat().st_size
+            other.set("key.0", bytes(1000))
+        assert 0 <= size - 2 * snapshot < 1100
+
+
 @pytest.mark.parametrize("never", [None, 0])
 def test_a_log_is_never_compacted_unasked_if_it_is_not_to_be(never: int | None, path: Path) -> None:
     with FileStore(path, compact_bytes=never) as store:
@@ -469,6 +484,28 @@ def test_names_of_generations_are_told_from_all_others() -> None:
     for cut in range(len(successor.forward())):
         with pytest.raises(ValueError, match=r"cut short|no name"):
             Successor.from_forward(successor.forward()[:cut])
+
+
+def test_a_generation_has_a_number_of_ten_digits_and_a_name_of_255_bytes_at_most() -> None:
+    random = b".010203040506"
+    assert parse_name(b"log.1234567890" + random) == 1234567890
+    for wrong in (b"log.12345678901" + random, b"log.1" + random + b"0", b"1" + random, b"log.1.2" + random[:-1]):
+        assert parse_name(wrong) is None
+    longest = Successor(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
+    assert Successor.from_seal(longest.seal(), 6) == longest
+    for sealed in (5, 7):
+        with pytest.raises(ValueError, match="not the next"):
+            Successor.from_seal(longest.seal(), sealed)
+    for cut in range(len(longest.seal())):
+        with pytest.raises(ValueError, match=r"cut short|no name"):
+            Successor.from_seal(longest.seal()[:cut])
+    for name in (b"l" + longest.name, longest.name.replace(b"l", b"\0", 1), longest.name.replace(b".7.", b".8.")):
+        for value, decode in (
+            (longest._replace(name=name).seal(), Successor.from_seal),
+            (longest._replace(name=name).forward(), Successor.from_forward),
+        ):
+            with pytest.raises(ValueError, match="is no name for generation 7"):
+                decode(value)
 
 
 def test_a_watch_on_a_generation_that_has_just_gone_is_replaced(path: Path) -> None:

@@ -110,6 +110,7 @@ def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callabl
     assert not two.post.is_mine(two.waiter)
     two.post.leave(two.waiter)
     (fd,), (thread,) = two.post._line, in_line()
+    assert thread.daemon, "or the process could not end while another has the post"
     one.post.leave(one.waiter)
     thread.join(HANG_S)
     assert (two.post._held, two.post._line) == (set(), set())

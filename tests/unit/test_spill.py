@@ -404,3 +404,34 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         with open(log.file, "rb") as file:
             found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
         assert len(found) < 10
+
+
+def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
+    """Its body is longer by the key and what stands before it; other records hold nothing that is asked for."""
+    least, chain, data = 20, 77, b""
+    expected: list[spill.Spot] = []
+
+    def add(kind: int, key: bytes, value: bytes) -> int:
+        nonlocal chain, data
+        more, chain = record.encode(kind, key, value, 1, 2, chain)
+        data += more
+        return len(data) - 1 - len(value)
+
+    add(record.SESSION, b"", bytes(100))
+    add(record.BELL, b"", b"")
+    for kind in (record.SET, record.APPEND, record.PUSH):
+        add(kind, b"k" * 30, bytes(least - 1))
+        expected.append(spill.Spot(kind, b"long", add(kind, b"long", bytes(least)), least))
+    pairs = [(b"a", bytes(least - 1)), (b"b", bytes(least)), (b"", bytes(least + 1)), (b"c", b"")]
+    at = add(record.MULTI_SET, b"", record.encode_pairs(pairs))
+    for name, value in pairs:
+        at += 6 + len(name)
+        if len(value) >= least:
+            expected.append(spill.Spot(record.SET, name, at, len(value)))
+        at += len(value)
+    end = len(data)
+    add(record.SET, b"behind", bytes(least))
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        found = list(spill.find_long(file.fileno(), spill.Place(0, 77), spill.Place(end, 0), least))
+    assert found == expected

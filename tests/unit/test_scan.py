@@ -1,0 +1,203 @@
+"""One file of a log from end to end: what is read of it, when its writers are kept away, and for how long."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from faults.faulty import FaultyOs, faulty_os
+
+from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
+from fscoord._log import record, scan
+from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
+from fscoord._log.scan import CHUNK, Quiet, Scan, Torn
+from fscoord._log.successor import Place
+
+CHAIN = 77
+
+
+class Holder:
+    """Somebody else who has the lock of the log."""
+
+    def __init__(self, path: str, kind: int, session: int = 0) -> None:
+        self._fd = os.open(path, os.O_RDWR)
+        self._lock = LogLock(path, self._fd, kind, threading.RLock(), set())
+        self._lock.bind(self._fd, session)
+        try:
+            self._lock.try_lock()
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        self._lock.unlock()
+        os.close(self._fd)
+
+
+class File:
+    """A file of a log, open to be scanned."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.fd = path, os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def quiet(self, kind: int = OFD, limit: float = 0) -> Quiet:
+        return Quiet(self.path, self.fd, kind, limit)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@pytest.fixture
+def file(memory: Path) -> Iterator[File]:
+    with closing(File(str(memory / "log"))) as found:
+        yield found
+
+
+def frame(length: int) -> bytes:
+    """The frame of a record with a body of `length` bytes."""
+    data = struct.pack("<II", length, 1)
+    return data + struct.pack("<I", crc32(data, CHAIN))
+
+
+@pytest.mark.parametrize("there", [0, 1, 30])
+def test_no_memory_is_taken_for_what_a_record_promises_and_the_file_does_not_hold(there: int, file: File) -> None:
+    data = frame(60 << 20) + b"x" * there
+    os.write(file.fd, data)
+    asked: list[int] = []
+    with faulty_os() as faulty, faulty.instead(lambda name, _, given: name == "read" and asked.append(given[1])):
+        pieces = list(Scan(file.quiet(), Place(0, CHAIN), durable=False).pieces())
+    assert pieces == [Torn(0, len(data))]
+    assert max(asked) <= CHUNK
+
+
+# -- keeping writers away
+
+
+@pytest.mark.parametrize("kind", [OFD, FLOCK])
+def test_quiet_is_kept_once_and_ended_for_good(kind: int, file: File) -> None:
+    quiet = file.quiet(kind)
+    quiet.end()
+    for _ in range(2):
+        quiet.keep()
+        assert quiet.is_kept
+    with pytest.raises(BlockingIOError):
+        Holder(file.path, kind)
+    quiet.end()
+    assert not quiet.is_kept
+    Holder(file.path, kind).close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "session", "who"),
+    [(OFD, 0, "a process that has not written yet"), (OFD, 9, "session 9"), (FLOCK, 0, str(os.getpid()))],
+)
+def test_who_keeps_the_lock_for_too_long_is_named(kind: int, session: int, who: str, file: File) -> None:
+    quiet = file.quiet(kind)
+    with closing(Holder(file.path, kind, session)):
+        with pytest.raises(StoreTimeoutError) as caught:
+            quiet.keep()
+        assert who in str(caught.value.holder)
+        assert 0 <= caught.value.waited < 60
+        assert not quiet.is_kept
+    quiet.keep()
+    assert quiet.is_kept
+    quiet.end()
+
+
+def test_a_lock_that_comes_in_time_is_enough(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = Holder(file.path, OFD)
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            holder.close()
+
+    monkeypatch.setattr(system, "time", FaultyTime(nap))
+    quiet = file.quiet(limit=60)
+    quiet.keep()
+    quiet.end()
+    assert naps == [scan.NAP_S] * 3
+
+
+class FaultyTime:
+    """The clock, and sleeps that a test sees instead."""
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self.sleep = sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(38, UnsupportedFilesystemError), (5, StoreUnavailableError)], ids=["ENOSYS", "EIO"]
+)
+def test_a_lock_call_that_fails_is_no_time_out(
+    error: int, raised: type[Exception], file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = FaultyOs(("fcntl",))
+    monkeypatch.setattr(system, "fcntl", faulty.fcntl)
+    quiet = file.quiet(limit=60)
+    with faulty.fail(0, error), pytest.raises(raised):
+        quiet.keep()
+    assert not quiet.is_kept
+
+
+@pytest.mark.parametrize("gone_after", [0, 1, 7, None])
+def test_a_marker_is_waited_for_a_second_at_most(
+    gone_after: int | None, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft lock can't be shared: a writer that lives needs less for one record."""
+    marker = Path(f"{file.path}.lock")
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == gone_after:
+            marker.unlink()
+
+    if gone_after != 0:
+        marker.symlink_to("somebody")
+    monkeypatch.setattr(system, "time", FaultyTime(nap))
+    quiet = file.quiet(SOFT)
+    quiet.keep()
+    assert quiet.is_kept
+    assert naps == [0.05] * (20 if gone_after is None else gone_after)
+    quiet.end()
+
+
+def test_other_kinds_of_lock_have_no_marker_to_wait_for(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(f"{file.path}.lock").symlink_to("somebody")
+    naps: list[float] = []
+    monkeypatch.setattr(system, "time", FaultyTime(naps.append))
+    quiet = file.quiet()
+    quiet.keep()
+    quiet.end()
+    assert not naps
+
+
+def test_what_may_only_be_unfinished_is_judged_when_nobody_writes(file: File) -> None:
+    whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
+    os.write(file.fd, whole + whole[:10])
+    quiet = file.quiet()
+    scanned = Scan(quiet, Place(0, CHAIN), durable=False)
+    pieces = scanned.pieces()
+    found = next(pieces)
+    assert (found.offset, found.end, scanned.place) == (0, len(whole), Place(len(whole), chain))
+    assert not quiet.is_kept
+    with closing(Holder(file.path, OFD)), pytest.raises(StoreTimeoutError):
+        next(pieces)
+    os.ftruncate(file.fd, len(whole))
+    scanned = Scan(quiet, scanned.place, durable=False)
+    with closing(Holder(file.path, OFD)):
+        assert list(scanned.pieces()) == [], "there is nothing to judge"
+    assert not quiet.is_kept
