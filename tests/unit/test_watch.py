@@ -8,10 +8,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contract.places import start_thread
 from hypothesis import given, strategies as st
 
 from fscoord._log import watch as log_watch
@@ -122,6 +124,23 @@ def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: C
     finally:
         may_end.set()
         thread.join()
+
+
+def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., Watch], tmp_path: Path) -> None:
+    watch = make("auto", is_local=True)
+    sleepers: list[Any] = []
+    with ExitStack() as stack:
+        for _ in range(3):
+            sleep = watch.sleep(Ticket(watch), time.monotonic() + LIMIT_S)
+            sleepers.append(stack.enter_context(start_thread(sleep_through, sleep)))
+        deadline = time.monotonic() + LIMIT_S
+        while len(watch._asleep) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        (tmp_path / "log").write_text("news")
+        for sleeper in sleepers:
+            sleeper.join()
+        assert [sleeper.result for sleeper in sleepers] == [True] * 3
 
 
 def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
