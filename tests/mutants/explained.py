@@ -34,7 +34,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/mount.py": {
         "_look_up: first = line.split(None, 5) * | 5 -> 6": "the first fields are the same",
-        "find_mount: flags = system.os.O_RDONLY | system.O_CLOEXEC |*": "Python's descriptors close themselves (PEP 446)",
+        "find_mount: flags = system.os.O_RDONLY | system.O_CLOEXEC |*": "no child inherits it (PEP 446)",
     },
     "_log/node.py": {
         "Post.__init__: self._nudges = 0 -> pass": UNREAD,
