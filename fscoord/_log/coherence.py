@@ -308,8 +308,6 @@ class SharedLogFile(LogFile):
     def _explain(self, error: OSError, *, maybe_applied: bool) -> None:
         """As for a local log; but what the server has forgotten is opened again, a few times, and then raised."""
         raise_first(error)
-        if not self._trouble and not maybe_applied and self._lock.is_taken(error):
-            return
         if self._trouble and self._refuses_direct(error):
             self._trouble |= STALE
         elif error.errno in _SERVER_FORGOT:

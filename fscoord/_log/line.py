@@ -52,7 +52,6 @@ def wait_in_line(lock: Lock, left: float, reopen: Callable[[], int]) -> None:
     """Return when `lock` has come, or may come at once, or after `left` seconds; `reopen` opens the log once more.
 
     Raises:
-        FscoordError: what `reopen` raises.
         OSError, RuntimeError: there is no descriptor or no thread left, or the interpreter is about to end.
     """
     waiter = _Waiter(lock, reopen)

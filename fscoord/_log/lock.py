@@ -27,7 +27,7 @@ from typing import Any, Final
 from fscoord import _system as system
 from fscoord._log import marker
 from fscoord._log.line import leave_line, wait_in_line
-from fscoord.errors import FscoordError, UnsupportedFilesystemError
+from fscoord.errors import UnsupportedFilesystemError
 
 __all__ = ["KINDS", "LogLock"]
 
@@ -192,8 +192,6 @@ class LogLock:
         elif self.can_block:
             try:
                 wait_in_line(self, left, reopen)
-            except FscoordError:
-                raise
             except (OSError, RuntimeError):
                 self.can_block = False
         else:

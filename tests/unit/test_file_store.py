@@ -16,11 +16,13 @@ import pytest
 from fscoord import (
     FileStore,
     InsecurePathError,
+    LimitExceededError,
     StoreClosedError,
     StoreError,
     StoreGoneError,
     StoreUnavailableError,
 )
+from fscoord.stores import file
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -288,6 +290,90 @@ def test_closing_leaves_the_other_handles_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreClosedError):
         one.get("k")
     two.close()
+
+
+def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[list[bytes]] = []
+    with FileStore(tmp_path / "store") as store:
+        monkeypatch.setattr(store._waiting, "ring", lambda names: rung.append(list(names)))
+        writes = (
+            lambda: store.set("a", "1"),
+            lambda: store.compare_set("a", "1", "2"),
+            lambda: store.multi_set(["a", "b"], ["1", "2"]),
+            lambda: store.queue_push("q", "1"),
+        )
+        for write in writes:
+            write()
+        assert not store._log.bell
+        assert rung == []
+        store._log.bell = 1
+        for write in writes:
+            write()
+        assert rung == [[b"a"], [b"a"], [b"a", b"b"], [b"q"]]
+
+
+def test_a_clone_is_another_handle_with_the_same_options_that_says_nothing_of_itself_until_it_writes(
+    tmp_path: Path,
+) -> None:
+    with FileStore(tmp_path / "store", rank=3, label="x", timeout=7) as store:
+        twin = store.clone()
+        assert [member.rank for member in store.members()] == [3]
+        twin.set("k", "v")
+        assert [(member.rank, member.label) for member in store.members()] == [(3, "x"), (3, "x")]
+        assert twin.timeout == timedelta(seconds=7)
+        twin.close()
+    with pytest.raises(StoreClosedError):
+        store.clone()
+
+
+@pytest.mark.parametrize("option", [{"rank": 0}, {"label": "x"}, {"rank": 1, "label": "x"}])
+def test_who_says_who_it_is_introduces_itself_at_once(tmp_path: Path, option: dict[str, object]) -> None:
+    path = tmp_path / "store"
+    with FileStore(path, **option), FileStore(path, read_only=True) as reader:  # type: ignore[arg-type]
+        assert len(reader.members()) == 1
+    with pytest.raises(TypeError, match="rank"):
+        FileStore(tmp_path / "other", rank="0")  # type: ignore[arg-type]
+    assert files(tmp_path) == {"store", "store.alive"}
+
+
+def test_a_value_is_appended_to_up_to_the_limit_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "VALUE_MAX", 10)
+    with FileStore(tmp_path / "store") as store:
+        store.append("k", "12345")
+        store.append("k", "67890")
+        with pytest.raises(LimitExceededError, match=r"'k': 11 bytes would be over the limit of 10"):
+            store.append("k", "x")
+        store.append("k", "")
+        assert store.get("k") == b"1234567890"
+
+
+def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> None:
+    class Listener:
+        closed: list[int] = []  # noqa: RUF012  # of one test
+
+        def close(self, session: int) -> None:
+            self.closed.append(session)
+
+    listener = Listener()
+    store = FileStore(tmp_path / "store", rank=0)
+    store._listeners.add(listener)  # type: ignore[arg-type]
+    waited: list[int] = []
+    close = store._waiting.close
+    store._waiting.close = lambda session: (waited.append(session), close(session))  # type: ignore[method-assign]
+    store.close()
+    assert (listener.closed, waited) == ([0], [1])
+
+
+def test_who_is_called_in_the_middle_of_its_own_operation_does_not_close(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "store") as store:
+        with store._log.mutex:
+            store._log._shared.busy = True
+            with pytest.raises(StoreError, match="signal handler or finalizer"):
+                store.close()
+            store._log._shared.busy = False
+        store.set("k", "v")
 
 
 def test_a_repr_names_the_path(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from faults.faulty import faulty_os
 from faults.logs import LIMIT_S, Collector, Handle, look_at, make, opened, put, steps, tear
 from unit.plain_reader import read_log
 
+from fscoord import StoreUnavailableError
 from fscoord._log import record, tail
 from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD
@@ -151,3 +153,70 @@ def test_handles_give_their_descriptors_back(path: str) -> None:
         handle.look()
         handle.close()
     assert len(os.listdir("/proc/self/fd")) == before - 5
+
+
+does: dict[str, Callable[[Handle], object]] = {
+    "refresh": Handle.look,
+    "update": lambda handle: handle.write(b"k", b"never written"),
+    "look for who holds the lock": lambda handle: handle.log._read_unlocked(),
+}
+
+
+@pytest.mark.parametrize("doing", does)
+def test_what_was_read_just_before_an_interruption_is_read_again(
+    doing: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path) as handle, opened(path) as other:
+        handle.write(b"k", b"1")
+        other.write(b"k", b"2")
+        decode, calls = record.decode, []
+
+        def interrupted(data: bytes, chain: int) -> object:
+            calls.append(data)
+            if len(calls) == 1:
+                raise Interrupted
+            return decode(data, chain)
+
+        monkeypatch.setattr(record, "decode", interrupted)
+        with pytest.raises(Interrupted):
+            does[doing](handle)
+        assert [found[2] for found in handle.look()] == [b"1", b"2"]
+        assert len(calls) == 2
+
+
+def test_how_often_a_bell_was_announced_is_not_counted_twice(path: str) -> None:
+    """Compaction writes so many announcements into the next generation."""
+    make(path, lambda handle: [handle.write(b"", b"", record.BELL), handle.write(b"k", b"v")])
+    with opened(path, read_only=True) as handle:
+        for _ in range(2):
+            assert [found[2] for found in handle.look()] == [b"v"]
+            assert handle.log.bell == 1
+            handle.log._forget()
+            assert handle.log.bell == 0
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EAGAIN])
+def test_a_torn_tail_that_cannot_be_voided_is_no_trouble_with_the_lock(error: int, path: str) -> None:
+    tear(path, 20, b"k", b"v")
+    with faulty_os() as faulty, opened(path) as handle:
+        with (
+            faulty.fail(0, error, names=("ftruncate",)) as failed,
+            pytest.raises(StoreUnavailableError, match="using the log") as caught,
+        ):
+            handle.write(b"k", b"v")
+        assert failed
+        assert not caught.value.maybe_applied
+        handle.write(b"k", b"w")
+        assert [found[2] for found in handle.look()] == [b"the tear", b"w"]
+
+
+def test_of_a_durable_log_each_handle_syncs_the_directory_once(path: str) -> None:
+    make(path, lambda handle: handle.write(b"k", b"v"), durable=True)
+    with faulty_os() as faulty, opened(path, durable=True) as handle:
+        handle.look()
+        synced = []
+        for value in (b"1", b"2"):
+            faulty.calls.clear()
+            handle.write(b"k", value)
+            synced.append([name for name, _ in faulty.calls if "sync" in name])
+        assert synced == [["fdatasync", "fsync", "fdatasync"], ["fdatasync"]]  # who introduces itself writes twice

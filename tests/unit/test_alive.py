@@ -1,0 +1,146 @@
+"""The liveness file by itself: which bytes are held, by whom, and when it has to be made again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fscoord import InsecurePathError
+from fscoord._log.alive import MAGIC, SIZE, AliveFile, open_alive
+
+Open = Callable[..., AliveFile]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def open_one(path: str) -> Iterator[Open]:
+    """Open the liveness file as one more handle does, which closes it when the test ends."""
+    opened: list[AliveFile] = []
+
+    def open_(*, create: bool = True, read_only: bool = False) -> AliveFile:
+        file = open_alive(path, 0o600, set(), create=create, read_only=read_only)
+        assert file is not None
+        opened.append(file)
+        return file
+
+    yield open_
+    for file in opened:
+        file.close()
+
+
+def put(path: str, data: bytes) -> None:
+    Path(path + ".alive").write_bytes(data)
+    os.chmod(path + ".alive", 0o600)
+
+
+def test_a_byte_has_one_holder_and_only_that_byte(open_one: Open) -> None:
+    one, two = open_one(), open_one()
+    assert one.id == two.id
+    assert len(one.id) == 16
+    assert one.hold(5)
+    assert not two.hold(5)
+    assert (one.number, two.number) == (5, 0)
+    assert [number for number in range(1, 10) if two.is_held(number)] == [5]
+    three = open_one()
+    assert two.hold(6)
+    assert three.hold(4)
+    assert [number for number in range(1, 10) if one.is_held(number)] == [4, 5, 6]
+
+
+def test_who_takes_another_byte_gives_back_the_one_before_and_the_same_again_is_kept(open_one: Open) -> None:
+    one, two = open_one(), open_one()
+    assert one.hold(1)
+    assert one.hold(2)
+    assert not two.is_held(1)
+    assert one.hold(2)
+    assert two.is_held(2)
+    assert not two.hold(2)
+    assert two.hold(1)
+
+
+def test_a_byte_goes_with_its_descriptor(open_one: Open) -> None:
+    keep: set[int] = set()
+    other, one = open_one(), open_one()
+    one._keep = keep
+    keep.add(one._fd)
+    assert one.hold(3)
+    one.close()
+    assert not keep
+    assert not other.is_held(3)
+
+
+def test_who_only_reads_sees_who_lives_and_can_hold_nothing(open_one: Open, path: str) -> None:
+    assert open_alive(path, 0o600, set(), create=False, read_only=True) is None
+    assert not os.path.exists(path + ".alive")
+    one = open_one()
+    reader = open_one(create=False, read_only=True)
+    assert one.hold(1)
+    assert reader.is_held(1)
+    assert not reader.is_held(2)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        reader.hold(2)
+
+
+def test_a_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one: Open, path: str) -> None:
+    name = path + ".alive"
+    one = open_one()
+    assert not one.is_lost()
+    os.link(name, path + ".second")
+    assert not one.is_lost()
+    os.unlink(name)
+    assert one.is_lost()
+    other = open_one()
+    assert not other.is_lost()
+    assert one.is_lost()
+    os.unlink(path + ".second")
+    os.link(name, path + ".third")
+    assert not other.is_lost()
+    os.unlink(path + ".third")
+    one.close()
+    assert one.is_lost()
+
+
+@pytest.mark.parametrize("data", [b"", MAGIC[:3], MAGIC, MAGIC + b"i" * 15, bytes(SIZE), bytes(5000)])
+def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, open_one: Open, path: str) -> None:
+    put(path, data)
+    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+        open_alive(path, 0o600, set(), create=False, read_only=False)
+    keep: set[int] = set()
+    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+        open_alive(path, 0o600, keep, create=False, read_only=True)
+    assert not keep
+    one = open_one()
+    assert Path(path + ".alive").read_bytes()[:SIZE] == MAGIC + one.id
+    assert any(one.id)
+    assert open_one().id == one.id
+
+
+@pytest.mark.parametrize("data", [b"x", b"x" * SIZE, b"x" + MAGIC[1:] + b"i" * 16, bytes(8) + b"i" * 16])
+def test_what_is_another_file_is_never_written_to(data: bytes, open_one: Open, path: str) -> None:
+    put(path, data)
+    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+        open_one()
+    assert Path(path + ".alive").read_bytes() == data
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 1 << 40])
+def test_zeros_of_which_somebody_holds_a_byte_are_not_made_new(number: int, open_one: Open, path: str) -> None:
+    """Whoever lives has seen the file whole: what it sees now is not what a power failure has left."""
+    one = open_one()
+    assert one.hold(number)
+    put(path, bytes(SIZE))
+    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+        open_one()
+    assert Path(path + ".alive").read_bytes() == bytes(SIZE)
+
+
+def test_a_file_that_is_whole_is_taken_as_it_is(open_one: Open, path: str) -> None:
+    put(path, MAGIC + b"0123456789abcdef" + b"of a later version")
+    assert open_one().id == b"0123456789abcdef"

@@ -1,0 +1,140 @@
+"""Waiting for the lock of a log: when to look at the log meanwhile, when it is over, and what is said then."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.faulty import faulty_os
+from faults.logs import LIMIT_S, Handle, opened
+
+from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
+from fscoord._log import record
+from fscoord._log.reader import ENDED, Suspect
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def wait(handle: Handle, monkeypatch: pytest.MonkeyPatch, *, limit: float = LIMIT_S) -> list[str]:
+    """Wait for the lock once, without waiting; return what was done."""
+    done: list[str] = []
+    monkeypatch.setattr(handle.log, "_read_unlocked", lambda: done.append("look"))
+    monkeypatch.setattr(handle.log._lock, "wait", lambda *_, patient: done.append("nap" if patient else "wait"))
+    handle.log._wait_for_lock(1, system.time.monotonic(), limit)
+    return done
+
+
+def test_who_cannot_wait_in_the_kernel_looks_at_the_log_now_and_then(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path) as handle:
+        handle.log._looked = -math.inf
+        assert wait(handle, monkeypatch) == ["nap"]
+        handle.log._lock.can_block = False
+        assert wait(handle, monkeypatch) == ["look", "nap"]
+        handle.log._looked = math.inf
+        assert wait(handle, monkeypatch) == ["nap"]
+
+
+def test_a_look_is_dearer_where_it_asks_a_server(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path) as handle:
+        handle.log._lock.can_block = False
+        clock = system.time.monotonic
+        for shared, age, done in ((False, 0.06, ["look", "nap"]), (True, 0.9, ["wait"]), (True, 1.1, ["look", "wait"])):
+            handle.log._is_shared = shared
+            now = clock()
+            monkeypatch.setattr(system.time, "monotonic", lambda now=now: now)
+            handle.log._looked = now - age
+            assert wait(handle, monkeypatch) == done
+            monkeypatch.setattr(system.time, "monotonic", clock)
+
+
+def test_whoever_has_not_written_yet_is_named_as_such_and_others_by_what_they_said(path: str) -> None:
+    with opened(path) as handle, opened(path) as other:
+        other.log._lock.try_lock()
+        with pytest.raises(StoreTimeoutError, match="a process that has not written yet holds it") as caught:
+            handle.log.update(record.SET, b"k", b"v", None, 0)
+        assert caught.value.holder == "a process that has not written yet"
+        other.log._lock.unlock()
+        other.write(b"k", b"v")
+        other.log._lock.try_lock()
+        with pytest.raises(StoreTimeoutError, match="host:1 holds it") as caught:
+            handle.log.update(record.SET, b"k", b"w", None, 0)
+        assert caught.value.holder == "host:1"
+        assert "rm " not in str(caught.value)
+        other.log._lock.unlock()
+        handle.write(b"k", b"w")
+        assert [found[2] for found in other.look()] == [b"v", b"w"]
+
+
+def test_where_nobody_can_tell_the_holder_it_is_unknown(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path) as handle:
+        for holder, named in (
+            (None, "an unknown process holds it"),
+            (7, "session 7 holds it"),
+            ("x:1", "x:1 holds it"),
+        ):
+            monkeypatch.setattr(handle.log._lock, "holder", lambda holder=holder: holder)
+            assert named in str(handle.log._lock_timeout(0.5))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), StoreUnavailableError("gone"), Suspect()])
+def test_what_a_look_without_the_lock_meets_is_left_to_the_next_operation(
+    error: Exception, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path) as handle, opened(path) as other:
+        handle.look()
+        other.write(b"k", b"v")
+
+        def fail() -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(handle.log, "_read", fail)
+            handle.log._read_unlocked()
+        assert not handle.log._shared.busy
+        assert handle.log._trouble
+        handle.log._shared.busy = True
+        handle.log._read_unlocked()  # another operation of this thread was interrupted: it will look itself
+        assert handle.log._shared.busy
+        handle.log._shared.busy = False
+        handle.log._read_unlocked()
+        assert not handle.log._trouble & ~ENDED
+        assert len(handle._collector.records) == 1
+
+
+def test_an_error_of_the_lock_says_whether_there_are_no_locks_or_something_else(path: str) -> None:
+    with opened(path) as handle:
+        explain = handle.log._explain
+        explain(BlockingIOError(errno.EAGAIN, "taken"), maybe_applied=False)
+        explain(PermissionError(errno.EACCES, "taken"), maybe_applied=False)
+        with pytest.raises(UnsupportedFilesystemError, match="no ofd locks"):
+            explain(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)), maybe_applied=False)
+        with pytest.raises(StoreUnavailableError, match="locking the log") as caught:
+            explain(OSError(errno.EIO, "broken"), maybe_applied=False)
+        assert not caught.value.maybe_applied
+        with pytest.raises(StoreUnavailableError, match="using the log") as caught:
+            explain(BlockingIOError(errno.EAGAIN, "taken"), maybe_applied=True)
+        assert caught.value.maybe_applied
+
+
+def test_who_introduced_itself_for_what_then_failed_knows_that_it_was_not_done(path: str) -> None:
+    with faulty_os() as faulty, FileStore(path) as store:
+        with faulty.instead(refuse_new_files), pytest.raises(StoreUnavailableError, match="No space") as caught:
+            store.compact()
+        assert len(store._log.sessions) == 1
+        assert not caught.value.maybe_applied
+        store.compact()
+        assert store._log.header.generation == 1
+
+
+def refuse_new_files(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+    if name == "open" and arguments[1] & os.O_EXCL and not arguments[0].endswith(".alive"):
+        raise OSError(errno.ENOSPC, "No space left on device")
