@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -95,6 +96,15 @@ def _lines(statement: ast.stmt) -> range:
     return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
+def _text(node: ast.AST, rows: Sequence[str]) -> str:
+    """Return how `node` stands in the source that `rows` are of, in one line: `ast.get_source_segment` splits it all."""
+    place: Any = node
+    held = [row.encode() for row in rows[place.lineno - 1 : place.end_lineno]]
+    held[-1] = held[-1][: place.end_col_offset]
+    held[0] = held[0][place.col_offset :]
+    return " ".join(b"\n".join(held).decode().split())
+
+
 def places(source: str) -> tuple[ast.Module, list[Place]]:
     """Return the tree of `source`, and each place inside its functions that can be changed, in the order of lines."""
     tree = ast.parse(source)
@@ -108,7 +118,7 @@ def places(source: str) -> tuple[ast.Module, list[Place]]:
             return
         text = f"{function}: {rows[statement.lineno - 1].strip()}"
         if node is not statement:
-            text += f" | {' '.join((ast.get_source_segment(source, node) or '').split())}"
+            text += f" | {_text(node, rows)}"
         text += f" -> {changed[0]}"
         seen[text] += 1
         key = text if seen[text] == 1 else f"{text} ({seen[text]})"
