@@ -97,7 +97,7 @@ def _lines(statement: ast.stmt) -> range:
 
 
 def _text(node: ast.AST, rows: Sequence[str]) -> str:
-    """Return how `node` stands in the source that `rows` are of, in one line: `ast.get_source_segment` splits it all."""
+    """As `ast.get_source_segment`, in one line, of a source that was split into `rows` once and not for each node."""
     place: Any = node
     held = [row.encode() for row in rows[place.lineno - 1 : place.end_lineno]]
     held[-1] = held[-1][: place.end_col_offset]
