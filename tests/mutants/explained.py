@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+BUFFER = "a byte more or less in a buffer, before it is written"
+CLOCK = "a clock of nanoseconds hardly ever shows just this moment"
 NEGATIVE = "any negative number says that there is no descriptor"
 UNREAD = "nobody reads it before it is set again"
 IN_THE_ID = "of the id 16 bytes are written"
@@ -15,14 +17,19 @@ SPARES = "only work is spared: what follows looks for itself"
 
 EXPLAINED: dict[str, dict[str, str]] = {
     "_log/coherence.py": {
+        "SharedLogFile._catch_up: if self._pending or * -> And": "what looks damaged then is looked at once more",
         "SharedLogFile._check_identity: self._drop(fd) -> pass": "closed with the next operation",
     },
     "_log/compaction.py": {
+        "Compactor._succeed: if lock is not None and * | header.lock_kind != SOFT -> Eq": "closing gives the lock back",
         "Compactor._begin_life: header = self.header._replace( | 16 -> 17": IN_THE_ID,
         "Compactor._compact: header = self.header._replace( | 16 -> 17": IN_THE_ID,
         "Compactor._begin_life: self._trouble = DIRTY -> pass": "until its record is there, all can be read as before",
     },
-    "_log/dump.py": {"dump_log: fd = -1 | 1 -> 2": NEGATIVE},
+    "_log/dump.py": {
+        "dump_log: fd = -1 | 1 -> 2": NEGATIVE,
+        "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
+    },
     "_log/file.py": {
         "LogFile._update_locked: self._trouble = 0 -> pass": SPARES,
         "LogFile.join_run: if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):"
@@ -31,6 +38,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/line.py": {
         "_Request._run: waiter.gone = True -> pass": "who waits says so itself as soon as it is woken",
         "_Request._hand_over: waiter.gone = True -> pass": "who waits says so itself as soon as it is woken",
+    },
+    "_log/lock.py": {
+        "LogLock.holder: asked = _range(fcntl.F_WRLCK, 0) | 0 -> 1": "all ranges share their first byte",
     },
     "_log/mount.py": {
         "_look_up: first = line.split(None, 5) * | 5 -> 6": "the first fields are the same",
@@ -47,6 +57,21 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Presence._introduce: alive_id = bytes(16) if self._alive is None else self._alive.id | 16 -> 17": IN_THE_ID,
         "Presence.bury: self.refresh(limit) -> pass": SPARES,
         "Presence._open_alive: self._lose_alive() *": "it closes sooner what is closed with the handle",
+    },
+    "_log/reader.py": {
+        "LogReader.__init__: self._rfd = self._root_fd = -1 -> pass": UNREAD,
+        "LogReader.__init__: self._rfd = self._root_fd = -1 | 1 -> 2": NEGATIVE,
+        "LogReader.__init__: self._trouble = 0 | 0 -> 1": SPARES,
+        "LogReader._reopen: paths.close_kept(fd, keep) -> pass": "closed with the handle, which is over",
+        "LogReader._advance: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
+        "LogReader._advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
+        "LogReader._advance: self._leave_torn() -> pass": "what is pending says so, too",
+        "LogReader._sync_read: self._trouble = DIRTY -> pass": SPARES,
+        "LogReader._move: system.os.lseek(fd, offset, 0) | 0 -> 1": "a new descriptor stands at the beginning",
+    },
+    "_log/record.py": {
+        "decode: return records, * -1 | 1 -> 2*": "any negative number says that it is no record",
+        "is_torn_void: return * | 1 -> 2": "the byte before the last is the highest of an offset, and 0",
     },
     "_log/resync.py": {
         "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
@@ -74,7 +99,13 @@ EXPLAINED: dict[str, dict[str, str]] = {
 
 
 EVERYWHERE: dict[str, str] = {
+    "*.atexit = False -> pass": "at the end the kernel closes everything",
     "*.atexit = False | False -> True": "at the end the kernel closes everything",
+    "*: if *now - self._looked > LOOK_S -> GtE": CLOCK,
+    "*monotonic() - self._looked > oldest -> GtE": CLOCK,
+    "*| waited >= limit -> Gt": CLOCK,
+    "*waiting = [], 0 | 0 -> 1": BUFFER,
+    "*waiting >= _BUFFER -> Gt": BUFFER,
 }
 """The same for places of any module."""
 

@@ -142,6 +142,21 @@ def test_pairs_that_are_cut_short_are_an_error_or_fewer(pairs: list[tuple[bytes,
             record.decode_pairs(cut)
 
 
+def test_pairs_that_end_with_an_empty_one_come_back() -> None:
+    for pairs in ([(b"", b"")], [(b"k", b"v"), (b"", b"")]):
+        assert record.decode_pairs(record.encode_pairs(pairs)) == pairs
+
+
+@pytest.mark.parametrize(("key", "value"), [(b"", b""), (b"key", b""), (b"", b"value"), (b"key", b"value" * 99)])
+def test_of_a_body_whose_checksum_is_wrong_all_is_told_but_the_value(key: bytes, value: bytes) -> None:
+    data, _ = encode(record.SET, key, value, 7, 9, CHAIN)
+    assert record.unchecked(data[record.FRAME_SIZE :]) == (record.SET, key, len(value), 7, 9)
+
+
+def test_a_key_that_goes_beyond_a_body_ends_with_it() -> None:
+    assert record.unchecked(body(65535, b"keyS")) == (record.SET, b"key", 0, 1, 2)
+
+
 # -- voids -------------------------------------------------------------------------------------------------------------
 
 
