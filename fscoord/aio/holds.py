@@ -12,7 +12,7 @@ from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value
 from fscoord.recipes._hold import Exclusive
 
-__all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
+__all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "break_hold"]
 
 H = TypeVar("H", bound="Hold")
 
@@ -227,3 +227,11 @@ class Election(Hold):
             leader = await self.observe(term, timeout)
             term = leader.term
             yield leader
+
+
+async def break_hold(store: AsyncStore, name: Key, token: int) -> bool:
+    """Take the hold with this fencing token away, and return whether somebody had it; see `fscoord.recipes.break_hold`.
+
+    Who is cancelled meanwhile has broken it all the same, if it was to be broken.
+    """
+    return await store._hands.do(partial(recipes.break_hold, store.store, name, token))

@@ -300,7 +300,10 @@ class TCPStore(Store):
     def clone(self) -> TCPStore:
         """See `Store.clone`."""
         self._connections.refuse_if_closed()
-        return TCPStore(self.host, self.port, timeout=self._timeout, wait_for_workers=False, use_libuv=self._use_libuv)
+        limit = self._connections.limit  # to connect takes its time, also where a look may take none
+        clone = TCPStore(self.host, self.port, timeout=limit, wait_for_workers=False, use_libuv=self._use_libuv)
+        clone._timeout = self._timeout
+        return clone
 
     def close(self) -> None:
         """See `Store.close`. The master's ends the server."""

@@ -24,6 +24,7 @@ class Connections:
     Attributes:
         torch: the module ``torch.distributed``.
         port: the server's port.
+        limit: how many seconds each connection may take to be made.
 
     Raises:
         ImportError: there is no torch.
@@ -32,7 +33,7 @@ class Connections:
 
     def __init__(self, host: str, port: int, timeout: float, *, use_libuv: bool, **server: Any) -> None:
         self.host, self.port = host, port
-        self._limit = timedelta(seconds=min(max(timeout, 0.001), 1e9))
+        self.limit = min(max(timeout, 0.001), 1e9)
         self._use_libuv = use_libuv
         self._is_closed = False
         self._owner = system.os.getpid()
@@ -88,7 +89,9 @@ class Connections:
 
     def _connect(self, **server: Any) -> Any:
         try:
-            return self.torch.TCPStore(self.host, self.port, timeout=self._limit, use_libuv=self._use_libuv, **server)
+            return self.torch.TCPStore(
+                self.host, self.port, timeout=timedelta(seconds=self.limit), use_libuv=self._use_libuv, **server
+            )
         except self.torch.DistError as error:
             raise StoreUnavailableError(
                 f"{self}: {_first_line(error)}; see that one process is the master there, and that the port is free and"

@@ -20,7 +20,7 @@ from contract.places import HANG_S, Place
 from contract.third_party import ThirdPartyStore
 from contract.worker import Workers, start
 
-from fscoord import FileStore, HashStore, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
+from fscoord import FileStore, HashStore, HoldLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
 from fscoord.aio._slices import WAITING_MAX
 from fscoord.aio.store import HANDS_MAX
@@ -110,6 +110,25 @@ def test_hundreds_of_tasks_have_a_lock_one_after_the_other(store: Store) -> None
     asyncio.run(main())
     assert threads.most <= HANDS_MAX
     assert tokens == list(range(1, TASKS // 4 + 2))
+
+
+def test_a_hold_that_is_broken_goes_to_the_task_that_is_next_in_line(store: Store) -> None:
+    async def main() -> None:
+        asynchronous = AsyncStore(store)
+        first, second = aio.Lock(asynchronous, "l"), aio.Lock(asynchronous, "l")
+        await first.acquire()
+        task = asyncio.ensure_future(second.acquire())
+        while not await first.waiters():
+            await asyncio.sleep(0.001)
+        assert await aio.break_hold(asynchronous, "l", first.token)
+        assert await task
+        assert second.token == 2
+        with pytest.raises(HoldLostError):
+            await first.release()
+        assert not await aio.break_hold(asynchronous, "l", 1)
+        await second.release()
+
+    asyncio.run(main())
 
 
 def test_values_are_not_asked_for_before_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

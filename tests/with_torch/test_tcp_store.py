@@ -194,6 +194,13 @@ def test_a_wait_in_vain_writes_nothing(use_libuv: bool, capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
+def test_a_clone_that_looks_once_has_its_time_to_connect(store: TCPStore) -> None:
+    store.set_timeout(0)
+    with store.clone() as clone:
+        assert clone.timeout == timedelta(0)
+        assert clone._connections.limit == HANG_S
+
+
 def test_closing_ends_a_wait_of_another_thread(store: TCPStore) -> None:
     waiting = start_thread(store.get, "never")
     until(lambda: store._waits._busy)

@@ -1,0 +1,52 @@
+"""`fscoord.aio` on torch's TCP store, at whose waits the threads of the loop take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aio.on_servers import in_a_loop, many_wait, one_at_a_time
+from aio.through_a_loop import Loop, ThroughALoop
+from contract.places import HANG_S, open_tcp
+
+from fscoord.store import Store
+from fscoord.testing.contract.handles import Handles
+from fscoord.testing.contract.members import Members
+from fscoord.testing.contract.place import Place
+from fscoord.testing.contract.waiting import Waiting
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_has_opened_what_it_keeps() -> None:
+    open_tcp().close()
+
+
+@pytest.fixture
+def tcp() -> Iterator[Store]:
+    store = open_tcp()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def place(tcp: Store) -> Iterator[Any]:
+    loop = Loop()
+    first = ThroughALoop(tcp, loop)
+    first.set_timeout(HANG_S)
+    place = Place(first)
+    yield place
+    place.close()
+    loop.stop()
+
+
+class TestTCP(Handles, Waiting, Members):
+    """Ctrl-C is left out: none comes to the thread of the loop."""
+
+
+@pytest.mark.parametrize("work", [many_wait, one_at_a_time])
+def test_tasks_share_a_handle(tcp: Store, work: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    in_a_loop(work, tcp)
+    assert capfd.readouterr().err == ""
