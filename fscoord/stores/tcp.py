@@ -53,7 +53,9 @@ class TCPStore(Store):
 
     What can't be had by this protocol: a value over 8 MiB is refused; `delete_key` of a key that has both a value and a
     queue is not one step; keys that are no UTF-8 can't be listed; `add` beside somebody who writes, at the same moment,
-    what is no integer loses that connection, and says so. When the master closes its store, the store is gone.
+    what is no integer loses that connection, and says so. When the master closes its store, the store is gone. torch's
+    server asks the resolver for the name of each client that connects, and serves nobody meanwhile: where no name
+    server answers, each connection costs all of them seconds, and deadlines are late by as much.
 
     Args:
         host_name: where the server listens.

@@ -31,8 +31,9 @@ GRANTED, CANCELLED = 0, 1
 
 STRANGE: Final = "it answers what was not asked"
 
-ANSWER_S: Final = 5.0
-"""How much longer than a wait its server may take to answer what it answers at once; else it hangs."""
+ANSWER_S: Final = 60.0
+"""How long a server may take, at the end of a wait, for what it answers at once; else it hangs. So long because torch's
+server asks the resolver for the name of each client that connects, and does nothing else until that gives up."""
 
 NEVER_S: Final = 1e6
 """A wait as long as this one has no end."""
@@ -62,7 +63,7 @@ class Waits:
         is_whole = False
         channel = None
         try:
-            channel = self._take(limit)
+            channel = self._take()
             self._busy.add(channel)
             self._connections.refuse_if_closed()  # again: whoever closes it now finds this channel
             found = read(channel) if channel.wait(names, limit) else None
@@ -87,21 +88,22 @@ class Waits:
             while self._idle:
                 self._idle.pop().close()
 
-    def _take(self, limit: float) -> Channel:
+    def _take(self) -> Channel:
         if self._life != system.life():  # the parent's channels would mix two processes' answers
             self._begin()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._open(max(limit, ANSWER_S))
+            return self._open()
 
-    def _open(self, limit: float) -> Channel:
+    def _open(self) -> Channel:
         """Connect, in a thread: Ctrl-C need not wait for a resolver then, nor leave a connection that nobody knows."""
         opened: list[Channel | Exception] = []
+        server = self._connections
 
         def connect() -> None:
             try:
-                opened.append(Channel(self._connect(self._connections.host, self._connections.port, limit)))
+                opened.append(Channel(self._connect(server.host, server.port, server.limit)))
             except Exception as error:  # noqa: BLE001 - it is raised below
                 opened.append(error)
 
