@@ -118,7 +118,7 @@ def test_more_keys_than_one_list_of_operations_takes_are_one_transaction(store: 
         revisions.add(answer["response_range"]["kvs"][0]["mod_revision"])
     assert len(revisions) == 1
     assert store.check(names)
-    store.wait(names * 2, 0)
+    store.wait(names * 2, HANG_S)
     with pytest.raises(LimitExceededError, match="4097 keys"):
         store.multi_set([*names, "another"], ["v"] * 4097)
     assert not store.check(["another"])
@@ -172,6 +172,8 @@ def test_a_server_that_is_not_there_is_named_within_the_timeout() -> None:
 
 
 def test_what_answers_and_is_no_etcd_is_named() -> None:
+    # It says that it will hang up: a client that does not know may ask once more just then.
+    reply = b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 3\r\n\r\nno\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -182,7 +184,7 @@ def test_what_answers_and_is_no_etcd_is_named() -> None:
                     asked = b""
                     while not asked.endswith(b"}"):  # what is left unread would make the end of this a reset
                         asked += connection.recv(1 << 16)
-                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nno\n")
+                    connection.sendall(reply)
 
         with start_thread(answer), EtcdStore(f"127.0.0.1:{port}", "p", timeout=HANG_S) as store:
             for call in (lambda: store.get("k"), lambda: store.set("k", "v")):
