@@ -16,6 +16,11 @@ IN_THE_ID = "of the id 16 bytes are written"
 SPARES = "only work is spared: what follows looks for itself"
 
 EXPLAINED: dict[str, dict[str, str]] = {
+    "_log/alive.py": {
+        "_is_locked: asked = * | 0 -> 1": "from where the descriptor stands, which is 0, for nothing reads on it",
+        "AliveFile._lock: * | 0 -> 1": "from where the descriptor stands, which is 0, for nothing reads on it",
+        "AliveFile.close: self._fd = -1 | 1 -> 2": NEGATIVE,
+    },
     "_log/coherence.py": {
         "SharedLogFile._catch_up: if self._pending or * -> And": "what looks damaged then is looked at once more",
         "SharedLogFile._check_identity: self._drop(fd) -> pass": "closed with the next operation",
@@ -65,6 +70,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader._reopen: paths.close_kept(fd, keep) -> pass": "closed with the handle, which is over",
         "LogReader._advance: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "LogReader._advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
+        "LogReader._advance: asked = CHUNK -> pass (2)": "a longer read brings the same",
         "LogReader._advance: self._leave_torn() -> pass": "what is pending says so, too",
         "LogReader._sync_read: self._trouble = DIRTY -> pass": SPARES,
         "LogReader._move: system.os.lseek(fd, offset, 0) | 0 -> 1": "a new descriptor stands at the beginning",

@@ -15,7 +15,7 @@ from unit.plain_reader import read_log
 from fscoord import CorruptLogError, FileStore, StoreTimeoutError, StoreUnavailableError
 from fscoord._log import path as paths, record, tail
 from fscoord._log.compaction import Compactor
-from fscoord._log.reader import CHUNK, DIRTY
+from fscoord._log.reader import APPLYING, CHUNK, DIRTY
 from fscoord.stores.dump import dump
 
 
@@ -49,6 +49,16 @@ def test_what_a_record_promises_is_not_asked_for_before_it_is_there(path: str, m
         monkeypatch.setattr(faulty, "read", lambda fd, size: (asked.append(size), os.read(fd, size))[1])
         assert [found[1] for found in handle.look()] == [b"before"]
         assert max(asked) == CHUNK
+
+
+def test_what_a_record_promises_is_there_or_not_to_the_byte(path: str) -> None:
+    with opened(path) as handle:
+        handle.write(b"k", b"v" * 500)
+        size = os.path.getsize(path)
+        handle.log._offset, handle.log._pending = size - 300, b"x" * 100
+        assert handle.log._has(200)
+        assert not handle.log._has(201)
+        handle.log._trouble = APPLYING  # all is read again
 
 
 def test_what_was_seen_with_a_hole_is_read_again_once_it_may_be_filled(path: str) -> None:
@@ -123,6 +133,17 @@ def test_what_an_interruption_left_open_is_closed(path: str) -> None:
         assert left not in handle.log._descriptors
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(left)
+
+
+def test_who_was_interrupted_keeps_its_lock_and_opens_no_more_than_it_must(path: str) -> None:
+    with opened(path) as handle:
+        handle.write(b"k", b"v")
+        lock, descriptor = handle.log._lock, handle.log._lock.fd
+        for trouble in (DIRTY, APPLYING):
+            handle.log._trouble = trouble
+            assert [found[2] for found in handle.look()] == [b"v"]
+            assert handle.log._lock is lock
+            assert lock.fd == descriptor
 
 
 def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
