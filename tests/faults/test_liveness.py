@@ -16,6 +16,7 @@ from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
 from fscoord import FileStore, StoreError, StoreGoneError, _system as system
+from fscoord._log import presence
 from fscoord._log.alive import Home
 from fscoord._log.session import Session
 from fscoord.stores.dump import dump
@@ -242,6 +243,46 @@ def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pyte
                 call()
         assert os.path.getsize(path) == size
         assert store.get("k") == b"v"
+
+
+def test_a_death_is_the_verdict_whatever_its_byte_says_and_who_was_never_there_is_unknown(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        store.set("k", "v")
+        other.set("k", "w")
+        assert store.get("k") == b"w"
+        assert store._log.lives(2, None) is True
+        assert store._log.lives(99, None) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._log), "lives", lambda *_: False)
+            assert store._log.bury(2, HANG_S)
+        assert store._log._alive is not None
+        assert store._log._alive.is_held(2)
+        assert store._log.lives(2, None) is False
+
+
+def test_who_has_asked_who_lives_and_wrote_nothing_looks_after_no_byte(path: str, watcher: FileStore) -> None:
+    watcher.set("k", "v")
+    with FileStore(path, timeout=HANG_S) as other:
+        assert other.get("k") == b"v"
+        assert other._log.lives_now(1, None) is True
+        other._log._looked = 0.0
+        assert other.get("k") == b"v"
+        assert other._log.session == 0
+
+
+def test_that_liveness_can_t_be_told_is_said_once(
+    path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(presence, "open_alive", refuse)
+    with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
+        store.set("k", "v")
+        store._log._take_byte()
+    assert [text for text in caplog.messages if "can't be used" in text] == caplog.messages[:1]
 
 
 def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from faults.logs import opened, put
 from unit.plain_reader import read_log
 
-from fscoord import FileStore, StoreError, UnsupportedFilesystemError, _system as system
+from fscoord import FileStore, StoreError, StoreTimeoutError, UnsupportedFilesystemError, _system as system
+from fscoord._log.lock import OFD, LogLock
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
 
@@ -73,6 +75,21 @@ def test_where_there_are_no_such_locks_an_empty_file_stays_empty(path: str, monk
     with pytest.raises(UnsupportedFilesystemError):
         FileStore(path)
     assert Path(path).read_bytes() == b""
+
+
+def test_who_finds_an_empty_file_that_somebody_else_initialises_waits_no_longer_than_it_may(path: str) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock = LogLock(path, fd, OFD, threading.RLock(), set())
+        lock.try_lock()
+        with pytest.raises(StoreTimeoutError, match="the lock to initialise it did not come within 0 s"):
+            FileStore(path, timeout=0)
+        assert os.fstat(fd).st_size == 0
+        lock.unlock()
+        FileStore(path, timeout=0).close()
+        assert os.fstat(fd).st_size > 0
+    finally:
+        os.close(fd)
 
 
 def test_where_a_platform_has_no_such_locks_that_is_said_and_others_are_named(

@@ -280,3 +280,8 @@ def test_runs_that_are_cut_short_are_an_error() -> None:
         data[76:78] = struct.pack("<H", count)
         with pytest.raises(ValueError, match="list of runs is cut short"):
             Header.decode(bytes(data) + struct.pack("<I", crc32(data)))
+
+
+@pytest.mark.parametrize(("rank", "written"), [(None, -1), (0, 0), (7, 7)])
+def test_a_session_that_has_no_rank_says_minus_one(rank: int | None, written: int) -> None:
+    assert struct.unpack_from("<q", Session("host", 1, rank=rank).encode(), 4 + 8 + 16 + 16) == (written,)

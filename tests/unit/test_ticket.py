@@ -28,7 +28,7 @@ class Frozen:
 class Sleeps:
     """A watch that notes how long who waits would sleep, and wakes nobody."""
 
-    heard, deaths, post, sleepers, poll_last = 0, 0, None, THREADS, 0.1
+    heard, deaths, bell, post, sleepers, poll_last = 0, 0, None, None, THREADS, 0.1
 
     def __init__(self, *, hears: bool) -> None:
         self.hears = hears
@@ -93,3 +93,18 @@ def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
     waiting = Ticket(watch)
     watch.rings = True
     assert [sleep(watch, waiting) for _ in range(3)] == [ticket.SLOW_FIRST_S] * 3
+
+
+@pytest.mark.parametrize("keeps_vigil", [False, True])
+def test_what_was_heard_before_it_was_armed_rings_no_more(keeps_vigil: bool) -> None:
+    watch: Any = Sleeps(hears=True)
+    waiting = Ticket(watch, (lambda: 7.0) if keeps_vigil else None)
+    assert not waiting.is_rung()
+    watch.heard += 1
+    assert waiting.is_rung()
+    waiting.arm(3)
+    assert not waiting.is_rung()
+    watch.deaths += 1
+    assert waiting.is_rung() is keeps_vigil
+    waiting.arm(3)
+    assert not waiting.is_rung()
