@@ -53,6 +53,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/node.py": {
         "Post.__init__: self._nudges = 0 -> pass": UNREAD,
+        "Post._*fcntl.fcntl(fd, fcntl.F_OFD_SETLK*, 0, POST, 1, 0)) | 0 -> 1": "the descriptor stands at its beginning",
+        "Post._*fcntl.fcntl(fd, fcntl.F_OFD_SETLK*, 0, POST, 1, 0)) | 1 -> 2": "nobody locks the byte behind it",
         "Post.leave: if self._holder is not None or not self._held: | self._holder is not None or*": "a needless wake",
         "node_bell_path: raise OSError*": "never reached, for FALLBACK is absolute; types need an end",
         "Post.beat: self._put(BEAT, self._byte(BEAT) + 1) | self._byte(BEAT) + 1 -> Sub": "all that counts is a change",
