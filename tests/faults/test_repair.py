@@ -15,9 +15,10 @@ from faults.logs import Step, complete, look_at, make, put, steps, tear, write_e
 from faults.test_flips import LOGS, contents, flip
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError, FileStore, StoreTimeoutError, StoreUnavailableError
+from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log import record
 from fscoord._log.record import Header
+from fscoord._log.successor import Successor, generation_name
 from fscoord.stores.repair import Dropped, Repair, repair
 from fscoord.stores.verify import verify
 
@@ -170,7 +171,7 @@ def newest(path: str) -> str:
 def test_what_is_copied_is_the_newest_generation(newest: str, path: str, output: str) -> None:
     expected = content(path)
     found, dropped = mend(path, output)
-    assert (found.source, found.generation, dropped) == (newest, 2, [])
+    assert (found.source, found.generation, found.notes, dropped) == (newest, 2, (), [])
     assert content(output) == expected
     assert Header.decode(contents(output))[0].generation == 0
 
@@ -194,6 +195,50 @@ def test_a_generation_that_is_missing_is_made_do_without_only_if_asked_for(newes
     assert found.generation == 0
     assert "generation 2 is missing" in found.notes[0]
     assert content(output) == ({"k0": b"0"}, 0)
+
+
+def test_a_generation_is_looked_for_twice_before_it_is_called_missing(newest: str, path: str, output: str) -> None:
+    """It may have been superseded since another named it."""
+    os.unlink(newest)
+    with faulty_os() as faulty, pytest.raises(CorruptLogError, match="generation 2 is missing"):
+        repair(path, output, write=True)
+    assert faulty.calls.count(("open", newest)) == 2
+
+
+def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
+    """Append to generation 0 that `generation` is the newest, or what names none."""
+    data = contents(path)
+    named = Successor(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
+    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    put(path, data + record.encode(record.FORWARD, b"", named.forward() if value is None else value, 1, 2, chain)[0])
+
+
+def test_of_all_generations_that_are_named_the_newest_counts(newest: str, path: str, output: str) -> None:
+    expected = content(path)
+    add_forward(path, 1)
+    found, dropped = mend(path, output)
+    assert (found.source, dropped) == (newest, [])
+    assert content(output) == expected
+
+
+def test_what_names_no_generation_sensibly_is_passed_over(path: str, output: str) -> None:
+    data = make(path, write_every_kind)
+    add_forward(path, 1, b"nonsense")
+    found, dropped = mend(path, output)
+    assert (found.source, [one.offset for one in dropped]) == (path, [len(data)])
+    assert look_at(output) == data_of(steps(data))
+
+
+def test_whoever_may_write_a_log_it_can_be_read_but_nothing_else_can(path: str, output: str) -> None:
+    data = make(path, write_every_kind)
+    os.chmod(path, 0o666)
+    mend(path, output)
+    assert look_at(output) == data_of(steps(data))
+    os.unlink(path)
+    os.unlink(output)
+    os.mkfifo(path)
+    with pytest.raises(InsecurePathError, match="no regular file"):
+        repair(path, output, write=True)
 
 
 def test_a_header_that_is_damaged_is_made_do_without_only_if_asked_for(newest: str, path: str, output: str) -> None:
@@ -314,8 +359,9 @@ def test_writers_are_kept_away_while_it_copies(path: str, output: str) -> None:
 def test_what_holds_no_record_is_refused(make_bad: Callable[[bytes], bytes], path: str, output: str) -> None:
     put(path, make_bad(make(path, write_every_kind)))
     for salvage in (False, True):
-        with pytest.raises(CorruptLogError):
+        with pytest.raises(CorruptLogError) as caught:
             repair(path, output, write=True, salvage=salvage)
+        assert caught.value.offset == 0
     assert not os.path.exists(output)
 
 

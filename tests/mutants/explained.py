@@ -85,6 +85,17 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
         "find_next: if record.frame_length(frame, bad.chain) >= 0: | 0 -> 1": "no body has less than 15 bytes",
     },
+    "_log/salvage.py": {
+        "_open: header, found = None, resync.find_next(fd, Place(0, 0)) | 0*": "no record begins where a header does",
+        "_open: stack.callback(quiet.end) -> pass": "to close the descriptor gives the lock back as well",
+        "_successor: if named is not None and named.generation > known: *> known -> GtE": "both name the same one",
+    },
+    "_log/scan.py": {
+        "Quiet.keep: if waited >= self._limit: | waited >= self._limit -> Gt": "at an instant, not behind it",
+        "Scan.pieces: if missing >= 0 and more and (*missing <= CHUNK -> Lt": "the size is asked for once more",
+        "Scan.pieces: piece = self._judge() if missing < 0 else None |*": "who misses nothing has nothing to judge",
+        "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
+    },
     "_log/signpost.py": {"_is_unlocked: lock.unlock() -> pass": "to close the descriptor gives the lock back as well"},
     "_log/spill.py": {
         "_spots: kind = window.bytes_at(end, 1)[0] | 1 -> 2": "only the first of the bytes that were read is looked at",
@@ -108,6 +119,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
 
 EVERYWHERE: dict[str, str] = {
     "*.atexit = False -> pass": "at the end the kernel closes everything",
+    "*paths.check(file, fd, 0, read_only=True) | 0 -> 1": "of who only reads no mode is asked",
     "*.atexit = False | False -> True": "at the end the kernel closes everything",
     "*: if *now - self._looked > LOOK_S -> GtE": CLOCK,
     "*monotonic() - self._looked > oldest -> GtE": CLOCK,

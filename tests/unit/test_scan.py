@@ -18,7 +18,7 @@ from faults.faulty import FaultyOs, faulty_os
 from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
 from fscoord._log import record, scan
 from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
-from fscoord._log.scan import CHUNK, Quiet, Scan, Torn
+from fscoord._log.scan import CHUNK, Quiet, Scan, Sound, Torn
 from fscoord._log.successor import Place
 
 CHAIN = 77
@@ -76,6 +76,19 @@ def test_no_memory_is_taken_for_what_a_record_promises_and_the_file_does_not_hol
         pieces = list(Scan(file.quiet(), Place(0, CHAIN), durable=False).pieces())
     assert pieces == [Torn(0, len(data))]
     assert max(asked) <= CHUNK
+
+
+def test_a_file_is_read_to_its_end_in_pieces_of_any_size(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, chain = b"", CHAIN
+    for value in (b"a", b"bb", b"c", b""):
+        more, chain = record.encode(record.SET, b"k", value, 1, 2, chain)
+        data += more
+    os.write(file.fd, data)
+    for size in range(1, len(data) + 2):
+        monkeypatch.setattr(scan, "CHUNK", size)
+        scanned = Scan(file.quiet(), Place(0, CHAIN), durable=False)
+        found = [entry[2] for piece in scanned.pieces() if isinstance(piece, Sound) for entry in piece.records]
+        assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], Place(len(data), chain))
 
 
 # -- keeping writers away
