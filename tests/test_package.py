@@ -59,8 +59,10 @@ def test_what_is_first_imported_by_a_wait_is_imported_where_no_ctrl_c_reaches(
 ) -> None:
     """Ctrl-C within an import by the main thread left the lock of all imports taken: every other thread hung there."""
     code = """
-    import sys, threading, time
+    import logging, sys, threading, time
     from fscoord import FileStore, _system
+    # Closed while an event comes, watchdog's observer of Linux, which only tests use, logs an error (its inotify.py).
+    logging.getLogger("watchdog").addHandler(logging.NullHandler())
     imported = {True: set(), False: set()}
     class Finder:
         def find_spec(self, name, path=None, target=None):
