@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 __all__ = ["NO_LEASE", "Entry", "format_line", "parse_line", "with_new_sign"]
@@ -54,7 +55,8 @@ def parse_line(text: bytes) -> tuple[int, list[Entry]]:
         name, mode, token, session, owner, lease = line.split(" ")
         if lease != NO_LEASE:
             seconds, _, count = lease.partition(":")
-            float(seconds), int(count)
+            if not 0 < float(seconds) < math.inf or int(count) < 0:
+                raise ValueError(f"{lease!r} is no lease")
         entries.append(Entry(name, mode, int(token), int(session), owner, lease))
     return int(head.partition(" ")[0]), entries
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fscoord import _network as network, _system as system
 from fscoord.arguments import Timeout
+from fscoord.errors import RendezvousStateError
 from fscoord.store import Store
 
 __all__ = ["RendezvousInfo", "RendezvousStoreInfo"]
@@ -45,6 +46,7 @@ class RendezvousStoreInfo:
 
         Raises:
             StoreTimeoutError: rank 0 published nothing.
+            RendezvousStateError: something else has written these keys.
         """
         if rank == 0:
             address = local_addr or system.hostname()
@@ -52,8 +54,14 @@ class RendezvousStoreInfo:
             store.multi_set([_ADDRESS, _PORT], [address, str(port)])
             return cls(address, port)
         store.wait([_ADDRESS, _PORT], timeout)
-        address, port_text = (value.decode() for value in store.multi_get([_ADDRESS, _PORT]))
-        return cls(address, int(port_text))
+        found, port_text = store.multi_get([_ADDRESS, _PORT])
+        try:
+            return cls(found.decode(), int(port_text))
+        except ValueError as error:
+            raise RendezvousStateError(
+                f"the keys {_ADDRESS} and {_PORT} hold {found[:40]!r} and {port_text[:40]!r}, which is no address:"
+                " something else wrote them, so use another store"
+            ) from error
 
 
 @dataclass(frozen=True)

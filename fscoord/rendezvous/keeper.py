@@ -20,7 +20,7 @@ from fscoord.store import Store
 
 __all__ = ["Keeper"]
 
-_SESSION = re.compile(r"_s([0-9]+)$")
+_SESSION = re.compile(r"_s([0-9]{1,19})$")
 
 
 class Keeper:
@@ -132,11 +132,11 @@ class Keeper:
             with connection():
                 self._store.add(f"beat/{self.node}", 1)
 
-    def _beats(self) -> dict[str, int]:
+    def _beats(self) -> dict[str, bytes]:
         with connection():
             keys = self._store.list_keys("beat/")
             values = self._store.multi_get(keys)  # who deletes one meanwhile makes this look fail, and the next is soon
-        return {key[len("beat/") :]: int(value) for key, value in zip(keys, values, strict=True)}
+        return {key[len("beat/") :]: value for key, value in zip(keys, values, strict=True)}
 
     def _forget(self, dead: frozenset[str]) -> None:
         if not self._has_sessions:

@@ -13,7 +13,7 @@ __all__ = ["Pulse"]
 
 
 class _Patient:
-    def __init__(self, now: float, beat: int | None) -> None:
+    def __init__(self, now: float, beat: object) -> None:
         self.beat = beat
         self.since = now
         self.misses = 0
@@ -50,13 +50,13 @@ class Pulse:
         """Take note that `nodes` live: somebody who knows has said so."""
         self._alive.update(nodes)
 
-    def look(self, now: float, nodes: Iterable[str], beats: Mapping[str, int]) -> frozenset[str]:
+    def look(self, now: float, nodes: Iterable[str], beats: Mapping[str, object]) -> frozenset[str]:
         """Return those of `nodes` that are dead.
 
         Args:
             now: the time, in seconds, on a clock that never goes back.
             nodes: who is to live.
-            beats: their counters, as far as they have one.
+            beats: their counters, as far as they have one; all that counts is whether they change.
         """
         wanted = frozenset(nodes)
         dead = set()

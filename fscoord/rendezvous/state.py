@@ -100,6 +100,8 @@ def _checked(value: object, example: object) -> object:
         return tuple(value)
     if type(value) is not type(example):
         raise TypeError(f"{value!r} is no {type(example).__name__}")
+    if isinstance(value, int) and not 0 <= value < 1 << 63:
+        raise ValueError("a number below 0, or of more than 63 bits")
     return value
 
 

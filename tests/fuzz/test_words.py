@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
-from fscoord import FscoordError, HashStore, RendezvousStateError, environment
+from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateError, environment
 from fscoord.barriers import BarrierConfig
-from fscoord.rendezvous import C10dRendezvousBackend, RendezvousParameters, parse_rendezvous_endpoint
+from fscoord.recipes import Lock
+from fscoord.recipes._lease import longest_look
+from fscoord.rendezvous import (
+    C10dRendezvousBackend,
+    RendezvousParameters,
+    RendezvousSettings,
+    RendezvousStoreInfo,
+    parse_rendezvous_endpoint,
+)
+from fscoord.rendezvous.keeper import Keeper
 from fscoord.rendezvous.parameters import parse_rendezvous_config
-from fscoord.rendezvous.state import State
+from fscoord.rendezvous.shared import SharedState
+from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide
 from fscoord.stores import url as urls
 
 SIGNS = st.text(
@@ -126,6 +137,110 @@ def test_what_stands_in_the_place_of_that_state_is_read_or_refused(data: bytes) 
             call()
         except RendezvousStateError as error:
             assert str(error)
+
+
+NODES = st.one_of(
+    st.sampled_from(["me", "a_s1", "a_s2", "a_s", "a_s" + "9" * 5000, "a_s\u0661", "\ud800", ""]), st.text(max_size=4)
+)
+GROUPS = st.lists(NODES, max_size=4).map(tuple)
+COUNTS = st.one_of(st.sampled_from([0, 1, 2**63 - 2]), st.integers(0, 100))
+STATES = st.builds(State, COUNTS, COUNTS, COUNTS, st.booleans(), st.booleans(), GROUPS, GROUPS, GROUPS, GROUPS)
+NUMBERS = st.one_of(st.sampled_from([b"1", b"9" * 5000, b"-1", b"", b"\xff", b"1.5"]), st.binary(max_size=6))
+
+
+class StoreWithSessions(HashStore):
+    """A store of which two sessions are known: one lives, one is dead."""
+
+    has_liveness = True
+    session = 1
+
+    def members(self) -> Any:
+        return [SimpleNamespace(number=number, alive=alive) for number, alive in ((1, "yes"), (2, "no"))]
+
+
+@given(
+    st.one_of(STATES.map(State.encode), changed_states()),
+    st.dictionaries(st.sampled_from(["me", "a_s1", "a_s2", "", "\u0661"]), NUMBERS, max_size=3),
+    st.sampled_from([HashStore, StoreWithSessions]),
+)
+@example(State(participants=("a_s" + "9" * 5000,)).encode(), {}, StoreWithSessions)
+@example(State(participants=("a_s1",)).encode(), {"a_s1": b"x"}, HashStore)
+@example(
+    json.dumps({**json.loads(State(participants=("a_s2",)).encode()), "sequence": 10**4300 - 1}).encode(),
+    {},
+    StoreWithSessions,
+)
+@settings(max_examples=50)
+def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
+    state: bytes, beats: dict[str, bytes], kind: type[HashStore]
+) -> None:
+    store = kind(timeout=1)
+    backend = C10dRendezvousBackend(store, "id")
+    backend.set_state(state)
+    for node, value in beats.items():
+        store.set(f"beat/{node}", value)
+    shared = SharedState(backend, store)
+    keeper = Keeper(shared, store, "me", RendezvousSettings("id", 1, 2))
+    for now in (0.0, 6.0, 12.0, 18.0):
+        try:
+            keeper.look(shared.read()[0])
+            keeper.turn(now)
+        except RendezvousError as error:
+            assert len(str(error)) < 20_000
+
+
+@given(STATES, st.integers(1, 4), st.booleans(), st.booleans())
+@settings(max_examples=50)
+def test_in_whatever_state_a_node_comes_to_rest(state: State, most: int, is_over: bool, is_known: bool) -> None:
+    alive = state.present if is_known else frozenset[str]()
+    seen = Seen(alive=alive, is_last_call_over=is_over, is_reserve_over=is_over)
+    for _ in range(4):
+        decision = decide(state, "me", Limits(1, most), seen)
+        if decision.verdict is not Verdict.WRITE:
+            return
+        state = decision.state
+    pytest.fail(f"it writes and writes: {state}")
+
+
+@given(st.text(max_size=9).map(lambda text: text.encode("utf-8", "surrogatepass")), NUMBERS)
+@example(b"\xff", b"1")
+@example(b"host", b"x")
+@settings(max_examples=50)
+def test_the_address_of_a_round_is_read_or_refused(address: bytes, port: bytes) -> None:
+    store = HashStore(timeout=1)
+    store.multi_set(["MASTER_ADDR", "MASTER_PORT"], [address, port])
+    try:
+        found = RendezvousStoreInfo.build(1, store)
+    except RendezvousStateError as error:
+        assert "MASTER_PORT" in str(error)
+    else:
+        assert found.master_addr == address.decode()
+
+
+LEASES = st.one_of(
+    st.sampled_from(["-", "nan:0", "inf:1", "-1:0", "0:0", "9:-1", "1e999:0", "60:0", "1:" + "9" * 5000])
+)
+LINES = st.builds(
+    lambda *words: "{} me\n{} {} {} {} {} {}".format(*words).encode("utf-8", "surrogatepass"),
+    st.sampled_from(["0", "1", "x"]), WORDS, st.sampled_from(["x", "r"]), st.sampled_from(["0", "1", "-1", "9" * 5000]),
+    st.sampled_from(["0", "1", "x"]), WORDS, LEASES,
+)  # fmt: skip
+
+
+@given(st.one_of(st.binary(max_size=60), LINES))
+@example(b"0 me\nid x 1 0 host:1 nan:0")
+@example(b"0 me\nid x 1 0 host:1 -1:0")
+@settings(max_examples=50)
+def test_the_line_of_a_lock_is_read_or_refused(line: bytes) -> None:
+    store = HashStore(timeout=1)
+    store.set("lock/line", line)
+    lock = Lock(store, "lock", ttl=60)
+    try:
+        assert longest_look(lock._line.entries(), 1.0) > 0
+        if lock.acquire(blocking=False):
+            lock.release()
+    except FscoordError as error:
+        assert str(error)
 
 
 @given(st.one_of(WORDS, JSON.map(json.dumps)))
