@@ -96,7 +96,17 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Scan.pieces: piece = self._judge() if missing < 0 else None |*": "who misses nothing has nothing to judge",
         "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
-    "_log/signpost.py": {"_is_unlocked: lock.unlock() -> pass": "to close the descriptor gives the lock back as well"},
+    "_log/signpost.py": {
+        "hint: continue -> pass": "nothing follows it",
+        "newest: continue -> pass": "nothing follows it",
+        'newest: (offset, chain), data, missing = start, b"", 0 | 0 -> 1': "more than that is read at once anyway",
+        "newest: system.os.lseek(fd, offset, 0) -> pass": "a VOID is what was read last, and ends there",
+        "post: reader = -1 | 1 -> 2": NEGATIVE,
+        "post: if reader >= 0: | reader >= 0 -> Gt": "descriptor 0 is standard input",
+        "_take: system.time.sleep(_PAUSE_S) -> pass": "so many tries are over sooner, and the next to post does it",
+        "_void: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": "a file of that length stays as it is",
+        "_is_unlocked: lock.unlock() -> pass": "to close the descriptor gives the lock back as well",
+    },
     "_log/spill.py": {
         "_spots: kind = window.bytes_at(end, 1)[0] | 1 -> 2": "only the first of the bytes that were read is looked at",
     },
