@@ -12,7 +12,7 @@ from faults.faulty import faulty_os
 from faults.logs import LIMIT_S, Handle, make, opened, put, steps, tear
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError, FileStore, StoreTimeoutError, StoreUnavailableError
+from fscoord import CorruptLogError, FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log import path as paths, record, tail
 from fscoord._log.compaction import Compactor
 from fscoord._log.reader import APPLYING, CHUNK, DIRTY
@@ -144,6 +144,45 @@ def test_who_was_interrupted_keeps_its_lock_and_opens_no_more_than_it_must(path:
             assert [found[2] for found in handle.look()] == [b"v"]
             assert handle.log._lock is lock
             assert lock.fd == descriptor
+
+
+@pytest.mark.parametrize("inner", ["look", "write"])
+@pytest.mark.parametrize("outer", ["look", "write"])
+def test_an_operation_in_the_middle_of_another_of_the_same_thread_is_refused(
+    outer: str, inner: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, Callable[[Handle], object]] = {
+        "look": lambda handle: handle.log.refresh(LIMIT_S),
+        "write": lambda handle: handle.write(b"k", b"own"),
+    }
+    with opened(path) as handle, opened(path) as other:
+        handle.look()
+        other.write(b"k", b"v")
+        with monkeypatch.context() as patch:
+            patch.setattr(handle._collector, "apply", lambda _: calls[inner](handle))
+            with pytest.raises(StoreError, match="signal handler or finalizer"):
+                calls[outer](handle)
+        assert [found[2] for found in handle.look()] == [b"v"]
+        handle.write(b"k", b"own")
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_only_who_writes_may_have_written_when_the_lock_cannot_be_given_back(writes: bool, path: str) -> None:
+    with opened(path) as handle:
+        handle.write(b"k", b"v")
+        lock = handle.log._lock
+        real = lock.unlock
+
+        def fails() -> None:
+            real()
+            raise OSError(errno.EIO, "broken")
+
+        lock.unlock = fails
+        with pytest.raises(StoreUnavailableError, match="broken") as caught:
+            handle.log.update(record.SET if writes else 0, b"k", b"w", None, LIMIT_S)
+        lock.unlock = real
+        assert caught.value.maybe_applied == writes
+        assert len(handle.look()) == 1 + writes
 
 
 def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
