@@ -40,6 +40,9 @@ T = TypeVar("T")
 PAYLOAD_MAX: Final = 8 << 20
 """The most that torch's server takes in one piece; at more it drops the connection."""
 
+AGAIN_S: Final = 0.5
+"""How often who waits for a queue asks anew: the server wakes one for each value, who may be interrupted then."""
+
 RECHECK_S: Final = 0.01
 """How soon to look again, after a second look in vain, at what the server says is there: a queue, but no value."""
 
@@ -134,7 +137,7 @@ class TCPStore(Store):
         started = system.time.monotonic()
         left, pause = limit, 0.0
         while True:
-            found = self._waits.until(names, left, read)
+            found = self._waits.until(names, min(left, AGAIN_S) if what == _QUEUE else left, read)
             taken = None if found is None else take(found)
             if taken is not None:
                 return taken
@@ -146,9 +149,10 @@ class TCPStore(Store):
                     keys=[key_text(name) for name in missing],
                     waited=waited,
                 )
-            system.time.sleep(min(pause, limit - waited))
+            if found is not None:
+                system.time.sleep(min(pause, limit - waited))
+                pause = RECHECK_S
             left = max(0.0, started + limit - system.time.monotonic())
-            pause = RECHECK_S
 
     def _put(self, name: bytes, write: Callable[[Any], object]) -> None:
         """Have `write` done, and know it: the server answers no such request, but it takes them in order."""
