@@ -50,7 +50,7 @@ class EtcdStore(EtcdSessions):
     A wait is one watch from the revision of the last look, so that nothing is missed and nothing is polled. It survives
     that the servers restart. A write whose answer was lost raises with ``maybe_applied``; one that never left is sent
     to the next member, until the timeout. Time-outs are met; only a server that takes a connection and then says
-    nothing has a second for its answer, however short the timeout.
+    nothing has five seconds for its answer, however short the timeout.
 
     One transaction takes 4096 keys (more in one `multi_set` are refused) and one request 1.5 MiB, unless the server
     was told otherwise; what is over raises `~fscoord.LimitExceededError`, and nothing is written. `add`, `append` and

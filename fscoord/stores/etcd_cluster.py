@@ -29,10 +29,13 @@ LONGEST_PAUSE_S: Final = 0.5
 
 LEAST_CONNECT_S: Final = 0.2
 LEAST_ANSWER_S: Final = 1.0
-"""How long a member has for its answer, however short the wait: before some it must sync its disk."""
+"""How long a member has for its answer to who reads, however short the wait, if there is another one to ask."""
 
 SILENCE_S: Final = 5.0
-"""How long a member may say nothing to who reads, before another member is asked."""
+"""How long a member may say nothing to who reads, before another member is asked. And how long it has for its answer,
+however short the wait, if no other can give it: it must sync its disk before some, which took over a second where other
+programs wrote, too.
+"""
 
 # gRPC's numbers (https://grpc.io/docs/guides/status-codes/) for what was refused and so has had no effect.
 INVALID, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 3, 5, 7, 8, 9, 11, 16
@@ -167,7 +170,7 @@ class Cluster:
             left = ends - system.time.monotonic()
             others = len(self._pools) - turn - 1
             patience = min(left / (others + 1), SILENCE_S) if others else left
-            answer = max(left if writes else patience, LEAST_ANSWER_S)
+            answer = max(left, SILENCE_S) if writes or not others else max(patience, LEAST_ANSWER_S)
             try:
                 reply = self._answer(index, path, data, max(patience, LEAST_CONNECT_S), answer)
             except _NotSent as error:

@@ -10,7 +10,7 @@ from fscoord.store import Store
 
 __all__ = ["HANG_S", "Place", "Thread", "start_thread", "state", "until"]
 
-HANG_S = 20
+HANG_S = 60
 """The timeout of handles that are not meant to time out."""
 
 QUEUES = ("q", "k", "", "bad", "other")
