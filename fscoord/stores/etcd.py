@@ -294,9 +294,9 @@ class EtcdStore(EtcdSessions):
                 answers, _ = self._read([range_of(key)])
             now = found(answers[0])
             revision, current = (int(now[0]["mod_revision"]), decoded(now[0].get("value"))) if now else (0, None)
-            is_certain = True
+            was_certain, is_certain = is_certain, True
             waited = system.time.monotonic() - started
-            if waited > self._timeout and value is not None:
+            if waited > self._timeout and was_certain:
                 raise StoreTimeoutError(
                     f"{self._cluster}: others changed key {key_text(name)!r} at each of our tries for {waited:.3g} s",
                     keys=[key_text(name)],

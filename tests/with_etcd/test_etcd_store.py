@@ -124,6 +124,16 @@ def test_more_keys_than_one_list_of_operations_takes_are_one_transaction(store: 
     assert not store.check(["another"])
 
 
+@pytest.mark.parametrize("call", ["add", "append", "compare_set"])
+def test_a_handle_without_time_changes_what_it_has_never_seen(store: EtcdStore, call: str) -> None:
+    """Its first try is a guess. That this was wrong is no sign that others are quicker."""
+    store.set("k", "1")
+    with store.clone() as hasty:
+        hasty.set_timeout(0)
+        getattr(hasty, call)("k", *{"add": (1,), "append": ("2",), "compare_set": ("1", "2")}[call])
+    assert store.get("k") == (b"12" if call == "append" else b"2")
+
+
 def _range(store: EtcdStore, name: str) -> dict[str, object]:
     from fscoord.stores.etcd_requests import range_of
 
