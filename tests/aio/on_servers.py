@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from aio.through_a_loop import Loop, ThroughALoop
 from contract.places import HANG_S
 
 from fscoord import aio
@@ -14,6 +16,7 @@ from fscoord.aio import AsyncStore
 from fscoord.aio._slices import WAITING_MAX
 from fscoord.aio.store import HANDS_MAX
 from fscoord.store import Store
+from fscoord.testing.contract.place import Place
 
 TASKS = 40
 
@@ -74,4 +77,16 @@ async def one_at_a_time(store: Store) -> None:
 
 def in_a_loop(work: Callable[[Store], Coroutine[Any, Any, None]], store: Store) -> None:
     """Run one of these."""
-    asyncio.run(asyncio.wait_for(work(store), 4 * HANG_S))
+    asyncio.run(asyncio.wait_for(work(store), 3 * HANG_S))
+
+
+@contextmanager
+def place_in_a_loop(store: Store) -> Iterator[Place]:
+    """Give what the contract asks for, on `store` as a loop's tasks use it."""
+    loop = Loop()
+    first = ThroughALoop(store, loop)
+    first.set_timeout(HANG_S)
+    place = Place(first)
+    yield place
+    place.close()
+    loop.stop()

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from aio.on_servers import in_a_loop, many_wait, one_at_a_time
-from aio.through_a_loop import Loop, ThroughALoop
+from aio.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
 from contract.places import HANG_S
 
 from fscoord.stores.etcd import EtcdStore
 from fscoord.testing.contract.handles import Handles
 from fscoord.testing.contract.members import Members
-from fscoord.testing.contract.place import Place
 from fscoord.testing.contract.waiting import Waiting
 
 pytestmark = pytest.mark.etcd
@@ -21,13 +19,8 @@ pytestmark = pytest.mark.etcd
 
 @pytest.fixture
 def place(open_store: Callable[..., EtcdStore]) -> Iterator[Any]:
-    loop = Loop()
-    first = ThroughALoop(open_store(HANG_S), loop)
-    first.set_timeout(HANG_S)
-    place = Place(first)
-    yield place
-    place.close()
-    loop.stop()
+    with place_in_a_loop(open_store(HANG_S)) as place:
+        yield place
 
 
 class TestEtcd(Handles, Waiting, Members):

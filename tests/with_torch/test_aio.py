@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aio.on_servers import in_a_loop, many_wait, one_at_a_time
-from aio.through_a_loop import Loop, ThroughALoop
-from contract.places import HANG_S, open_tcp
+from aio.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
+from contract.places import open_tcp
 
 from fscoord.store import Store
 from fscoord.testing.contract.handles import Handles
 from fscoord.testing.contract.members import Members
-from fscoord.testing.contract.place import Place
 from fscoord.testing.contract.waiting import Waiting
 
 pytestmark = pytest.mark.torch
@@ -33,13 +31,8 @@ def tcp() -> Iterator[Store]:
 
 @pytest.fixture
 def place(tcp: Store) -> Iterator[Any]:
-    loop = Loop()
-    first = ThroughALoop(tcp, loop)
-    first.set_timeout(HANG_S)
-    place = Place(first)
-    yield place
-    place.close()
-    loop.stop()
+    with place_in_a_loop(tcp) as place:
+        yield place
 
 
 class TestTCP(Handles, Waiting, Members):
