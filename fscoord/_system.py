@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 try:
     import fcntl
@@ -309,6 +309,20 @@ def make_private_directory() -> str:
     import tempfile
 
     return tempfile.mkdtemp(prefix="fscoord-")
+
+
+def unnamed_file(data: bytes) -> IO[bytes]:
+    """Return a file that holds `data` and has no name, open at its beginning."""
+    import tempfile
+
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - whoever gets it closes it
+    try:
+        file.write(data)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def remove_directory(directory: str, files: Any, owner: int) -> None:

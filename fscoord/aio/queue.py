@@ -37,6 +37,10 @@ class Item:
         """Let somebody else take it, at the place in the order that it had."""
         await self._store._hands.do(self._core.give_back)
 
+    async def check(self) -> None:
+        """Raise an error if this process has it no longer; see `fscoord.recipes.Item.done`."""
+        await self._store._hands.do(self._core.check)
+
     async def __aenter__(self) -> Item:
         return self
 

@@ -29,6 +29,7 @@ from fscoord.cli.run import run as launch
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
 from fscoord.cli.verify import verify
 from fscoord.cli.watch import watch
+from fscoord.cli.work import items, put, take
 
 __all__ = ["cli", "run"]
 
@@ -71,7 +72,7 @@ def cli(ctx: click.Context) -> int:
 
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
-    *(lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
+    *(put, take, items, lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
     *(members, dump, verify, repair, compact, completion),
 )
 for verb in VERBS:

@@ -13,7 +13,7 @@ from fscoord.cli.output import printable, write, write_json
 from fscoord.recipes import Lock, Waiter, break_hold
 from fscoord.store import Store
 
-__all__ = ["break_lock", "holders"]
+__all__ = ["break_lock", "holders", "lives_of", "owner_of"]
 
 name_argument = click.argument("name", type=raw)
 
@@ -34,7 +34,7 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
       fscoord holders --json backup | jq '.waiters | length'
     """
     found = Lock(store, name)
-    owners, waiters, lives = found.owners(), found.waiters(), _lives(store)
+    owners, waiters, lives = found.owners(), found.waiters(), lives_of(store)
     if as_json:
         write_json(
             {
@@ -73,7 +73,7 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     if not owners:
         click.echo(f"fscoord: nobody holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
         return FALSE
-    click.echo(_lines(owners, found.waiters(), _lives(store)), err=True, nl=False)
+    click.echo(_lines(owners, found.waiters(), lives_of(store)), err=True, nl=False)
     if not yes and not _is_asked():
         click.echo("fscoord: nothing was changed: that needs --yes, where nobody can be asked", err=True)
         return FALSE
@@ -82,7 +82,7 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     broken = [each for each in owners if break_hold(store, name, each.token)]
     for each in owners:
         end = "was taken from" if each in broken else "had been given back by"
-        write(f"token {each.token} {end} {_owner(each)}\n".encode())
+        write(f"token {each.token} {end} {owner_of(each)}\n".encode())
     return 0 if broken else FALSE
 
 
@@ -90,17 +90,18 @@ def _is_asked() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _lives(store: Store) -> Callable[[Waiter], str]:
+def lives_of(store: Store) -> Callable[[Waiter], str]:
     """Return what tells whether somebody lives, in the words of `fscoord.Member`."""
     known = {member.number: member.alive for member in store.members()}
     return lambda waiter: known.get(waiter.session, "unknown")
 
 
 def _lines(owners: list[Waiter], waiters: list[Waiter], lives: Callable[[Waiter], str]) -> str:
-    lines = [f"holds {each.token:>5} {lives(each):<7} {_owner(each)}" for each in owners]
-    lines += [f"waits     - {lives(each):<7} {_owner(each)}" for each in waiters]
+    lines = [f"holds {each.token:>5} {lives(each):<7} {owner_of(each)}" for each in owners]
+    lines += [f"waits     - {lives(each):<7} {owner_of(each)}" for each in waiters]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _owner(waiter: Waiter) -> str:
+def owner_of(waiter: Waiter) -> str:
+    """Return its ``host:pid`` as a terminal can show it."""
     return printable(waiter.owner.encode("utf-8", "surrogateescape"))

@@ -80,6 +80,7 @@ def run_held(
     patience: float | None = None,
     leaves_rest: bool = False,
     output_max: int | None = None,
+    stdin: IO[bytes] | None = None,
 ) -> Ending:
     """Run `command` where this process runs, on its terminal and with its input, until it has ended.
 
@@ -96,13 +97,14 @@ def run_held(
         leaves_rest: whether to return when the command has ended, though what it has started goes on; without it that
             is waited for, too.
         output_max: keep standard output, so many bytes at most.
+        stdin: an open file with a descriptor, which it has as its input instead.
 
     Raises:
         HoldLostError: the hold was lost, and everything was stopped.
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: there was more output; everything was killed.
     """
-    with _Held(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max) as held:
+    with _Held(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max, stdin) as held:
         return held.follow(check, grace, patience or 0.0)
 
 
@@ -110,12 +112,18 @@ class _Held:
     """One command, its warden, and the pipes to it and from it."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], manner: str, output_max: int | None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        manner: str,
+        output_max: int | None,
+        stdin: IO[bytes] | None,
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
         self._manner = manner
         self._output_max = output_max
+        self._stdin = stdin
         self._orders = -1
         self._report: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,6 +153,7 @@ class _Held:
                     [*warden.program(self._manner, theirs, report, patience), *self._command],
                     env=self._environment,
                     pass_fds=[theirs, report],
+                    stdin=self._stdin,
                     stdout=None if self._output_max is None else subprocess.PIPE,
                 )
             finally:

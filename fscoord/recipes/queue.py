@@ -71,9 +71,14 @@ class Item:
         """Let somebody else take it, at the place in the order that it had; see `done` for errors."""
         self._end(self._queue._return)
 
+    def check(self) -> None:
+        """Raise an error if this process has it no longer; see `done`."""
+        self._refuse_if_over()
+        if not self._queue._is_mine(self._order, self._claim):
+            raise self._loss()
+
     def _end(self, step: Callable[[bytes], None]) -> None:
-        if self._is_over:
-            raise RuntimeError(f"this item of the queue {self._queue.name!r} was done or given back already")
+        self._refuse_if_over()
         self._is_over = True
         try:
             if self._queue._is_mine(self._order, self._claim):
@@ -81,7 +86,14 @@ class Item:
         except BaseException:  # nobody knows how far that came
             self._queue._return_quietly(self._order, self._claim)
             raise
-        raise HoldLostError(
+        raise self._loss()
+
+    def _refuse_if_over(self) -> None:
+        if self._is_over:
+            raise RuntimeError(f"this item of the queue {self._queue.name!r} was done or given back already")
+
+    def _loss(self) -> HoldLostError:
+        return HoldLostError(
             f"an item of the queue {self._queue.name!r} is no longer held by {_parts(self._claim)[1]}: it was taken for"
             " dead, and its item handed out again"
         )

@@ -424,3 +424,17 @@ def test_a_wait_that_is_cancelled_in_its_sleep_can_be_begun_again(store: Store) 
         assert await asynchronous.queue_pop("q") == b"1"
 
     asyncio.run(main())
+
+
+def test_a_task_finds_out_whether_its_item_has_gone_to_another() -> None:
+    async def work() -> None:
+        async with AsyncStore(HashStore()) as store:
+            queue = aio.Queue(store, "q")
+            await queue.put("a")
+            item = await queue.take()
+            await item.check()
+            await store.set((await store.list_keys("q/claim/"))[0], "7 host:1 of-another")
+            with pytest.raises(HoldLostError):
+                await item.check()
+
+    asyncio.run(work())

@@ -20,7 +20,22 @@ def test_the_verbs_are_those_of_the_design():
     assert set(VERBS) == {
         *("get", "set", "add", "cas", "append", "delete", "wait", "keys", "barrier", "push", "pop", "len", "dump"),
         *("verify", "repair", "compact", "members", "demo", "doctor", "run", "completion"),
-        *("lock", "rwlock", "sem", "holders", "break-lock", "elect", "leader", "once", "watch", "join", "group"),
+        *(
+            "put",
+            "take",
+            "items",
+            "lock",
+            "rwlock",
+            "sem",
+            "holders",
+            "break-lock",
+            "elect",
+            "leader",
+            "once",
+            "watch",
+            "join",
+            "group",
+        ),
     }
 
 

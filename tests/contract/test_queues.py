@@ -324,7 +324,10 @@ def test_who_was_taken_for_dead_finds_out_when_it_is_done(store: Store) -> None:
     found = Queue(store, "q")
     found.put("a")
     item = found.take()
+    item.check()
     store.set(next(key for key in store.list_keys("q/claim/")), "7 host:1 of-another")
+    with pytest.raises(HoldLostError, match="it was taken for dead"):
+        item.check()
     with pytest.raises(HoldLostError, match=r"'q' is no longer held by .*:\d+: it was taken for dead"):
         item.done()
     assert store.num_keys()

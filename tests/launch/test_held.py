@@ -12,7 +12,8 @@ import pytest
 from contract.places import until
 from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 
-from fscoord import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
+from fscoord import _system
+from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
 from fscoord.launch import held, run_held, warden
 
 OUTPUT_MAX = 10_000
@@ -64,6 +65,11 @@ def test_a_command_has_the_input_and_the_place_of_whoever_runs_it():
     said, theirs, ours = done.stdout.splitlines()
     assert said == b"from outside"
     assert theirs == ours
+
+
+def test_a_command_has_another_input_if_that_is_wanted():
+    with _system.unnamed_file(b"from a file") as file:
+        assert run("cat", stdin=file).output == b"from a file"
 
 
 @pytest.mark.parametrize("name", ["nothing-of-this-name", "/", "/dev/null"])

@@ -199,6 +199,7 @@ async def tasks(store: aio.AsyncStore) -> None:
         assert_type((lock.token, await lock.owners()), tuple[int, list[Waiter]])
     async with await aio.Queue(store, "name").take(timeout=5) as item:
         assert_type(item.data, bytes)
+        await item.check()
     async with aio.Membership(store, "name") as group:
         async for present in group.watch():
             assert_type(present, list[Participant])
