@@ -130,7 +130,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         yield Meeting(prefix, world_size, timeout)
     except StoreTimeoutError as error:
         counter = prefix + b"/num_members"
-        came = store.get(counter).decode() if store.check([counter]) else "none"
+        came = store.get(counter).decode(errors="replace") if store.check([counter]) else "none"
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"

@@ -16,15 +16,7 @@ from fscoord import _system as system
 from fscoord._fates import find_fates
 from fscoord._patience import FIRST_S, Patience
 from fscoord._sought import KEYS, Sought, Turns
-from fscoord.arguments import (
-    Key,
-    Timeout,
-    integer,
-    key_bytes,
-    key_text,
-    positive,
-    seconds,
-)
+from fscoord.arguments import Key, Timeout, integer, key_bytes, key_text, natural, positive, seconds
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -177,12 +169,12 @@ class Roll:
         self._store.be_rank(rank)
         self._store.append(self._arrivals, own)
         text = self._arrived = self._store.get(self._arrivals)
-        count = text.count(b" ")
+        count, end = text.count(b" "), own[own.index(b"/") :]
         # The two usual cases are told without looking at each of many tokens: this is what all the others wait for.
-        if count == text.count(own[own.index(b"/") :]) and b"-" not in text:
+        if count == text.count(end) and b"-" not in text:
             if count < world_size:
                 return False
-            if count == world_size == len(set(text.split())):
+            if count == world_size and _are_all(text.split(end)[:-1], world_size):
                 if text.endswith(b" " + own) or text == own:
                     self._store.set(self._complete, b"1")
                 return True
@@ -234,6 +226,8 @@ class Roll:
         """
         tokens = self._arrived.split()
         own = b"%d/%d" % (self._call.rank, self._call.world_size)
+        if own not in tokens:
+            raise self._foreign(self._arrived)
         last = max(index for index, token in enumerate(tokens) if token == own)
         joined = len(self._course(tokens[:last]).breaks)
         dead: list[int] = []
@@ -315,17 +309,33 @@ class Roll:
                     events = []
                 continue
             name, _, size = token.partition(b"/")
-            if not (name.removeprefix(b"-").isdigit() and size.isdigit()):
-                raise BarrierError(f"key {key_text(self._arrivals)!r} holds {token[:40]!r}, which is no arrival")
-            rank = abs(int(name))
-            if int(size) != self._call.world_size:
+            try:
+                rank, theirs = natural(name.removeprefix(b"-")), natural(size)
+            except ValueError:
+                raise self._foreign(token) from None
+            if rank >= theirs:
+                raise self._foreign(token)
+            if theirs != self._call.world_size:
                 raise BarrierError(
-                    f"rank {rank} came to {key_text(self._call.prefix)!r} with world_size={int(size)}, rank"
+                    f"rank {rank} came to {key_text(self._call.prefix)!r} with world_size={theirs}, rank"
                     f" {self._call.rank} with world_size={self._call.world_size}: all must give the same, and every"
                     " barrier and exchange a prefix of its own"
                 )
             events.append((rank, not name.startswith(b"-")))
         return Course(events, breaks)
+
+    def _foreign(self, text: bytes) -> BarrierError:
+        return BarrierError(
+            f"key {key_text(self._arrivals)!r} holds {text[:40]!r}, which is no arrival: something else wrote it; give"
+            " every barrier and exchange a prefix of its own"
+        )
+
+
+def _are_all(names: list[bytes], world_size: int) -> bool:
+    try:
+        return set(map(int, names)) == set(range(world_size))
+    except ValueError:  # something else stands there
+        return False
 
 
 def _present(events: list[Event]) -> set[int]:

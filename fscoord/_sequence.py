@@ -10,7 +10,7 @@ in the object, so that a restarted rank begins at 0, and one number per rank for
 
 from __future__ import annotations
 
-from fscoord.arguments import key_text
+from fscoord.arguments import key_text, natural
 from fscoord.errors import BarrierError
 from fscoord.store import Store
 
@@ -39,9 +39,13 @@ class Sequence:
         if not self._store.check([key]):
             return 0
         text = self._store.get(key)
-        if not text.isdigit():
-            raise BarrierError(f"key {key_text(key)!r} holds {text[:40]!r}, which is no sequence number")
-        return int(text)
+        try:
+            return natural(text)
+        except ValueError as error:
+            raise BarrierError(
+                f"key {key_text(key)!r} holds {text[:40]!r}, which is no sequence number: something else wrote it; give"
+                " every row of barriers a prefix of its own"
+            ) from error
 
     def advance(self, passed: int) -> None:
         """Write down that this rank has passed barrier number `passed`.

@@ -25,6 +25,7 @@ __all__ = [
     "key_text",
     "keys_bytes",
     "missing_message",
+    "natural",
     "one_of",
     "pairs_bytes",
     "positive",
@@ -123,6 +124,18 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
             f"key {key_text(key)!r}: the sum {total} does not fit in 64 bits; the value is left as it is"
         )
     return total
+
+
+def natural(text: str | bytes) -> int:
+    """Return the number that `text` says in decimal digits.
+
+    Raises:
+        ValueError: it says none, or one that is below 0 or does not fit in 64 bits.
+    """
+    number = int(text) if len(text) < 20 and text.isascii() and text.isdigit() else -1
+    if not 0 <= number <= INT64_MAX:
+        raise ValueError(f"{text[:40]!r} is no number from 0 that fits in 64 bits")
+    return number
 
 
 def integer(name: str, value: object) -> int:

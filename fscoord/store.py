@@ -167,7 +167,7 @@ class Store(Liveness):
         The keys ``{key}/num_members`` and ``{key}/last_member`` are c10d's, so that both can meet at one barrier.
 
         Raises:
-            BarrierError: more than `world_size` callers came.
+            BarrierError: more than `world_size` callers came, or under the barrier's keys stands something else.
             StoreTimeoutError: not all came.
         """
         take_turns(self, self._meeting(key, world_size, self._timeout if timeout is None else seconds(timeout)))
@@ -175,7 +175,11 @@ class Store(Liveness):
     def _meeting(self, key: Key, world_size: int, limit: float) -> Turns[None]:
         positive("world_size", world_size)
         name = key_bytes(key)
-        arrived = self.add(name + b"/num_members", 1)
+        counter = key_bytes(name + b"/num_members")
+        try:
+            arrived = self.add(counter, 1)
+        except (ValueError, OverflowError) as error:
+            raise BarrierError(f"{error}; it is no barrier's, so give every barrier a key of its own") from error
         if arrived > world_size:
             raise BarrierError(
                 f"barrier {key_text(name)!r} got arrival {arrived} of {world_size}: it was used before, or by too many;"

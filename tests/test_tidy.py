@@ -256,7 +256,7 @@ LAYERS = [
         ],
     ),
     ("recipes", ["recipes.*"]),
-    ("recipes._entry", []),
+    ("recipes._entry", ["arguments"]),
     ("recipes._lease", ["recipes._entry", "_logger", "_system", "errors"]),
     ("recipes.*", ["recipes.*", "_meetings", "_sought", "arguments", "store", "_system", "errors"]),
     ("aio", ["aio.*"]),
@@ -306,7 +306,7 @@ LAYERS = [
     ("launch.held", ["launch.warden", "_interruptions", "_logger", "_system", "errors"]),
     (
         "launch.*",
-        ["launch.*", "rendezvous.*", "stores.prefix", "store", "_logger", "_system", "errors"],
+        ["launch.*", "rendezvous.*", "stores.prefix", "store", "arguments", "_logger", "_system", "errors"],
     ),
     (
         "demo.*",

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from fscoord import _system as system
 from fscoord._logger import logger
-from fscoord.errors import RendezvousClosedError, StoreTimeoutError
+from fscoord.arguments import natural
+from fscoord.errors import RendezvousClosedError, RendezvousStateError, StoreTimeoutError
 from fscoord.launch.output import Console, Streams
 from fscoord.launch.rooms import Room
 from fscoord.launch.worker import End, Group
@@ -146,10 +147,15 @@ class Agent:
         while True:
             try:
                 info.store.wait(keys, LOOK_S)
-                return [int(value) for value in info.store.multi_get(keys)]
+                values = info.store.multi_get(keys)
             except StoreTimeoutError:
                 if not self._handler.is_current():
                     return None
+                continue
+            try:
+                return [natural(value) for value in values]
+            except ValueError as error:
+                raise _foreign("numbers of workers", error) from error
 
     def _environment(self, info: RendezvousInfo, sizes: list[int], address: str) -> dict[str, str]:
         world, restarts = str(sum(sizes)), str(len(self._failures()))
@@ -199,8 +205,18 @@ class Agent:
     def _failures(self) -> list[Failure]:
         view = self._view()
         keys = view.list_keys("failed/")
-        failures = [Failure(**json.loads(value)) for value in view.multi_get(keys)]
-        return sorted(failures, key=lambda failure: failure.round)
+        try:
+            failures = [Failure(**json.loads(value)) for value in view.multi_get(keys)]
+            return sorted(failures, key=lambda failure: failure.round)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _foreign("failures", error) from error
 
     def _view(self) -> Store:
         return PrefixStore(f"fscoord.run.{self._handler.get_run_id()}.{self._handler.life}", self._store)
+
+
+def _foreign(what: str, error: Exception) -> RendezvousStateError:
+    return RendezvousStateError(
+        f"the store holds something else in the place of a round's {what} ({type(error).__name__}: {error}): use"
+        " another id, or another store"
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from fscoord.arguments import natural
+
 __all__ = ["NO_LEASE", "Entry", "format_line", "parse_line", "with_new_sign"]
 
 NO_LEASE = "-"
@@ -57,8 +59,10 @@ def parse_line(text: bytes) -> tuple[int, list[Entry]]:
             seconds, _, count = lease.partition(":")
             if not 0 < float(seconds) < math.inf or int(count) < 0:
                 raise ValueError(f"{lease!r} is no lease")
-        entries.append(Entry(name, mode, int(token), int(session), owner, lease))
-    return int(head.partition(" ")[0]), entries
+        if not (mode.isascii() and len(mode) < 20):
+            raise ValueError(f"{mode!r} is no mode")
+        entries.append(Entry(name, mode, natural(token), natural(session), owner, lease))
+    return natural(head.partition(" ")[0]), entries
 
 
 def format_line(last: int, stamp: str, entries: list[Entry]) -> bytes:

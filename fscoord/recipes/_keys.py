@@ -1,12 +1,14 @@
-"""Reading a key that another process may delete meanwhile, without waiting for it."""
+"""What stands under the keys of recipes: read without waiting for it, and refused where it is not of theirs."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from fscoord.arguments import key_text, natural
+from fscoord.errors import FscoordError
 from fscoord.store import Store
 
-__all__ = ["read_now"]
+__all__ = ["count_in", "counted", "foreign", "read_now"]
 
 ABSENT: Final = b"?"
 """What no value of a recipe that is read by `read_now` is."""
@@ -20,3 +22,35 @@ def read_now(store: Store, key: bytes) -> bytes | None:
     """
     found = store.compare_set(key, ABSENT, ABSENT)
     return None if found == ABSENT else found
+
+
+def foreign(key: bytes, text: bytes, what: str) -> FscoordError:
+    """Return the error for a `key` that holds `text`, where a recipe writes nothing but `what`."""
+    return FscoordError(
+        f"key {key_text(key)!r} holds {text[:40]!r}, which is no {what}: something else wrote it; delete the key, or"
+        " use another name"
+    )
+
+
+def count_in(key: bytes, text: bytes) -> int:
+    """Return the count that `key` holds as `text`.
+
+    Raises:
+        FscoordError: it is none.
+    """
+    try:
+        return natural(text)
+    except ValueError as error:
+        raise foreign(key, text, "count") from error
+
+
+def counted(store: Store, key: bytes, amount: int = 1) -> int:
+    """Add `amount` to the counter `key` and return the sum.
+
+    Raises:
+        FscoordError: something else stands there, or a number that no recipe gets to.
+    """
+    try:
+        return store.add(key, amount)
+    except (ValueError, OverflowError) as error:
+        raise FscoordError(f"{error}; delete the key, or use another name") from error

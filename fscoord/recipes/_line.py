@@ -26,9 +26,10 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns
-from fscoord.arguments import Key, key_bytes, key_text
+from fscoord.arguments import Key, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line, with_new_sign
+from fscoord.recipes._keys import foreign
 from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
 
@@ -94,7 +95,7 @@ class Line:
         while text is not None and b"\n" not in text:
             if text is not free:
                 try:
-                    token = int(text.partition(b" ")[0])
+                    token = natural(text.partition(b" ")[0])
                 except ValueError:  # no line of ours: to be read, and complained of, by `join`
                     return None
             token += 1
@@ -299,9 +300,7 @@ class Line:
         try:
             return parse_line(text)
         except ValueError as error:
-            raise FscoordError(
-                f"key {key_text(self._key)!r} holds {text[:40]!r}, which is no line of waiters"
-            ) from error
+            raise foreign(self._key, text, "line of waiters") from error
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, Value, key_bytes, key_text, positive, value_bytes
-from fscoord.errors import FscoordError, StaleTokenError
+from fscoord.arguments import Key, Value, key_bytes, key_text, natural, positive, value_bytes
+from fscoord.errors import StaleTokenError
+from fscoord.recipes._keys import foreign
 from fscoord.store import Store
 
 __all__ = ["Fenced"]
@@ -64,6 +65,7 @@ class Fenced:
 
     def _split(self, text: bytes) -> tuple[int, bytes]:
         token, space, value = text.partition(b" ")
-        if not space or not token.isdigit():
-            raise FscoordError(f"key {key_text(self._key)!r} holds {text[:40]!r}, which is no value with a token")
-        return int(token), value
+        try:
+            return natural(token if space else b""), value
+        except ValueError as error:
+            raise foreign(self._key, text, "value with a token") from error

@@ -9,6 +9,7 @@ from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
+from fscoord.recipes._keys import count_in, counted
 from fscoord.store import Store
 
 __all__ = ["Latch"]
@@ -38,15 +39,15 @@ class Latch:
 
     def count_down(self) -> int:
         """Count one, and return how many are still missing."""
-        missing = self._count - self._store.add(self._counted, 1)
+        missing = self._count - counted(self._store, self._counted)
         if missing <= 0:
             self._store.set(self._open, b"1")
         return max(0, missing)
 
     def missing(self) -> int:
         """Return how many calls are still missing; 0: it is open."""
-        counted = int(self._store.get(self._counted)) if self._store.check([self._counted]) else 0
-        return max(0, self._count - counted)
+        text = self._store.get(self._counted) if self._store.check([self._counted]) else b"0"
+        return max(0, self._count - count_in(self._counted, text))
 
     def wait(self, timeout: Timeout | None = None) -> None:
         """Wait until the latch is open.

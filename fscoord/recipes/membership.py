@@ -9,9 +9,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, seconds, value_bytes
+from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._keys import read_now
+from fscoord.recipes._keys import count_in, counted, foreign, read_now
 from fscoord.store import Store
 
 __all__ = ["Membership", "Participant"]
@@ -59,6 +59,7 @@ class Membership:
         self._data = value_bytes(data)
         self._joined: tuple[int, bytes] | None = None  # the process, and the key
         self._members, self._changed = self._name + b"/member/", self._name + b"/changed/"
+        self._changes = self._name + b"/changes"
         key_bytes(self._changed + b"%016x" % 0)  # a name that is too long fails here
 
     @property
@@ -74,7 +75,7 @@ class Membership:
         """
         if self._key() is not None:
             raise RuntimeError(f"this object takes part in {self.name!r} already")
-        key = self._members + b"%016x" % self._store.add(self._name + b"/joined", 1)
+        key = self._members + b"%016x" % counted(self._store, self._name + b"/joined")
         try:
             self._joined = system.os.getpid(), key
             self._write(key)
@@ -130,7 +131,7 @@ class Membership:
         end = system.time.monotonic() + limit
         while True:
             # Counted before the look: what changes behind the look has a higher number.
-            count = int(read_now(self._store, self._name + b"/changes") or 0)
+            count = count_in(self._changes, read_now(self._store, self._changes) or b"0")
             present = self.members()
             if present != list(known):
                 return present
@@ -173,7 +174,7 @@ class Membership:
         self._tell()
 
     def _tell(self) -> None:
-        count = self._store.add(self._name + b"/changes", 1)
+        count = counted(self._store, self._changes)
         self._store.set(self._changed + b"%d" % count, b"1")
         if count > KEPT:
             self._store.delete_key(self._changed + b"%d" % (count - KEPT))
@@ -183,7 +184,13 @@ class Membership:
         for key in self._store.list_keys(self._members):
             value = read_now(self._store, key_bytes(key))
             if value is not None:
-                head, _, data = value.partition(b"\n")
-                session, owner = head.decode().split(" ")
-                found.append(Participant(int(key[-16:], 16), owner, int(session), data))
+                found.append(self._participant(key, value))
         return found
+
+    def _participant(self, key: str, value: bytes) -> Participant:
+        head, _, data = value.partition(b"\n")
+        try:
+            session, owner = head.decode().split(" ")
+            return Participant(int(key[-16:], 16), owner, natural(session), data)
+        except ValueError as error:
+            raise foreign(key_bytes(key), value, "participant") from error

@@ -10,6 +10,7 @@ from typing import overload
 from fscoord import _system as system
 from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord.errors import HoldLostError, WorkFailedError
+from fscoord.recipes._keys import foreign
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store
 
@@ -112,9 +113,12 @@ def value_of(name: Key, text: bytes) -> bytes:
 
     Raises:
         WorkFailedError: it says that the work raised.
+        FscoordError: it says neither.
     """
     if text[:1] == b"=":
         return text[1:]
+    if text[:1] != b"!":
+        raise foreign(result_key(name), text, "result")
     raise WorkFailedError(
         f"the work {key_text(key_bytes(name))!r} failed: {text[1:].decode(errors='replace')}; delete the key"
         f" {key_text(result_key(name))!r} to have it done again"

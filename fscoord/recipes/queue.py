@@ -21,8 +21,9 @@ from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StoreTimeoutError
+from fscoord.recipes._claim import Claim, new_claim, read_claim
 from fscoord.recipes._hold import Waiter
-from fscoord.recipes._keys import read_now
+from fscoord.recipes._keys import counted, foreign, read_now
 from fscoord.store import Store
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
@@ -51,7 +52,7 @@ class Item:
         data: what was put.
     """
 
-    def __init__(self, queue: Queue, order: bytes, claim: bytes, data: bytes) -> None:
+    def __init__(self, queue: Queue, order: bytes, claim: Claim, data: bytes) -> None:
         self.data = data
         self._queue = queue
         self._order = order
@@ -94,7 +95,7 @@ class Item:
 
     def _loss(self) -> HoldLostError:
         return HoldLostError(
-            f"an item of the queue {self._queue.name!r} is no longer held by {_parts(self._claim)[1]}: it was taken for"
+            f"an item of the queue {self._queue.name!r} is no longer held by {self._claim.owner}: it was taken for"
             " dead, and its item handed out again"
         )
 
@@ -139,7 +140,7 @@ class Queue:
         self._timeout = None if timeout is None else seconds(timeout)
         self._numbers, self._returns, self._bell = (self._name + each for each in (b"/number", b"/returns", b"/bell"))
         self._ready: deque[_Ready] = deque()
-        self._looked = (-1.0, "", "")
+        self._looked = (-1.0, b"", b"")
         key_bytes(self._claim_key(_place(0, 0)))  # a name that is too long fails here
 
     @property
@@ -182,7 +183,7 @@ class Queue:
                 raise QueueEmptyError(f"the queue {self.name!r} has no item that nobody has taken")
             if self._store.check([self._bell]):
                 self._store.delete_key(self._bell)
-                self._looked = (-1.0, "", "")
+                self._looked = (-1.0, b"", b"")
                 is_cleared = True
                 continue
             left = end - system.time.monotonic()
@@ -195,11 +196,11 @@ class Queue:
             with suppress(StoreTimeoutError):
                 consumers = [waiter.session for waiter in self.taken() if waiter.session]
                 yield Sought(KEYS, [self._bell], min(LOOK_S, left), sessions=consumers)
-            self._looked = (-1.0, "", "")
+            self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Waiter]:
         """Return who has items, in the order of these; `Waiter.token` is 0 and says nothing here."""
-        return [Waiter(owner, session, 0) for session, owner in map(_parts, self._claims().values())]
+        return [Waiter(claim.owner, claim.session, 0) for claim in self._claims().values()]
 
     def __len__(self) -> int:
         """How many items nobody has taken."""
@@ -212,7 +213,7 @@ class Queue:
     def _put(self, values: list[Value], priority: int) -> None:
         packed = [b"=" + value_bytes(value) for value in values]
         if packed:
-            first = self._store.add(self._numbers, len(packed)) - len(packed)
+            first = counted(self._store, self._numbers, len(packed)) - len(packed)
             keys = [self._item_key(_place(priority, first + number)) for number in range(len(packed))]
             self._store.multi_set([*keys, self._bell], [*packed, b"1"])
 
@@ -229,13 +230,14 @@ class Queue:
                 return item
 
     def _try(self, ready: _Ready) -> Item | None:
-        owner = f"{system.hostname()}:{system.os.getpid()}"
-        claim = f"{self._store.session} {owner} {system.random_bytes(8).hex()}".encode()
+        claim = new_claim(self._store.session)
         key = self._claim_key(ready.order)
         try:
-            if self._store.compare_set(key, ready.claim, claim) != claim:
+            if self._store.compare_set(key, ready.claim, claim.text) != claim.text:
                 return None
             data = read_now(self._store, self._item_key(ready.order))
+            if data is not None and data[:1] != b"=":
+                raise foreign(self._item_key(ready.order), data, "item of a queue")
             if data is not None:
                 return Item(self, ready.order, claim, data[1:])
             self._store.delete_key(key)  # it was done between the look and the claim
@@ -248,13 +250,13 @@ class Queue:
         """Find out anew what may be taken, if something else may have come to stand before it, or nothing is left."""
         now = system.time.monotonic()
         returns = self._count(self._returns)
-        news = "" if self._is_sorted_by_time else self._count(self._numbers)
+        news = b"" if self._is_sorted_by_time else self._count(self._numbers)
         if self._ready and now < self._looked[0] + LOOK_S and (returns, news) == self._looked[1:]:
             return
         items, claims = self._list()
         taken = self._claims(claims)
-        dead = set(self._store.dead_sessions({_parts(claim)[0] for claim in taken.values()} - {0}))
-        fallen = {order: claim for order, claim in taken.items() if _parts(claim)[0] in dead}
+        dead = set(self._store.dead_sessions({claim.session for claim in taken.values()} - {0}))
+        fallen = {order: claim.text for order, claim in taken.items() if claim.session in dead}
         for order in fallen.keys() - items:  # its consumer died between the two steps of `done`
             self._store.delete_key(self._claim_key(order))
         free = items.difference(taken).union(fallen.keys() & items)
@@ -267,18 +269,19 @@ class Queue:
         items = {key[len(b"/item/") :] for key in keys if key.startswith(b"/item/")}
         return items, [key[len(b"/claim/") :] for key in keys if key.startswith(b"/claim/")]
 
-    def _claims(self, places: list[bytes] | None = None) -> dict[bytes, bytes]:
-        found = {
-            place: read_now(self._store, self._claim_key(place))
-            for place in (self._list()[1] if places is None else places)
-        }
-        return {place: claim for place, claim in found.items() if claim is not None}
+    def _claims(self, places: list[bytes] | None = None) -> dict[bytes, Claim]:
+        claims = {}
+        for place in self._list()[1] if places is None else places:
+            text = read_now(self._store, self._claim_key(place))
+            if text is not None:
+                claims[place] = read_claim(self._claim_key(place), text)
+        return claims
 
-    def _count(self, key: bytes) -> str:
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+    def _count(self, key: bytes) -> bytes:
+        return self._store.get(key) if self._store.check([key]) else b""
 
-    def _is_mine(self, order: bytes, claim: bytes) -> bool:
-        return read_now(self._store, self._claim_key(order)) == claim
+    def _is_mine(self, order: bytes, claim: Claim) -> bool:
+        return read_now(self._store, self._claim_key(order)) == claim.text
 
     def _remove(self, order: bytes) -> None:
         self._store.delete_key(self._item_key(order))  # in this order: an item without a claim is handed out
@@ -286,10 +289,10 @@ class Queue:
 
     def _return(self, order: bytes) -> None:
         self._store.delete_key(self._claim_key(order))
-        self._store.add(self._returns, 1)
+        counted(self._store, self._returns)
         self._store.set(self._bell, b"1")
 
-    def _return_quietly(self, order: bytes, claim: bytes) -> None:
+    def _return_quietly(self, order: bytes, claim: Claim) -> None:
         """Return an item, if it is held by this claim, on the way out with another error."""
         with suppress(FscoordError):
             if self._is_mine(order, claim):
@@ -333,8 +336,3 @@ def _checked(priority: int) -> int:
 def _place(priority: int, number: int) -> bytes:
     """Return a text that sorts by priority, then by number."""
     return b"%08x-%016x" % (priority + MIDDLE, number)
-
-
-def _parts(claim: bytes) -> tuple[int, str]:
-    session, owner, _ = claim.decode().split(" ")
-    return int(session), owner

@@ -6,11 +6,15 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Final
 
 from fscoord import _system as system
 from fscoord._logger import logger
 
 __all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
+
+NUMBERS: Final = frozenset({"pid", "rank", "local_id"})
+"""Which fields of an event are numbers; the others are text."""
 
 
 class NodeState(str, Enum):
@@ -59,11 +63,22 @@ class RdzvEvent:
 
     @classmethod
     def deserialize(cls, data: str | RdzvEvent) -> RdzvEvent:
-        """Return the event that `serialize` made `data` of; an event is returned as it is."""
+        """Return the event that `serialize` made `data` of; an event is returned as it is.
+
+        Raises:
+            ValueError: `data` is no such line.
+        """
         if isinstance(data, RdzvEvent):
             return data
-        fields = json.loads(data)
-        return cls(**{**fields, "node_state": NodeState(fields["node_state"])})
+        try:
+            values = json.loads(data)
+            event = cls(**{**values, "node_state": NodeState(values["node_state"])})
+            for name, value in values.items():
+                if not isinstance(value, (int, type(None)) if name in NUMBERS else str):
+                    raise TypeError(f"{name}={value!r}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{data[:80]!r} is no event of a rendezvous ({type(error).__name__})") from error
+        return event
 
     def __str__(self) -> str:
         return self.serialize()

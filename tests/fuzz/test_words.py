@@ -15,6 +15,8 @@ from fscoord.recipes import Lock
 from fscoord.recipes._lease import longest_look
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
+    NodeState,
+    RdzvEvent,
     RendezvousParameters,
     RendezvousSettings,
     RendezvousStoreInfo,
@@ -137,6 +139,27 @@ def test_what_stands_in_the_place_of_that_state_is_read_or_refused(data: bytes) 
             call()
         except RendezvousStateError as error:
             assert str(error)
+
+
+EVENT = RdzvEvent("name", "id", "text", "host", 7, NodeState.RUNNING)
+EVENTS = st.builds(
+    lambda field, value: json.dumps({**json.loads(EVENT.serialize()), field: value}),
+    st.sampled_from([*json.loads(EVENT.serialize()), "more"]),
+    JSON,
+)
+
+
+@given(st.one_of(WORDS, JSON.map(json.dumps), EVENTS))
+@example("[" * 100_000)
+@example("9" * 5000)
+@settings(max_examples=50)
+def test_an_event_of_a_rendezvous_is_read_or_refused(line: str) -> None:
+    try:
+        event = RdzvEvent.deserialize(line)
+    except ValueError as error:
+        assert "is no event" in str(error)
+        return
+    assert RdzvEvent.deserialize(event.serialize()) == event
 
 
 NODES = st.one_of(

@@ -51,5 +51,9 @@ def test_a_failure_is_an_error_and_brings_its_traceback(caplog):
 
 
 def test_a_line_that_is_no_event_is_refused():
-    with pytest.raises(ValueError):
-        RdzvEvent.deserialize('{"node_state": "DANCING"}')
+    event = json.loads(RdzvEvent("n", "id", "text", "host", 7, NodeState.FAILED).serialize())
+    changes = ({"node_state": "DANCING"}, {"pid": "7"}, {"message": None}, {"more": "field"})
+    lines = [json.dumps({**event, **change}) for change in changes]
+    for line in ("", "[]", "null", "{}", '{"node_state": "RUNNING"}', "[" * 100_000, *lines):
+        with pytest.raises(ValueError, match="is no event"):
+            RdzvEvent.deserialize(line)

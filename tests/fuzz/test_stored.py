@@ -1,0 +1,272 @@
+"""Under the keys of recipes, barriers and exchanges stands anything: who reads it goes on, or says that it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from fscoord import (
+    BarrierError,
+    FscoordError,
+    HashStore,
+    RendezvousStateError,
+    barrier,
+    broadcast,
+    gather,
+    get_all,
+    synchronize,
+)
+from fscoord.arguments import integer, key_bytes
+from fscoord.barriers import StoreBarrier
+from fscoord.launch.agent import Agent, Job
+from fscoord.recipes import (
+    DoubleBarrier,
+    Election,
+    Fenced,
+    Latch,
+    Lock,
+    Membership,
+    PriorityQueue,
+    Queue,
+    ReadWriteLock,
+    Semaphore,
+    break_hold,
+    once,
+)
+from fscoord.store import Store
+
+
+class Sessions(HashStore):
+    """A store that is asked about sessions and ranks, and refuses what can be none, as `FileStore` does."""
+
+    has_liveness = True
+    session = 1
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        return [number for number in numbers if integer("session", number) == 2]
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if integer("rank", rank) == 1]
+
+    def clone(self) -> Sessions:
+        other = Sessions(timeout=self.timeout)
+        other._shared = self._shared
+        return other
+
+
+Calls = list[Callable[[], Any]]
+
+
+def locks(store: Store) -> Calls:
+    lock, turns, semaphore = Lock(store, "r"), ReadWriteLock(store, "r"), Semaphore(store, "r", 2)
+    return [
+        lock.owners,
+        lock.waiters,
+        lambda: lock.acquire(timeout=0),
+        lock.release,
+        lambda: turns.reader.acquire(timeout=0),
+        turns.reader.release,
+        lambda: semaphore.acquire(timeout=0),
+        semaphore.release,
+        lambda: break_hold(store, "r", 1),
+    ]
+
+
+def election(store: Store) -> Calls:
+    office = Election(store, "r", b"here")
+    return [lambda: office.campaign(0), office.leader, lambda: office.observe(0, timeout=0), office.resign]
+
+
+def fenced(store: Store) -> Calls:
+    value = Fenced(store, "r")
+    return [lambda: value.set(b"data", 3), value.get, lambda: value.token]
+
+
+def latch(store: Store) -> Calls:
+    door = Latch(store, "r", 2)
+    return [door.count_down, door.missing, lambda: door.wait(0), door.count_down, lambda: door.wait(0)]
+
+
+def membership(store: Store) -> Calls:
+    group = Membership(store, "r", b"data")
+    return [
+        group.join,
+        group.members,
+        lambda: group.update(b"more"),
+        lambda: group.observe(timeout=0),
+        lambda: group.observe(group.members(), timeout=0),
+        group.leave,
+    ]
+
+
+def queue_of(kind: type[Queue]) -> Callable[[Store], Calls]:
+    def queue(store: Store) -> Calls:
+        work = kind(store, "r")
+        taken: list[Any] = []
+        return [
+            lambda: work.put_all([b"1", b"2"]),
+            lambda: taken.append(work.take(block=False)),
+            work.taken,
+            work.__len__,
+            lambda: taken[0].give_back(),
+            lambda: work.take(timeout=0).done(),
+            lambda: work.take(timeout=0).done(),
+        ]
+
+    return queue
+
+
+def the_work(store: Store) -> Calls:
+    return [lambda: once(store, "r", lambda: b"done", timeout=0)] * 2
+
+
+def meetings(store: Store) -> Calls:
+    row = StoreBarrier(store, "r", rank=0, world_size=1, timeout=0)
+    two = [DoubleBarrier(store, "r", 2, rank, 0) for rank in (0, 1)]
+    return [
+        row.execute_barrier,
+        row.execute_barrier,
+        lambda: row.sequence,
+        *(each.enter for each in two),
+        *(lambda rank=rank: barrier(store, 2, "r", 0, rank, fail_fast=rank == 0) for rank in (0, 1, 1)),  # type: ignore[misc]
+        *[lambda: barrier(store, 2, "r", 0)] * 2,
+        *(lambda rank=rank: synchronize(store, b"data", rank, 2, "r", 0) for rank in (0, 1, 0)),  # type: ignore[misc]
+        *(lambda rank=rank: get_all(store, rank, "r", 2) for rank in (0, 1)),  # type: ignore[misc]
+        *(lambda rank=rank: broadcast(store, b"data", rank, 2, "r", 0) for rank in (0, 1)),  # type: ignore[misc]
+        *(lambda rank=rank: gather(store, b"data", rank, 2, "r", 0) for rank in (1, 0)),  # type: ignore[misc]
+    ]
+
+
+KINDS = {
+    "locks": locks,
+    "election": election,
+    "fenced": fenced,
+    "latch": latch,
+    "membership": membership,
+    "queue": queue_of(Queue),
+    "priority queue": queue_of(PriorityQueue),
+    "once": the_work,
+    "meetings": meetings,
+}
+
+
+def outcome(call: Callable[[], Any]) -> Exception | None:
+    """What `call` raises, if that is what it may raise."""
+    try:
+        call()
+    except FscoordError as error:
+        assert len(str(error)) < 10_000
+        return error
+    except (RuntimeError, IndexError) as error:  # nothing was acquired, joined or taken, so it can't be given back
+        assert type(error) is RuntimeError or "list index" in str(error)
+        return error
+    except ValueError as error:  # said of `Semaphore`: another program gives another value
+        assert "all must give the same" in str(error)
+        return error
+    return None
+
+
+@cache
+def keys_of(kind: Callable[[Store], Calls]) -> list[bytes]:
+    """Every key that the calls of `kind` leave behind for a moment, on a store where nothing else is."""
+    store = Sessions(timeout=0)
+    seen: dict[str, None] = {}
+    for call in kind(store):
+        outcome(call)
+        seen.update(dict.fromkeys(store.list_keys()))
+    return [key_bytes(key) for key in seen]
+
+
+WORDS = st.sampled_from(
+    [b"", b"x", b"=", b"?", b"0", b"1", b"2", b"-1", b"1.5", b"\xff", b"9" * 30, b"9" * 5000, b"\xc2\xb2", b"\xd9\xa1",
+     b"id", b"r", b"-", b"host:1", b"0/2", b"1/2", b"7/2", b"!0:1", b"/", b"2 host:1 x", b"1 ", b"60:0"]
+)  # fmt: skip
+STORED = st.one_of(
+    st.binary(max_size=20),
+    st.lists(WORDS, max_size=8).map(b" ".join),
+    st.lists(st.lists(WORDS, min_size=1, max_size=6).map(b" ".join), min_size=1, max_size=3).map(b"\n".join),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_whatever_stands_under_the_keys_of_a_recipe_is_read_or_refused(
+    kind: Callable[[Store], Calls], data: st.DataObject
+) -> None:
+    keys = keys_of(kind)
+    assert keys
+    store = Sessions(timeout=0)
+    places = st.one_of(st.sampled_from(keys), st.builds(bytes.__add__, st.sampled_from(keys), st.binary(max_size=3)))
+    calls = kind(store)
+    moment = data.draw(st.integers(0, len(calls) - 1), label="written before call")
+    for number, call in enumerate(calls):
+        if number == moment:
+            for key, text in data.draw(st.dictionaries(places, STORED, min_size=1, max_size=3), label="stored").items():
+                store.set(key, text)
+        outcome(call)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_no_garbage_under_a_key_of_a_recipe_is_an_exception_of_pythons(kind: Callable[[Store], Calls]) -> None:
+    for key in keys_of(kind):
+        for text in (b"\xff", b"9" * 5000, b"9" * 20 + b" me"):
+            for moment in (0, 2):
+                store = Sessions(timeout=0)
+                for number, call in enumerate(kind(store)):
+                    if number == moment:
+                        store.set(key, text)
+                    outcome(call)
+
+
+@pytest.mark.parametrize("text", [b"x/2 ", b"7/2 ", b"/2 ", b"7/2 0/2 ", b"1", b"\xff/2 "])
+def test_what_is_no_arrival_stands_in_for_nobody(text: bytes) -> None:
+    store = HashStore(timeout=0)
+    store.set("b/arrivals", text)
+    for fail_fast in (False, True):
+        with pytest.raises(BarrierError, match=r"b/arrivals.*no arrival"):
+            barrier(store, 2, "b", 0, 1, fail_fast=fail_fast)
+    assert not store.check(["b/complete"])
+
+
+def test_a_session_that_none_can_have_makes_a_line_a_foreign_one() -> None:
+    store = Sessions(timeout=0)
+    store.set("l/line", b"1 me\nid x 1 %d host:1 -" % 2**63)
+    with pytest.raises(FscoordError, match="no line of waiters"):
+        Lock(store, "l").acquire(timeout=0)
+
+
+def test_what_is_no_claim_and_no_item_is_left_where_it_is() -> None:
+    store = HashStore(timeout=0)
+    work = Queue(store, "q")
+    work.put(b"data")
+    (item,) = (key for key in store.list_keys() if "/item/" in key)
+    store.set(item, b"data")
+    with pytest.raises(FscoordError, match=r"q/item/.*no item of a queue.*delete the key"):
+        work.take(block=False)
+    assert store.get(item) == b"data"
+    assert len(work) == 1
+    claim = item.replace("/item/", "/claim/")
+    store.set(claim, b"mine")
+    for call in (work.taken, lambda: work.take(block=False)):
+        with pytest.raises(FscoordError, match=r"q/claim/.*no claim on an item"):
+            call()
+    assert store.get(claim) == b"mine"
+
+
+@pytest.mark.parametrize("text", [b"x", b"\xff", b"{}", b"[]", b'{"round": 1}', b"[" * 100_000, b"9" * 5000, b"-1"])
+def test_what_is_stored_for_the_nodes_of_a_job_is_read_or_refused(text: bytes) -> None:
+    handler: Any = SimpleNamespace(get_run_id=lambda: "id", life=1, is_current=lambda: True)
+    store = HashStore(timeout=0)
+    agent = Agent(Job(["true"], 1, "logs"), handler, store, None)  # type: ignore[arg-type]
+    agent._view().set("failed/1", text)
+    with pytest.raises(RendezvousStateError, match="failures"):
+        agent._failures()
+    store.set("workers/1", text)
+    with pytest.raises(RendezvousStateError, match="numbers of workers"):
+        agent._sizes(SimpleNamespace(store=store, rank=0, world_size=2))  # type: ignore[arg-type]
