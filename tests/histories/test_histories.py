@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from histories.crew import Crew, Member
+from histories.told import Witnessed, judge, take_history
 from histories.worker import QUEUES, VALUES, write_all
 from linear import models
-from linear.checker import LINEARIZABLE, UNKNOWN, Call, check, check_each
-from linear.witness import Done, Places, mistakes, read_generations, unclaimed
+from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
+from linear.witness import read_generations
 from unit.plain_reader import read_newest
 
 WIDTH = 4
@@ -25,39 +26,8 @@ TOLD = 40
 """How many lines are told between one thing that befalls them and the next."""
 
 
-def model(key: str) -> tuple[Any, Any]:
-    return (models.queue, ()) if key in QUEUES else (models.value, None)
-
-
-def take_history(member: Member) -> list[tuple[str, Call]]:
-    """Put together what a process told, and its forked children."""
-    begun: dict[tuple[int, int], tuple[str, tuple[Any, ...], int]] = {}
-    calls = []
-    for line in member.lines:
-        name, number, *rest = ast.literal_eval(line.decode())
-        if (name, number) not in begun:
-            key, operation, start = rest
-            begun[name, number] = (key, operation, start)
-            continue
-        key, operation, start = begun.pop((name, number))
-        word, *told = rest
-        if word == "done":
-            calls.append((key, Call(start, told[1], operation, told[0])))
-        elif word == "maybe":
-            calls.append((key, Call(start, math.inf, operation, UNKNOWN)))
-    return calls + [(key, Call(start, math.inf, operation, UNKNOWN)) for key, operation, start in begun.values()]
-
-
-def judge(calls: list[tuple[str, Call]]) -> None:
-    """Fail unless every key's history is linearizable; one that is too hard to tell fails, too."""
-    verdicts = check_each(calls, model)
-    wrong = {
-        key: [verdict, *sorted((call for name, call in calls if name == key), key=lambda call: call.start)]
-        for key, verdict in verdicts.items()
-        if verdict != LINEARIZABLE
-    }
-    assert not wrong, wrong
-    assert len(verdicts) == len(VALUES + QUEUES), "a key that nobody used proves nothing"
+def told(member: Member) -> list[Any]:
+    return [ast.literal_eval(line.decode()) for line in member.lines]
 
 
 def let_happen(path: str, rng: random.Random, options: dict[str, Any]) -> Crew:
@@ -95,7 +65,7 @@ def test_small_histories_are_linearizable_whatever_befalls_the_processes(
         path = tmp_path / f"log {number}"
         options = {"lock": lock, "compact_bytes": rng.choice([None, 1000, 4000]), "durable": rng.random() < 0.2}
         crew = let_happen(str(path), rng, options)
-        judge([call for member in crew.members for call in take_history(member)])
+        judge([call for member in crew.members for call in take_history(told(member))], VALUES + QUEUES)
         log = read_newest(path)
         assert log.ends in ("whole", "torn")
         for what, count in crew.happened.items():
@@ -128,13 +98,12 @@ def test_holds_of_a_lock_are_linearizable_though_holders_are_killed_and_stopped(
 def take_holds(member: Member) -> list[Call]:
     calls: list[Call] = []
     begun: dict[int, tuple[str, int]] = {}
-    for line in member.lines:
-        name, number, word, *told = ast.literal_eval(line.decode())
+    for name, number, word, *more in told(member):
         if word != "done":
-            begun[number] = (word, told[0])
+            begun[number] = (word, more[0])
             continue
         what, start = begun.pop(number)
-        token, end = told
+        token, end = more
         operation = (what, name, token) if what == "acquire" else (what, name)
         calls.append(Call(start, end, operation, True))
     if member.was_killed:  # what it was about, and its death, which frees the lock some time after
@@ -168,35 +137,12 @@ def have_witnessed(tmp_path: Path, rng: random.Random, count: int, kills: int, k
             elif crew.kill_one() is not None:
                 start()
         crew.finish()
-    return compare(crew, path, kept)
-
-
-def compare(crew: Crew, path: Path, kept: Path) -> int:
-    """Fail unless the calls are linearizable in the order of the log, and the log holds them and nothing else."""
-    records = read_generations(path, kept)
-    places = Places(records)
-    calls: dict[bytes, list[Done]] = {}
-    written = dict.fromkeys((member.name for member in crew.members), 0)
+    witnessed = Witnessed()
     for member in crew.members:
-        for line in member.lines:
-            _, number, what, key, start, end, result = line.split(b" ", 6)
-            name = {b"add": b"c", b"push": b"q", b"pop": b"q"}.get(what, b"v") + key
-            calls.setdefault(name, []).append(Done(what.decode(), int(start), int(end), result))
-            written[member.name] = int(number) + 1
-    wrong = [text for key, done in calls.items() for text in mistakes(key, done, places)]
-    assert not wrong, (len(wrong), wrong[:5])
-    in_flight = {b"%d.%d" % (member.name, written[member.name]) for member in crew.members if member.was_killed}
-    others = [effect for effect in unclaimed(calls, places) if not effect[2].startswith(b"first.")]
-    phantoms = [
-        effect
-        for effect in others
-        if effect[2] not in in_flight and not (effect[0] == "pop" or effect[1].startswith(b"c"))
-    ]
-    assert not phantoms, f"nobody says to have written {phantoms[:5]}"
-    assert len(others) <= len(in_flight), f"{len(in_flight)} were killed, and nobody says to have done {others}"
-    generations = len(list(kept.iterdir()))
-    assert generations > 1, "never compacted"
-    return sum(map(len, calls.values()))
+        witnessed.take(member.name, member.lines, member.was_killed)
+    calls = witnessed.compare(read_generations(path, kept))
+    assert len(list(kept.iterdir())) > 1, "never compacted"
+    return calls
 
 
 def test_large_histories_are_linearizable_in_the_order_of_the_log(

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import shutil
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,25 +33,53 @@ def tell(*words: Any) -> None:
 
 
 def history(path: str, name: int, seed: int, forks: int, options: dict[str, Any]) -> None:
-    """Make calls until killed, and tell of each before and after it; soon, `forks` times, go on as two."""
-    rng = random.Random(seed)
+    """Make calls until killed, and soon, `forks` times, go on as two."""
     store = FileStore(path, timeout=LIMIT_S, **options)
+    make_calls(store, tell, name, seed, VALUES + QUEUES, forks=forks)
+
+
+def make_calls(
+    store: FileStore,
+    tell: Callable[..., object],
+    name: int,
+    seed: int,
+    keys: list[str],
+    count: float = math.inf,
+    forks: int = 0,
+    before: Callable[[int], object] = int,
+) -> None:
+    """Make `count` random calls on `keys`, and tell of each before and after it.
+
+    That is ``name, number, key, operation, time``, then ``name, number, "done", result, time``.
+    A call that fails without effect is ``"never"``, one that may have had one ``"maybe"``. ``before(number)`` comes
+    before each call. Soon, `forks` times, the process goes on as two, of which the other has no such hook.
+    """
+    rng = random.Random(seed)
     fork_at = set(rng.sample(range(2, 20), forks))
-    for number in itertools.count():
-        if number in fork_at and os.fork() == 0:
-            name, rng, fork_at = name + 100, random.Random(seed + 1), set()
-        key = rng.choice(VALUES + QUEUES)
-        draw = operations.draw_queue if key in QUEUES else operations.draw_value
-        operation = draw(rng, number, name)
-        tell(name, number, key, operation, time.monotonic_ns())
-        try:
-            result = operations.call(store, key, operation)
-        except StoreError as error:
-            tell(name, number, "maybe" if error.maybe_applied else "never", repr(error))
-        except (StoreTimeoutError, ValueError, OverflowError) as error:
-            tell(name, number, "never", repr(error))
-        else:
-            tell(name, number, "done", result, time.monotonic_ns())
+    number = 0
+    try:
+        while number < count:
+            if number in fork_at and os.fork() == 0:
+                try:
+                    make_calls(store, tell, name + 100, seed + 1, keys, count)
+                finally:
+                    os._exit(0)
+            before(number)
+            key = rng.choice(keys)
+            operation = (operations.draw_queue if key.startswith("q") else operations.draw_value)(rng, number, name)
+            tell(name, number, key, operation, time.monotonic_ns())
+            try:
+                result = operations.call(store, key, operation)
+            except StoreError as error:
+                tell(name, number, "maybe" if error.maybe_applied else "never", repr(error))
+            except (StoreTimeoutError, ValueError, OverflowError) as error:
+                tell(name, number, "never", repr(error))
+            else:
+                tell(name, number, "done", result, time.monotonic_ns())
+            number += 1
+    except BaseException:
+        tell(name, number, "failed", traceback.format_exc()[-3000:])  # whole in the pipe, as all lines
+        raise
 
 
 VALUES = [f"v{number}" for number in range(6)]
@@ -83,19 +114,29 @@ class KeepingOs(ModuleType):
             "bell",
             "alive",
         ):
-            copy = os.path.join(self._kept, f"{name}.{os.getpid()}")
-            shutil.copyfile(path, copy)
+            copy = os.path.join(self._kept, f"{name}.{os.uname().nodename}.{os.getpid()}")
+            self.copy(path, copy)
             os.rename(copy, os.path.join(self._kept, name))
         os.unlink(path)
 
+    def copy(self, path: str, copy: str) -> None:
+        shutil.copyfile(path, copy)
+
 
 def testify(path: str, kept: str, name: int, seed: int, count: int, keys: int, options: dict[str, Any]) -> None:
-    """Make `count` calls whose effects are all different, and tell of each after it: ``number, operation, key, start,
-    end, result``.
-    """
+    """Bear witness, and let the generations of the log be kept."""
     system.os = KeepingOs(path, kept)
-    rng, clock, line = random.Random(seed), time.monotonic_ns, os.write
-    store = FileStore(path, timeout=LIMIT_S, **options)
+    with FileStore(path, timeout=LIMIT_S, **options) as store:
+        bear_witness(store, lambda line: os.write(1, line + b"\n"), name, seed, count, keys)
+
+
+def bear_witness(
+    store: FileStore, line: Callable[[bytes], object], name: int, seed: int, count: int, keys: int
+) -> None:
+    """Make `count` calls whose effects are all different, and give a line of each after it: ``name, number, operation,
+    key, start, end, result``.
+    """
+    rng, clock = random.Random(seed), time.monotonic_ns
     for number in range(count):
         mine = b"%d.%d" % (name, number)
         chance, key = rng.random(), str(rng.randrange(keys))
@@ -120,8 +161,7 @@ def testify(path: str, kept: str, name: int, seed: int, count: int, keys: int, o
                 what, result = b"pop", store.queue_pop("q" + key, block=False)
         except QueueEmptyError:
             what, result = b"pop", EMPTY.encode()
-        line(1, b"%d %d %s %s %d %d %s\n" % (name, number, what, key.encode(), start, clock(), result))
-    store.close()
+        line(b"%d %d %s %s %d %d %s" % (name, number, what, key.encode(), start, clock(), result))
 
 
 def write_all(path: Path, keys: int) -> None:

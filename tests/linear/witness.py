@@ -44,7 +44,7 @@ def read_generations(path: Path, kept: Path) -> list[tuple[str, bytes, bytes]]:
     records: list[tuple[str, bytes, bytes]] = []
     file, begin = path, 0
     while True:
-        log = read_log((file if file.exists() else kept / file.name).read_bytes())
+        log = read_log(_read(file, kept))
         assert log.ends == "whole" or file == path, f"{file} ends {log.ends}"
         seal = None
         for offset, kind, key, value, _, _ in log.records:
@@ -57,6 +57,13 @@ def read_generations(path: Path, kept: Path) -> list[tuple[str, bytes, bytes]]:
             return records
         _, _, begin, _, length = unpack_from("<I16sQIH", seal)
         file = path.with_name(seal[34 : 34 + length].decode())
+
+
+def _read(file: Path, kept: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return (kept / file.name).read_bytes()
 
 
 class Places:

@@ -37,7 +37,7 @@ LIMIT_S = 400.0
 """How long an answer may take before a test fails: far more than it takes on the slowest machine."""
 
 
-FIRST_USES = ("contract.worker", "mounts.work", "queue", "watchdog.observers.inotify")
+FIRST_USES = ("contract.worker", "mounts.trouble", "mounts.work", "queue", "watchdog.observers.inotify")
 """What agents import otherwise, each for itself."""
 
 
@@ -62,6 +62,9 @@ class Worker:
     def report(self, event: Any) -> None:
         """Send `event` at once: it arrives even if this process is killed in the next instant."""
         send(1, 1, (None, "event", event))
+
+    def tell(self, *words: Any) -> None:
+        self.report(words)
 
     def serve(self) -> NoReturn:
         while True:
@@ -170,6 +173,8 @@ class Keeper:
             self.fork(number)
         elif word == "signal" and number in self.agents:
             os.kill(self.agents[number][0], more[0])
+        elif word == "kill" and number in self.agents:
+            os.killpg(self.agents[number][0], signal.SIGKILL)
 
     def fork(self, number: int) -> None:
         theirs_in, ours_out = os.pipe()
@@ -184,6 +189,7 @@ class Keeper:
                 Worker(self.options).serve()
             finally:
                 os._exit(0)
+        os.setpgid(pid, pid)  # what an agent forks dies with it
         os.close(theirs_in)
         os.close(theirs_out)
         self.agents[number] = (pid, ours_out)
@@ -255,6 +261,14 @@ class Host:
     def signal(self, number: int, which: int) -> None:
         """Send a signal to an agent; a process on the agent's own host does it."""
         send(self._in, KEEPER, ("signal", number, which))
+
+    def kill(self, number: int) -> None:
+        """Kill -9 an agent, and what it has forked."""
+        send(self._in, KEEPER, ("kill", number))
+
+    def fileno(self) -> int:
+        """Return what select(2) may wait at, until `look` has something to take in."""
+        return self._out
 
     def look(self, left: float) -> None:
         """Take in what agents said, waiting up to `left` seconds for the first of it."""
@@ -380,8 +394,8 @@ class Agent:
         return self.events.popleft()
 
     def kill(self) -> None:
-        """Kill -9, and return when it is gone."""
-        self.host.signal(self.number, signal.SIGKILL)
+        """Kill -9, and return when it is gone, and whatever it has forked."""
+        self.host.kill(self.number)
         self.wait_end()
 
     def wait_end(self, limit: float = LIMIT_S) -> int:

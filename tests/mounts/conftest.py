@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import select
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,13 @@ class Sides:
     def opened(self, count: int, name: str = "log", **options: Any) -> list[Agent]:
         """Fork `count` agents that have opened the same store."""
         return [agent.open(self.path(name), **options) for agent in self.agents(count)]
+
+    def look(self, left: float) -> bool:
+        """Take in what agents on both hosts said, waiting up to `left` seconds; return whether there was something."""
+        ready, _, _ = select.select([self.a, self.b], [], [], left)
+        for host in ready:
+            host.look(0)
+        return bool(ready)
 
 
 @pytest.fixture(scope="session")

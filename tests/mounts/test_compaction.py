@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from histories.told import judge, take_history
 from mounts.agents import Agent, Host
 from mounts.conftest import Sides
-from mounts.test_histories import QUEUES, VALUES, clocks, judge, take_history
+from mounts.test_histories import KEYS, clocks
 
 LIVE = {f"k{i}": b"x" * 100 for i in range(20)}
 
@@ -47,13 +48,13 @@ def test_nothing_is_lost_while_one_compacts_and_four_write(
     fill(compactor)
     busy = compactor.begin("with_worker", "mounts.work.keep_compacting", "done")
     seeds = [rng.randrange(2**32) for _ in crew]
-    asked = [agent.begin("with_worker", "mounts.work.history", seed, 40, VALUES, QUEUES)
+    asked = [agent.begin("with_worker", "mounts.work.history", seed, 40, KEYS)
              for agent, seed in zip(crew, seeds, strict=True)]  # fmt: skip
     for pending in asked:
         pending.result()
     crew[0].set("done", "1")
     assert busy.result() > 0
-    judge([call for agent in crew for call in take_history(agent, ahead[agent.host.name])])
+    judge([call for agent in crew for call in take_history(agent.events, ahead[agent.host.name])], KEYS)
     found = agree(sides, compactor, *crew)
     assert {key: value for key, value in found.items() if key in LIVE} == LIVE
 
@@ -81,7 +82,7 @@ def test_a_compactor_that_is_killed_at_its_seal_leaves_all_that_was_there(sides:
         other = other_host.fork().open(sides.path())
         fill(other)
         compactor = compactor_host.fork().open(sides.path())
-        compactor.begin("with_worker", "mounts.work.hold_seal", share)
+        compactor.begin("with_worker", "mounts.trouble.hold_seal", share)
         assert compactor.next_event() == "holding"
         asked = other.begin("store:set", "after", "1")
         compactor.kill()

@@ -1,32 +1,35 @@
-"""Linearizable between hosts: what overlapping calls on both returned could have been returned by calls one by one."""
+"""Linearizable between hosts: what overlapping calls on both returned could have been returned by calls one by one.
+
+Small histories are searched; a large one is compared with the log.
+"""
 
 from __future__ import annotations
 
-import math
+import itertools
+import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from linear import models
-from linear.checker import LINEARIZABLE, UNKNOWN, Call, check_each
-from mounts.agents import Agent, AgentDiedError
+from histories.told import Ahead, Witnessed, judge, take_history
+from mounts.agents import Agent, Host, Pending
 from mounts.conftest import Sides
+from mounts.nemesis import Nemesis
+from mounts.trouble import FULL, HOLDING, SEALING
 
-VALUES = ["v1", "v2", "v3"]
-QUEUES = ["q1", "q2"]
+KEYS = ["v1", "v2", "v3", "q1", "q2"]
 WIDTH = 4
+TOLD = 40
+"""How much is told between one thing that befalls them and the next."""
 
 
-def model(key: str) -> tuple[Any, Any]:
-    return (models.queue, ()) if key in QUEUES else (models.value, None)
-
-
-def clocks(sides: Sides) -> dict[str, tuple[float, float]]:
-    """For each host, what its clock may be ahead of host a's, at least and at most. One machine has one clock."""
+def clocks(sides: Sides) -> dict[str, Ahead]:
+    """For each host, what its clock may be ahead of host a's. One machine has one clock."""
     reference = sides.a.fork()
     name, _ = reference.do("mounts.work.clock")
-    found = {"a": (0.0, 0.0)}
+    found = {"a": (0, 0)}
     other = sides.b.fork()
     bounds = []
     for _ in range(20):
@@ -35,41 +38,8 @@ def clocks(sides: Sides) -> dict[str, tuple[float, float]]:
         _, after = reference.do("mounts.work.clock")
         bounds.append((there - after, there - before))
     lows, highs = zip(*bounds, strict=True)
-    found["b"] = (0.0, 0.0) if machine == name else (max(lows), min(highs))
+    found["b"] = (0, 0) if machine == name else (max(lows), min(highs))
     return found
-
-
-def take_history(agent: Agent, ahead: tuple[float, float]) -> list[tuple[str, Call]]:
-    """Put together what `agent` reported, in host a's time: never shorter than it was."""
-    least, most = ahead
-    begun: dict[int, tuple[str, tuple[Any, ...], float]] = {}
-    calls = []
-    for number, *rest in agent.events:
-        if number not in begun:
-            key, operation, moment = rest
-            begun[number] = (key, operation, moment - most)
-            continue
-        key, operation, start = begun[number]
-        word, result, *when = rest
-        if word == "done":
-            calls.append((key, Call(start, when[0] - least, operation, result)))
-        elif word == "maybe":
-            calls.append((key, Call(start, math.inf, operation, UNKNOWN)))
-        begun[number] = ("", (), -1)
-    calls += [(key, Call(start, math.inf, op, UNKNOWN)) for key, op, start in begun.values() if key]
-    return calls
-
-
-def judge(calls: list[tuple[str, Call]]) -> None:
-    """Fail unless every key's history is linearizable; one that is too hard to tell fails, too."""
-    verdicts = check_each(calls, model)
-    wrong = {
-        key: [verdict, *sorted((call for name, call in calls if name == key), key=lambda call: call.start)]
-        for key, verdict in verdicts.items()
-        if verdict != LINEARIZABLE
-    }
-    assert not wrong, wrong
-    assert len(verdicts) == len(VALUES + QUEUES), "a key that nobody used proves nothing"
 
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
@@ -79,49 +49,119 @@ def test_random_calls_on_both_hosts_are_linearizable(
     ahead = clocks(sides)
     crew = sides.opened(WIDTH, lock=lock)
     seeds = [rng.randrange(2**32) for _ in crew]
-    asked = [agent.begin("with_worker", "mounts.work.history", seed, scale(80), VALUES, QUEUES)
+    asked = [agent.begin("with_worker", "mounts.work.history", seed, scale(80), KEYS)
              for agent, seed in zip(crew, seeds, strict=True)]  # fmt: skip
     for pending in asked:
         pending.result()
-    judge([call for agent in crew for call in take_history(agent, ahead[agent.host.name])])
+    judge([call for agent in crew for call in take_history(agent.events, ahead[agent.host.name])], KEYS)
 
 
-def test_they_are_while_processes_are_killed_and_others_come(
-    sides: Sides, rng: random.Random, scale: Callable[[int], int]
-) -> None:
-    ahead = clocks(sides)
-    crew, calls = sides.opened(WIDTH), []
-    asked: dict[int, Any] = {}
+def draw_plan(rng: random.Random) -> list[tuple[str, float, int]]:
+    """Draw what befalls one by itself: each thing at a share of a write, and some calls before the next."""
+    words = rng.sample([HOLDING, SEALING, FULL], 3)
+    return [
+        (word, rng.choice([0.0, 0.5, 1.0]) if word != FULL else rng.random(), rng.randrange(2, 6)) for word in words
+    ]
 
-    def begin(agent: Agent) -> Agent:
-        seed = rng.randrange(2**32)
-        asked[id(agent)] = agent.begin("with_worker", "mounts.work.history", seed, 10_000, VALUES, QUEUES)
-        return agent
 
-    for agent in crew:
-        begin(agent)
-    for turn in range(scale(8)):
-        victim = crew[turn % WIDTH]
-        while len(victim.events) < 2 * rng.randrange(8, 20):
-            victim.host.look(1)
-        victim.kill()
-        with pytest.raises(AgentDiedError):
-            asked[id(victim)].result()
-        calls += take_history(victim, ahead[victim.host.name])
-        crew[turn % WIDTH] = begin(victim.host.fork().open(sides.path()))
-    for agent in crew:
+def let_happen(sides: Sides, name: str, rng: random.Random, options: dict[str, Any]) -> Nemesis:
+    """Let four processes make calls while they are killed and replaced, and stopped; the first on each host goes on as
+    two, and others stop in a write or find the disk full.
+    """
+    numbers = itertools.count(1)
+
+    def begin(host: Host) -> tuple[Agent, Pending]:
+        number = next(numbers)
+        agent = host.fork().open(sides.path(name), **options)
+        forks, plan = (1, []) if number <= 2 else (0, draw_plan(rng))
+        role = "mounts.trouble.history"
+        return agent, agent.begin("with_worker", role, number, rng.randrange(2**32), KEYS, forks, plan)
+
+    nemesis = Nemesis(sides, rng, begin)
+    for host in [sides.a, sides.b] * (WIDTH // 2):
+        nemesis.start(host)
+    for turn, what in enumerate(rng.sample(["kill", "stop"] * 2, 4), 1):
+        nemesis.go_on_until(lambda enough=turn * TOLD: nemesis.told() >= enough)  # type: ignore[misc]
+        if what == "kill":
+            nemesis.kill_one()
+        else:
+            nemesis.stop_one()
+    nemesis.go_on_until(lambda: {HOLDING, SEALING, FULL} <= nemesis.happened.keys())
+    enough = nemesis.told() + TOLD
+    nemesis.go_on_until(lambda: nemesis.told() >= enough)
+    for agent in nemesis.agents:
         agent.kill()
-        calls += take_history(agent, ahead[agent.host.name])
-    judge(calls)
+    return nemesis
+
+
+def test_they_are_whatever_befalls_the_processes(
+    sides: Sides, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
+) -> None:
+    ahead, total = clocks(sides), Counter[str]()
+    for number in range(scale(2)):
+        name = f"log {number}"
+        options = {"compact_bytes": rng.choice([None, 1000, 4000]), "durable": rng.random() < 0.2}
+        nemesis = let_happen(sides, name, rng, options)
+        told = {agent: [event for event in agent.events if not isinstance(event, str)] for agent in nemesis.agents}
+        calls = [call for agent, events in told.items() for call in take_history(events, ahead[agent.host.name])]
+        judge(calls, KEYS)
+        total += nemesis.happened + Counter(calls=len(calls))
+        assert sides.a.fork().do("mounts.trouble.how_it_ends", sides.full(sides.a, name)) in ("whole", "torn")
+    assert total["kill"] == scale(2) * 2
+    for what, count in total.items():
+        record_property(what, count)
+
+
+def test_a_large_history_is_linearizable_in_the_order_of_the_log(
+    sides: Sides, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
+) -> None:
+    count, keys, troubles = scale(250), 8, scale(3)
+    ahead = clocks(sides)
+    kept = sides.path("kept")
+    first, numbers = sides.a.fork().open(sides.path()), itertools.count(1)
+    first.do("os.mkdir", sides.full(sides.a, "kept"))
+    first.multi_set([f"v{key}" for key in range(keys)], [f"first.{key}" for key in range(keys)])
+    names: dict[Agent, int] = {}
+
+    def begin(host: Host) -> tuple[Agent, Pending]:
+        agent, seed = host.fork().open(sides.path(), compact_bytes=1 << 13), rng.randrange(2**32)
+        names[agent] = next(numbers)
+        where = os.path.join(host.directory, kept)
+        return agent, agent.begin("with_worker", "mounts.trouble.testify", where, names[agent], seed, count, keys)
+
+    nemesis = Nemesis(sides, rng, begin)
+    for host in [sides.a, sides.b] * (WIDTH // 2):
+        nemesis.start(host)
+    for turn in range(1, troubles + 1):
+        enough = turn * WIDTH * count // (troubles + 1)
+        nemesis.go_on_until(lambda enough=enough: nemesis.told() >= enough)  # type: ignore[misc]
+        if turn % 2:
+            nemesis.kill_one()
+        else:
+            nemesis.stop_one()
+    nemesis.go_on_until(lambda: not nemesis.at_work)
+    witnessed = Witnessed()
+    for agent, asked in nemesis.agents.items():
+        if agent in nemesis.killed:
+            agent.kill()
+        else:
+            asked.result()
+        witnessed.take(names[agent], agent.events, agent in nemesis.killed, ahead[agent.host.name])
+    reader = sides.a.fork()
+    records = reader.do("mounts.trouble.read_records", sides.full(sides.a), sides.full(sides.a, "kept"))
+    calls = witnessed.compare(records)
+    assert len(reader.do("os.listdir", sides.full(sides.a, "kept"))) > 1, "never compacted"
+    for what, number in [*nemesis.happened.items(), ("calls", calls)]:
+        record_property(what, number)
 
 
 def test_a_history_with_one_lie_is_found(sides: Sides, rng: random.Random) -> None:
     crew = sides.opened(2)
     for agent in crew:
-        agent.do("with_worker", "mounts.work.history", rng.randrange(2**32), 40, VALUES, QUEUES)
-    calls = [call for agent in crew for call in take_history(agent, (0.0, 0.0))]
+        agent.do("with_worker", "mounts.work.history", rng.randrange(2**32), 40, KEYS)
+    calls = [call for agent in crew for call in take_history(agent.events)]
     reads = [i for i, (_, call) in enumerate(calls) if call.operation == ("read",)]
     i = rng.choice(reads)
     calls[i] = (calls[i][0], calls[i][1]._replace(result=b"a value that nobody wrote"))
     with pytest.raises(AssertionError, match="not linearizable"):
-        judge(calls)
+        judge(calls, KEYS)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from histories.told import Ahead
 from linear import models
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
 from mounts.agents import LIMIT_S, Agent
@@ -26,8 +27,7 @@ def make_progress(sides: Sides, crew: list[Agent], steps: int) -> None:
     end = time.monotonic() + LIMIT_S
     while sum(len(agent.events) for agent in crew) < enough:
         assert time.monotonic() < end, "nobody gets on"
-        for host in (sides.a, sides.b):
-            host.look(0.01)
+        sides.look(1)
 
 
 def kill_and_stop(sides: Sides, crew: list[Agent], rng: random.Random, kinds: list[str]) -> list[Agent]:
@@ -50,17 +50,17 @@ def kill_and_stop(sides: Sides, crew: list[Agent], rng: random.Random, kinds: li
     return killed
 
 
-def moments(agent: Agent, ahead: dict[str, tuple[float, float]]) -> list[tuple[str, Any, float, float]]:
+def moments(agent: Agent, ahead: dict[str, Ahead]) -> list[tuple[str, Any, int, int]]:
     """Return what `agent` reported: what, with what result, and when, in host a's time, at least and at most."""
     least, most = ahead[agent.host.name]
     return [(what, result, moment - most, moment - least) for what, result, moment in agent.events]
 
 
-def lock_calls(agent: Agent, steps: list[tuple[str, Any, float, float]]) -> list[Call]:
+def lock_calls(agent: Agent, steps: list[tuple[str, Any, int, int]]) -> list[Call]:
     """Return the calls of a lock that `agent` made; its death gives back what it held, sometime."""
     me = f"{agent.host.name}{agent.number}"
     calls: list[Call] = []
-    begun: float | None = None
+    begun: int | None = None
     for what, result, least, most in steps:
         if what in ("acquire", "release"):
             begun = least
@@ -91,11 +91,11 @@ def test_the_history_of_a_lock_on_both_hosts_is_that_of_a_lock(sides: Sides, kin
     assert check(calls, models.counting_lock, (0, "")) == LINEARIZABLE, calls
 
 
-def item_calls(agent: Agent, steps: list[tuple[str, Any, float, float]]) -> list[tuple[str, Call]]:
+def item_calls(agent: Agent, steps: list[tuple[str, Any, int, int]]) -> list[tuple[str, Call]]:
     """Return, by item, the calls that `agent` made; what it had when it died is free again, sometime."""
     me = f"{agent.host.name}{agent.number}"
     calls: list[tuple[str, Call]] = []
-    what, item, begun = "", "", 0.0
+    what, item, begun = "", "", 0
     for word, name, least, most in steps:
         if word == "taken":
             calls.append((name, Call(begun, most, ("take", me), True)))

@@ -7,16 +7,14 @@ import os
 import random
 import signal
 import time
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.places import wait_in_vain
-from linear.operations import call, draw_queue, draw_value
+from histories.worker import make_calls
 
-from fscoord import _system as system
 from fscoord.collectives import barrier, broadcast, gather, synchronize
-from fscoord.errors import HoldLostError, QueueEmptyError, StoreError, StoreTimeoutError
+from fscoord.errors import HoldLostError, QueueEmptyError
 from fscoord.recipes import Election, Item, Lock, Queue
 from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.store import Store
@@ -46,52 +44,7 @@ def fingerprint(store: Store) -> dict[str, Any]:
     return dict(zip(keys, store.multi_get(keys), strict=True))
 
 
-# Processes that are stopped or killed
-
-
-class StoppingOs(types.ModuleType):
-    """`os`, but the first write reports "holding" after `share` of it, and stops the process.
-
-    With `seal` it is the first write after an fsync: that of the seal, when a new generation has been written.
-    """
-
-    def __init__(self, worker: Worker, share: float, seal: bool = False) -> None:
-        super().__init__("os")
-        self._worker, self._share, self._stopped, self._waits = worker, share, False, seal
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-        self._waits = False
-
-    def write(self, fd: int, data: bytes) -> int:
-        if self._stopped or self._waits:
-            return os.write(fd, data)
-        self._stopped = True
-        part = int(len(data) * self._share)
-        if part:
-            os.write(fd, data[:part])
-        self._worker.report("holding")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        if part < len(data):
-            os.write(fd, data[part:])
-        return len(data)
-
-
-def hold(worker: Worker, share: float) -> None:
-    """Set "held", and stop with the lock when `share` of the record is written."""
-    worker.stores["store"].set("introduced", "1")
-    system.os = StoppingOs(worker, share)
-    worker.stores["store"].set("held", "1")
-
-
-def hold_seal(worker: Worker, share: float) -> None:
-    """Compact, and stop with the lock when `share` of the seal is written."""
-    worker.stores["store"].set("introduced", "1")
-    system.os = StoppingOs(worker, share, seal=True)
-    worker.stores["store"].compact()
+# Processes that go on until they are killed
 
 
 def keep_compacting(worker: Worker, key: str) -> int:
@@ -127,30 +80,14 @@ def linger_without_lock(worker: Worker, key: str) -> bytes:
 # Histories
 
 
-def clock() -> tuple[str, float]:
+def clock() -> tuple[str, int]:
     """Return which machine's clock this is, and what it says."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(), time.monotonic()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(), time.monotonic_ns()
 
 
-def history(worker: Worker, seed: int, count: int, values: list[str], queues: list[str]) -> None:
-    """Make `count` random calls, and report each before and after: ``number, key, operation, time``, then ``number,
-    "done", result, time``. A call that fails without effect is no part of the history, and one that may have had one
-    has no end.
-    """
-    rng, store = random.Random(seed), worker.stores["store"]
-    for number in range(count):
-        key = rng.choice(values + queues)
-        operation = draw_queue(rng, number, seed) if key in queues else draw_value(rng, number, seed)
-        worker.report((number, key, operation, time.monotonic()))
-        try:
-            result = call(store, key, operation)
-        except StoreError as error:
-            worker.report((number, "maybe" if error.maybe_applied else "never", repr(error)))
-            continue
-        except StoreTimeoutError as error:
-            worker.report((number, "never", repr(error)))
-            continue
-        worker.report((number, "done", result, time.monotonic()))
+def history(worker: Worker, seed: int, count: int, keys: list[str]) -> None:
+    """Make `count` random calls, and report each before and after, as `histories.worker.make_calls` does."""
+    make_calls(worker.stores["store"], worker.tell, seed, seed, keys, count)
 
 
 # Collectives and ends
@@ -236,12 +173,12 @@ def hold_again(worker: Worker, kind: str) -> None:
     store = worker.stores["store"]
     lock = {"Lock": Lock, "Election": Election}[kind](store, "held")
     while not store.check(["over"]):
-        worker.report(("acquire", None, time.monotonic()))
+        worker.report(("acquire", None, time.monotonic_ns()))
         lock.acquire()
-        worker.report(("acquired", lock.token, time.monotonic()))
-        worker.report(("release", None, time.monotonic()))
+        worker.report(("acquired", lock.token, time.monotonic_ns()))
+        worker.report(("release", None, time.monotonic_ns()))
         lock.release()
-        worker.report(("released", True, time.monotonic()))
+        worker.report(("released", True, time.monotonic_ns()))
 
 
 def put_and_take(worker: Worker, name: str, seed: int) -> None:
@@ -251,25 +188,25 @@ def put_and_take(worker: Worker, name: str, seed: int) -> None:
     for number in itertools.count():
         if store.check(["over"]):
             return
-        worker.report(("put", f"{name}.{number}", time.monotonic()))
+        worker.report(("put", f"{name}.{number}", time.monotonic_ns()))
         queue.put(f"{name}.{number}")
-        worker.report(("take", None, time.monotonic()))
+        worker.report(("take", None, time.monotonic_ns()))
         end_item(worker, queue.take(), "done" if rng.random() < 0.7 else "give back")
 
 
 def end_item(worker: Worker, item: Item, how: str) -> None:
     name = item.data.decode()
-    worker.report(("taken", name, time.monotonic()))
-    worker.report((how, name, time.monotonic()))
+    worker.report(("taken", name, time.monotonic_ns()))
+    worker.report((how, name, time.monotonic_ns()))
     item.done() if how == "done" else item.give_back()
-    worker.report(("ended", name, time.monotonic()))
+    worker.report(("ended", name, time.monotonic_ns()))
 
 
 def drain(worker: Worker) -> None:
     """Take and do what is left, and report it."""
     queue = Queue(worker.stores["store"], "queue")
     while True:
-        worker.report(("take", None, time.monotonic()))
+        worker.report(("take", None, time.monotonic_ns()))
         try:
             end_item(worker, queue.take(block=False), "done")
         except QueueEmptyError:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from histories.told import judge, take_history
 from mounts.agents import Agent, Host
 from mounts.conftest import Sides
-from mounts.test_histories import QUEUES, VALUES, clocks, judge, take_history
+from mounts.test_histories import KEYS, clocks
 
 from fscoord.errors import StoreError, StoreGoneError, StoreTimeoutError
 
@@ -52,7 +53,7 @@ def network(sides: Sides) -> Iterator[Network]:
 
 
 def hold(agent: Agent, share: float) -> None:
-    agent.begin("with_worker", "mounts.work.hold", share)
+    agent.begin("with_worker", "mounts.trouble.hold", share)
     assert agent.next_event() == "holding"
 
 
@@ -73,7 +74,7 @@ def test_a_holder_that_is_cut_off_loses_the_lock_and_harms_nothing(
     other = sides.b.fork().open(sides.path())
     other.set("before", "1")
     here.set("here", "1")
-    asked = holder.begin("with_worker", "mounts.work.hold", share)
+    asked = holder.begin("with_worker", "mounts.trouble.hold", share)
     assert holder.next_event() == "holding"
     network.cut(sides.a)
     if network.version.startswith("4"):
@@ -110,7 +111,7 @@ def test_a_compactor_that_is_cut_off_at_its_seal_takes_nothing_back(
 ) -> None:
     compactor, other = sides.opened(2)
     other.multi_set(["x", "y"], ["1", "2"])
-    asked = compactor.begin("with_worker", "mounts.work.hold_seal", share)
+    asked = compactor.begin("with_worker", "mounts.trouble.hold_seal", share)
     assert compactor.next_event() == "holding"
     network.cut(sides.a)
     expected = {"x": b"1", "y": b"2", "introduced": b"1"}
@@ -190,7 +191,7 @@ def test_calls_stay_linearizable_over_a_cut_that_outlasts_the_lease(
     ahead = clocks(sides)
     crew = sides.opened(4)
     for agent in crew:
-        agent.begin("with_worker", "mounts.work.history", rng.randrange(2**32), 100_000, VALUES, QUEUES)
+        agent.begin("with_worker", "mounts.work.history", rng.randrange(2**32), 100_000, KEYS)
     progress(crew, 20)
     network.cut(sides.a)
     # More calls than fit before the lease ends, had those of a held the lock.
@@ -203,8 +204,8 @@ def test_calls_stay_linearizable_over_a_cut_that_outlasts_the_lease(
     calls = []
     for agent in crew:
         agent.kill()
-        calls += take_history(agent, ahead[agent.host.name])
-    judge(calls)
+        calls += take_history(agent.events, ahead[agent.host.name])
+    judge(calls, KEYS)
 
 
 @pytest.mark.timeout(1200)
@@ -214,7 +215,7 @@ def test_calls_stay_linearizable_over_a_restart_of_the_server(
     ahead = clocks(sides)
     crew = sides.opened(4)
     for agent in crew:
-        agent.begin("with_worker", "mounts.work.history", rng.randrange(2**32), 100_000, VALUES, QUEUES)
+        agent.begin("with_worker", "mounts.work.history", rng.randrange(2**32), 100_000, KEYS)
     for _ in range(3):
         progress(crew, 20)
         network.server("restart")
@@ -222,8 +223,8 @@ def test_calls_stay_linearizable_over_a_restart_of_the_server(
     calls = []
     for agent in crew:
         agent.kill()
-        calls += take_history(agent, ahead[agent.host.name])
-    judge(calls)
+        calls += take_history(agent.events, ahead[agent.host.name])
+    judge(calls, KEYS)
 
 
 def progress(crew: list[Agent], calls: int) -> None:
