@@ -26,6 +26,8 @@ from fscoord import FileStore, QueueEmptyError, StoreError, StoreTimeoutError, _
 from fscoord.recipes.lock import Lock
 
 LIMIT_S = 60.0
+CHILDREN = 100
+"""By how much the name of a forked child is above its parent's."""
 
 
 def tell(*words: Any) -> None:
@@ -61,7 +63,7 @@ def make_calls(
         while number < count:
             if number in fork_at and os.fork() == 0:
                 try:
-                    make_calls(store, tell, name + 100, seed + 1, keys, count)
+                    make_calls(store, tell, name + CHILDREN, seed + 1, keys, count)
                 finally:
                     os._exit(0)
             before(number)

@@ -83,7 +83,7 @@ def test_a_compactor_that_is_killed_at_its_seal_leaves_all_that_was_there(sides:
         fill(other)
         compactor = compactor_host.fork().open(sides.path())
         compactor.begin("with_worker", "mounts.trouble.hold_seal", share)
-        assert compactor.next_event() == "holding"
+        assert compactor.next_event() == "sealing"
         asked = other.begin("store:set", "after", "1")
         compactor.kill()
         asked.result()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from histories.told import Ahead, Witnessed, judge, take_history
+from histories.worker import CHILDREN
 from mounts.agents import Agent, Host, Pending
 from mounts.conftest import Sides
 from mounts.nemesis import Nemesis
@@ -105,9 +106,10 @@ def test_they_are_whatever_befalls_the_processes(
         told = {agent: [event for event in agent.events if not isinstance(event, str)] for agent in nemesis.agents}
         calls = [call for agent, events in told.items() for call in take_history(events, ahead[agent.host.name])]
         judge(calls, KEYS)
-        total += nemesis.happened + Counter(calls=len(calls))
+        forked = {number for events in told.values() for number, *_ in events if number > CHILDREN}
+        total += nemesis.happened + Counter(calls=len(calls), fork=len(forked))
         assert sides.a.fork().do("mounts.trouble.how_it_ends", sides.full(sides.a, name)) in ("whole", "torn")
-    assert total["kill"] == scale(2) * 2
+    assert total["kill"] == total["stop"] == scale(2) * 2
     for what, count in total.items():
         record_property(what, count)
 

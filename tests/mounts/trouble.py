@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import resource
@@ -137,6 +138,7 @@ def history(
 ) -> None:
     """Make random calls until killed, reporting as `make_calls` tells; go on as two, or meet the traps of `plan`."""
     assert not (forks and plan), "who forks has children that nobody could wake"
+    fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 4096)  # so that nobody runs far ahead of what was heard
     troubles = Troubles(worker, plan)
     make_calls(worker.stores["store"], worker.tell, name, seed, keys, forks=forks, before=troubles)
 

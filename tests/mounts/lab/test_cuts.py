@@ -112,7 +112,7 @@ def test_a_compactor_that_is_cut_off_at_its_seal_takes_nothing_back(
     compactor, other = sides.opened(2)
     other.multi_set(["x", "y"], ["1", "2"])
     asked = compactor.begin("with_worker", "mounts.trouble.hold_seal", share)
-    assert compactor.next_event() == "holding"
+    assert compactor.next_event() == "sealing"
     network.cut(sides.a)
     expected = {"x": b"1", "y": b"2", "introduced": b"1"}
     if network.version.startswith("4"):
