@@ -16,14 +16,17 @@ STOPPED_S = 0.05
 """How long one stays stopped if nobody else gets on meanwhile."""
 OTHERS = 20
 """How much others may tell before one who was stopped goes on."""
+HOLDER_KILLED = "kill of one that was stopped with the lock"
 HOLDERS_KILLED_MAX = 2
 
 
 class Nemesis:
     """Agents, begun by ``begin(host)``, and all that happens to them.
 
+    ``begin`` waits for nothing: who has the log's lock may be stopped.
+
     Attributes:
-        agents: all, and what came of asking each to work.
+        agents: all, each with the answer that it was asked for.
         killed: those who were killed; others came in their place.
         happened: how often what has happened.
     """
@@ -32,7 +35,8 @@ class Nemesis:
         self._sides, self._rng, self._begin = sides, rng, begin
         self.agents: dict[Agent, Pending] = {}
         self.killed: set[Agent] = set()
-        self._stopped: dict[Agent, tuple[int, float]] = {}
+        self._over: set[Agent] = set()
+        self._stopped: dict[Agent, tuple[int, float, bool]] = {}
         self._events: Counter[str] = Counter()
 
     def start(self, host: Host) -> None:
@@ -41,7 +45,13 @@ class Nemesis:
 
     @property
     def at_work(self) -> list[Agent]:
-        return [agent for agent, asked in self.agents.items() if agent not in self.killed and not asked.is_done()]
+        """Who has neither ended nor been killed. Whoever ended badly raises what it raised."""
+        able = [agent for agent in self.agents if agent not in self.killed and agent not in self._over]
+        for agent in able:
+            if self.agents[agent].is_done():
+                self.agents[agent].result()
+                self._over.add(agent)
+        return [agent for agent in able if agent not in self._over]
 
     @property
     def happened(self) -> Counter[str]:
@@ -67,11 +77,14 @@ class Nemesis:
             if not events or events[-1] not in (HOLDING, SEALING):
                 self._stopped.pop(agent, None)
                 continue
-            told, since = self._stopped.setdefault(agent, (self.told(), time.monotonic()))
+            if agent not in self._stopped:
+                is_last = self._events[HOLDER_KILLED] < HOLDERS_KILLED_MAX and self._rng.random() < 0.3
+                self._stopped[agent] = self.told(), time.monotonic(), is_last
+            told, since, is_last = self._stopped[agent]
             if self.told() < told + OTHERS and time.monotonic() < since + STOPPED_S:
                 continue
-            if self._events["holder killed"] < HOLDERS_KILLED_MAX and self._rng.random() < 0.2:
-                self._events["holder killed"] += 1
+            if is_last:
+                self._events[HOLDER_KILLED] += 1
                 self._kill(agent)
             else:
                 agent.resume()  # and again, if it had not stopped yet

@@ -6,7 +6,6 @@ Small histories are searched; a large one is compared with the log.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -72,11 +71,11 @@ def let_happen(sides: Sides, name: str, rng: random.Random, options: dict[str, A
     numbers = itertools.count(1)
 
     def begin(host: Host) -> tuple[Agent, Pending]:
-        number = next(numbers)
-        agent = host.fork().open(sides.path(name), **options)
+        agent, number = host.fork(), next(numbers)
         forks, plan = (1, []) if number <= 2 else (0, draw_plan(rng))
         role = "mounts.trouble.history"
-        return agent, agent.begin("with_worker", role, number, rng.randrange(2**32), KEYS, forks, plan)
+        given = (sides.full(host, name), options, number, rng.randrange(2**32), KEYS, forks, plan)
+        return agent, agent.begin("with_worker", role, *given)
 
     nemesis = Nemesis(sides, rng, begin)
     for host in [sides.a, sides.b] * (WIDTH // 2):
@@ -119,17 +118,17 @@ def test_a_large_history_is_linearizable_in_the_order_of_the_log(
 ) -> None:
     count, keys, troubles = scale(250), 8, scale(3)
     ahead = clocks(sides)
-    kept = sides.path("kept")
     first, numbers = sides.a.fork().open(sides.path()), itertools.count(1)
     first.do("os.mkdir", sides.full(sides.a, "kept"))
     first.multi_set([f"v{key}" for key in range(keys)], [f"first.{key}" for key in range(keys)])
     names: dict[Agent, int] = {}
 
     def begin(host: Host) -> tuple[Agent, Pending]:
-        agent, seed = host.fork().open(sides.path(), compact_bytes=1 << 13), rng.randrange(2**32)
-        names[agent] = next(numbers)
-        where = os.path.join(host.directory, kept)
-        return agent, agent.begin("with_worker", "mounts.trouble.testify", where, names[agent], seed, count, keys)
+        agent, number = host.fork(), next(numbers)
+        names[agent] = number
+        paths = sides.full(host), sides.full(host, "kept")
+        given = (*paths, {"compact_bytes": 1 << 13}, number, rng.randrange(2**32), count, keys)
+        return agent, agent.begin("with_worker", "mounts.trouble.testify", *given)
 
     nemesis = Nemesis(sides, rng, begin)
     for host in [sides.a, sides.b] * (WIDTH // 2):
@@ -143,11 +142,8 @@ def test_a_large_history_is_linearizable_in_the_order_of_the_log(
             nemesis.stop_one()
     nemesis.go_on_until(lambda: not nemesis.at_work)
     witnessed = Witnessed()
-    for agent, asked in nemesis.agents.items():
-        if agent in nemesis.killed:
-            agent.kill()
-        else:
-            asked.result()
+    for agent in nemesis.agents:
+        agent.kill()
         witnessed.take(names[agent], agent.events, agent in nemesis.killed, ahead[agent.host.name])
     reader = sides.a.fork()
     records = reader.do("mounts.trouble.read_records", sides.full(sides.a), sides.full(sides.a, "kept"))

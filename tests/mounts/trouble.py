@@ -134,11 +134,19 @@ class Troubles:
 
 
 def history(
-    worker: Worker, name: int, seed: int, keys: list[str], forks: int, plan: list[tuple[str, float, int]]
+    worker: Worker,
+    path: str,
+    options: dict[str, Any],
+    name: int,
+    seed: int,
+    keys: list[str],
+    forks: int,
+    plan: list[tuple[str, float, int]],
 ) -> None:
     """Make random calls until killed, reporting as `make_calls` tells; go on as two, or meet the traps of `plan`."""
     assert not (forks and plan), "who forks has children that nobody could wake"
     fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 4096)  # so that nobody runs far ahead of what was heard
+    worker.open(path, **options)
     troubles = Troubles(worker, plan)
     make_calls(worker.stores["store"], worker.tell, name, seed, keys, forks=forks, before=troubles)
 
@@ -161,11 +169,13 @@ class SharedKeepingOs(KeepingOs):
             os.close(fd)
 
 
-def testify(worker: Worker, kept: str, name: int, seed: int, count: int, keys: int) -> None:
+def testify(
+    worker: Worker, path: str, kept: str, options: dict[str, Any], name: int, seed: int, count: int, keys: int
+) -> None:
     """Bear witness by reports, and let the generations of the log be kept."""
-    store = worker.stores["store"]
-    system.os = SharedKeepingOs(store.path, kept)
-    bear_witness(store, worker.report, name, seed, count, keys)
+    system.os = SharedKeepingOs(path, kept)
+    worker.open(path, **options)
+    bear_witness(worker.stores["store"], worker.report, name, seed, count, keys)
 
 
 def read_records(path: str, kept: str) -> list[tuple[str, bytes, bytes]]:

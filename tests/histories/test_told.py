@@ -1,0 +1,47 @@
+"""What was told by clocks that differ: no call is taken for shorter than it was, and no lie for the truth."""
+
+from __future__ import annotations
+
+import pytest
+from histories.told import Ahead, Witnessed, judge, take_history
+
+WRITER = [(1, 0, "v1", ("set", b"new"), 1000), (1, 0, "done", None, 2000)]
+WITNESS = [b"1 0 set 1 1000 2000 1.0"]
+RECORDS = [("M", b"", b""), ("S", b"v1", b"first.1"), ("S", b"v1", b"1.0")]
+SURE, FAST, SLOW = (500, 500), (400, 600), (-600, -400)
+"""How far the reader's clock is ahead: just that, about as much, and about as much behind."""
+
+
+def reader(start: int, end: int, result: bytes | None) -> list[tuple[object, ...]]:
+    return [(2, 0, "v1", ("read",), start), (2, 0, "done", result, end)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "ahead", "is_right"),
+    [
+        (3100, 3200, SURE, False),
+        (3100, 3200, FAST, False),
+        (2700, 2800, FAST, False),
+        (2450, 2550, FAST, True),
+        (2550, 2650, FAST, True),
+        (2550, 2650, SURE, False),
+        (1100, 1200, SLOW, True),
+        (1500, 1600, SLOW, True),
+        (1650, 1700, SLOW, False),
+    ],
+)
+def test_a_read_of_an_old_value_is_right_if_it_may_have_begun_before_the_write_had_ended(
+    start: int, end: int, ahead: Ahead, is_right: bool
+) -> None:
+    calls = take_history(WRITER) + take_history(reader(start, end, None), ahead)
+    witnessed = Witnessed()
+    witnessed.take(1, WITNESS, was_killed=False)
+    witnessed.take(2, [b"2 0 get 1 %d %d first.1" % (start, end)], was_killed=False, ahead=ahead)
+    if is_right:
+        judge(calls, ["v1"])
+        assert witnessed.compare(RECORDS) == 2
+    else:
+        with pytest.raises(AssertionError, match="not linearizable"):
+            judge(calls, ["v1"])
+        with pytest.raises(AssertionError, match="began after"):
+            witnessed.compare(RECORDS)
