@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from histories.crew import Crew, Member
-from histories.told import Witnessed, judge, take_history
+from histories.told import Witnessed, errors, judge, take_history
 from histories.worker import QUEUES, VALUES, write_all
 from linear import models
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
@@ -66,6 +66,7 @@ def test_small_histories_are_linearizable_whatever_befalls_the_processes(
         options = {"lock": lock, "compact_bytes": rng.choice([None, 1000, 4000]), "durable": rng.random() < 0.2}
         crew = let_happen(str(path), rng, options)
         judge([call for member in crew.members for call in take_history(told(member))], VALUES + QUEUES)
+        assert [text for member in crew.members for text in errors(told(member))] == []
         log = read_newest(path)
         assert log.ends in ("whole", "torn")
         for what, count in crew.happened.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from histories.told import Ahead, Witnessed, judge, take_history
+from histories.told import Ahead, Witnessed, errors, judge, take_history
 
 WRITER = [(1, 0, "v1", ("set", b"new"), 1000), (1, 0, "done", None, 2000)]
 WITNESS = [b"1 0 set 1 1000 2000 1.0"]
@@ -45,3 +45,14 @@ def test_a_read_of_an_old_value_is_right_if_it_may_have_begun_before_the_write_h
             judge(calls, ["v1"])
         with pytest.raises(AssertionError, match="began after"):
             witnessed.compare(RECORDS)
+
+
+def test_an_error_that_a_full_disk_does_not_explain_is_found() -> None:
+    full, damaged = "StoreUnavailableError('... File too large')", "CorruptLogError('... is damaged')"
+    told = [(1, 0, "v1", ("read",), 1), (1, 0, "never", damaged), (1, 1, "v1", ("read",), 2), (1, 1, "maybe", full)]
+    assert errors(told) == [damaged]
+
+
+def test_a_process_that_failed_fails_the_history() -> None:
+    with pytest.raises(AssertionError, match="process 1 at call 0: it is so"):
+        take_history([(1, 0, "v1", ("read",), 1), (1, 0, "failed", "it is so")])

@@ -41,6 +41,13 @@ def take_history(told: Iterable[tuple[Any, ...]], ahead: Ahead = (0, 0)) -> list
     return calls + [(key, Call(start, math.inf, operation, UNKNOWN)) for key, operation, start in begun.values()]
 
 
+def errors(told: Iterable[tuple[Any, ...]]) -> list[str]:
+    """Return what calls raised, but for what a full disk, a busy machine and large numbers explain."""
+    texts = [rest[1] for _, _, *rest in told if rest[0] in ("never", "maybe")]
+    usual = ("File too large", "StoreTimeoutError", "OverflowError")
+    return [text for text in texts if not any(word in text for word in usual)]
+
+
 def judge(calls: list[tuple[str, Call]], keys: list[str]) -> None:
     """Fail unless every key's history is linearizable; one that is too hard to tell fails, too."""
     verdicts = check_each(calls, model)

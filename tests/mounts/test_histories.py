@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from histories.told import Ahead, Witnessed, judge, take_history
+from histories.told import Ahead, Witnessed, errors, judge, take_history
 from histories.worker import CHILDREN
 from mounts.agents import Agent, Host, Pending
 from mounts.conftest import Sides
@@ -105,6 +105,7 @@ def test_they_are_whatever_befalls_the_processes(
         told = {agent: [event for event in agent.events if not isinstance(event, str)] for agent in nemesis.agents}
         calls = [call for agent, events in told.items() for call in take_history(events, ahead[agent.host.name])]
         judge(calls, KEYS)
+        assert [text for events in told.values() for text in errors(events)] == []
         forked = {number for events in told.values() for number, *_ in events if number > CHILDREN}
         total += nemesis.happened + Counter(calls=len(calls), fork=len(forked))
         assert sides.a.fork().do("mounts.trouble.how_it_ends", sides.full(sides.a, name)) in ("whole", "torn")
