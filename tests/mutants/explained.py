@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 
+AS_LONG = "a file of that length stays as it is"
 BUFFER = "a byte more or less in a buffer, before it is written"
 CLOCK = "a clock of nanoseconds hardly ever shows just this moment"
 NEGATIVE = "any negative number says that there is no descriptor"
+PAUSE = "how long it pauses, and for how long all is tried, is another matter"
+STANDARD_INPUT = "descriptor 0 is standard input"
 UNREAD = "nobody reads it before it is set again"
 IN_THE_ID = "of the id 16 bytes are written"
 SPARES = "only work is spared: what follows looks for itself"
@@ -21,9 +24,24 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "AliveFile._lock: * | 0 -> 1": "from where the descriptor stands, which is 0, for nothing reads on it",
         "AliveFile.close: self._fd = -1 | 1 -> 2": NEGATIVE,
     },
+    "_log/appending.py": {
+        "Appender._append: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
+        "Appender._void_tail: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
+    },
+    "_log/bell.py": {
+        "Bell.close: self.fd = -1 | 1 -> 2": NEGATIVE,
+        "Bell.ring: seen = * | 1 -> 2": "only the first of the bytes that were read is looked at",
+        "Bell.is_lost: return self.fd < 0 or * | self.fd < 0 -> LtE": STANDARD_INPUT,
+        "Bell.is_lost: return self.fd < 0 or * | 0 -> 1": STANDARD_INPUT,
+    },
     "_log/coherence.py": {
         "SharedLogFile._catch_up: if self._pending or * -> And": "what looks damaged then is looked at once more",
+        "SharedLogFile._catch_up: while * | system.time.monotonic() >= deadline -> Gt": CLOCK,
+        "SharedLogFile._catch_up: system.time.sleep(PAUSE_S) -> pass": PAUSE,
         "SharedLogFile._check_identity: self._drop(fd) -> pass": "closed with the next operation",
+        "SharedLogFile.__init__: self._has_written = False * | False -> True": "until a write nothing else is in doubt",
+        "SharedLogFile._open: for attempt in range(1, OPEN_TRIES + 1): | 1 -> 2 (2)": "the one before raises",
+        "SharedLogFile._open: system.time.sleep(min(PAUSE_S * *": PAUSE,
     },
     "_log/compaction.py": {
         "Compactor._succeed: if lock is not None and * | header.lock_kind != SOFT -> Eq": "closing gives the lock back",
@@ -102,9 +120,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
         'newest: (offset, chain), data, missing = start, b"", 0 | 0 -> 1': "more than that is read at once anyway",
         "newest: system.os.lseek(fd, offset, 0) -> pass": "a VOID is what was read last, and ends there",
         "post: reader = -1 | 1 -> 2": NEGATIVE,
-        "post: if reader >= 0: | reader >= 0 -> Gt": "descriptor 0 is standard input",
+        "post: if reader >= 0: | reader >= 0 -> Gt": STANDARD_INPUT,
         "_take: system.time.sleep(_PAUSE_S) -> pass": "so many tries are over sooner, and the next to post does it",
-        "_void: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": "a file of that length stays as it is",
+        "_void: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
         "_is_unlocked: lock.unlock() -> pass": "to close the descriptor gives the lock back as well",
     },
     "_log/spill.py": {
@@ -113,7 +131,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/succession.py": {
         "Successive._open: self._rfd, self._root_fd = opened.reader, -1 | 1 -> 2": NEGATIVE,
         "Successive._enter: reader = writer = -1 | 1 -> 2": NEGATIVE,
-        "Successive._look: is_root = self._root_fd < 0 | self._root_fd < 0 -> LtE": "descriptor 0 is standard input",
+        "Successive._look: is_root = self._root_fd < 0 | self._root_fd < 0 -> LtE": STANDARD_INPUT,
         "Successive._enter: self._trouble = trouble -> pass": SPARES,
     },
     "_log/tail.py": {

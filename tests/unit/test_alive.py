@@ -1,4 +1,4 @@
-"""The liveness file by itself: which bytes are held, by whom, and when it has to be made again."""
+"""The liveness file by itself: which bytes are held, by whom, when it is made again; what a pid proves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fscoord import InsecurePathError
-from fscoord._log.alive import MAGIC, SIZE, AliveFile, open_alive
+from fscoord import InsecurePathError, _system as system
+from fscoord._log.alive import MAGIC, SIZE, AliveFile, Home, open_alive
+from fscoord._log.session import Session
 
 Open = Callable[..., AliveFile]
 
@@ -157,3 +158,40 @@ def test_a_liveness_file_that_others_can_write_is_refused_and_closed_unless_it_i
 def test_a_file_that_is_whole_is_taken_as_it_is(open_one: Open, path: str) -> None:
     put(path, MAGIC + b"0123456789abcdef" + b"of a later version")
     assert open_one().id == b"0123456789abcdef"
+
+
+# Whose process number means something here
+
+
+HERE = Home("host", b"b" * 16, 7, 9)
+THERE = Session("host", 1234, 55, b"b" * 16, pid_space=7, time_space=9)
+
+
+@pytest.mark.parametrize(
+    ("home", "session", "shares"),
+    [
+        (HERE, THERE, True),
+        (HERE._replace(pid_space=1), THERE._replace(pid_space=1), True),
+        (HERE, THERE._replace(host="another"), False),
+        (HERE, THERE._replace(boot_id=b"c" * 16), False),
+        (HERE, THERE._replace(pid_space=8), False),
+        (HERE._replace(pid_space=0), THERE._replace(pid_space=0), False),
+        (HERE._replace(boot_id=bytes(16)), THERE._replace(boot_id=bytes(16)), False),
+    ],
+)
+def test_a_process_number_means_the_same_on_one_boot_of_one_host_in_one_known_namespace(
+    home: Home, session: Session, shares: bool
+) -> None:
+    assert home.shares_processes_with(session) is shares
+
+
+@pytest.mark.parametrize(("found", "another", "the_same"), [(55, False, True), (56, True, False), (0, False, False)])
+def test_a_process_is_another_only_if_it_began_at_another_time_that_is_known(
+    found: int, another: bool, the_same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "start_time", lambda pid: found if pid == 1234 else 0)
+    assert HERE.is_another(THERE) is another
+    assert HERE.is_the_same(THERE) is the_same
+    for unknown in (THERE._replace(start_time=0), THERE._replace(time_space=8)):
+        assert not HERE.is_another(unknown)
+        assert not HERE.is_the_same(unknown)

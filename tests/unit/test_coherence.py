@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +18,21 @@ from faults.shared_os import SharedOs, shared_os
 from unit.plain_reader import read_log
 
 from fscoord import (
+    CorruptLogError,
     FileStore,
+    InsecurePathError,
     StoreError,
     StoreGoneError,
+    StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
     _system as system,
 )
 from fscoord._log import coherence, record, stuck
 from fscoord._log.bell import bucket
+from fscoord._log.lock import LogLock
 from fscoord._log.news import News
+from fscoord._log.reader import STALE
 from fscoord.stores.dump import dump
 from fscoord.stores.state import State
 
@@ -422,6 +428,7 @@ def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
         with kernel.instead(does):
             log = FileStore(path, read_only=read_only)
         assert log.get("k") == b"1"
+        assert log._log._descriptors <= log._log._in_use()
         log.close()
         at += 1
     assert at > 5
@@ -619,3 +626,357 @@ def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
     finally:
         logging.getLogger("fscoord").removeHandler(handler)
     assert path in caplog.text
+
+
+# Each step, by itself
+
+
+def look_soon(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next look of `store` at its name be due, and none after it."""
+    monkeypatch.setattr(coherence, "LOOK_S", 1000.0)
+    store._log._looked = -math.inf
+
+
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_a_look_opens_the_name_once_a_second_and_the_reads_between_do_not(
+    how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        look_soon(store, monkeypatch)
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "read"]
+        assert calls(kernel, store.get, "k") == ["read"]
+        store.compact()
+        assert store.get("k") == b"1"
+        look_soon(store, monkeypatch)
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "open", "fstat", "read"]
+        assert [os.path.basename(name) for what, name in kernel.calls if what == "open"][1] == "log"
+        assert calls(kernel, store.get, "k") == ["read"]
+        assert store._log._descriptors <= store._log._in_use()
+
+
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_a_write_reads_on_from_a_new_descriptor_once_a_second(
+    how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        look_soon(store, monkeypatch)
+        write = ["fstat", "write", "fdatasync"]
+        assert calls(kernel, store.set, "k", "2") == ["open", "fstat", *write]
+        assert calls(kernel, store.set, "k", "3") == write
+
+
+@pytest.mark.parametrize("does", ["read", "write"])
+def test_who_looks_holds_its_byte_again_and_is_another_session_if_nobody_could_find_it(
+    does: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        assert store._log.session == 1
+        os.unlink(path + ".alive")
+        store._log._alive_checked = -math.inf
+        look_soon(store, monkeypatch)
+        if does == "read":
+            assert store.get("k") == b"1"
+            assert store._log.session == 0
+        else:
+            store.set("k", "2")
+            assert store._log.session == 2
+
+
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_who_only_reads_sees_at_the_next_look_that_the_log_has_shrunk(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        size = os.path.getsize(path)
+        store.set("k", "2")
+        os.truncate(path, size)
+        look_soon(store, monkeypatch)
+        with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
+            store.get("k")
+
+
+@pytest.mark.parametrize("generations", [0, 1])
+def test_a_name_that_has_gone_by_the_time_of_the_look_behind_it_is_told_as_gone(
+    generations: int, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of generation 0 that is the end; of a later one generation 0 is asked where the log goes on."""
+    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
+        store.set("k", "1")
+        for _ in range(generations):
+            store.compact()
+        assert store.get("k") == b"1"
+        looked, known, file = [0], kernel.fstat, store._log._identity
+
+        def fstat(fd: int) -> os.stat_result:
+            found = known(fd)
+            if (found.st_dev, found.st_ino) == file:
+                looked[0] += 1
+                if looked[0] == 2:  # the first is by who opens it
+                    return os.stat_result([*found[:3], 0, *found[4:]])
+            return found  # type: ignore[no-any-return]
+
+        look_soon(store, monkeypatch)
+        kernel.fstat = fstat
+        if generations:
+            assert store.get("k") == b"1"
+        else:
+            with pytest.raises(StoreGoneError, match="was deleted"):
+                store.get("k")
+        kernel.fstat = known
+        assert looked[0] >= 2
+        assert other.get("k") == b"1"
+
+
+def test_who_is_in_a_later_generation_looks_whether_the_logs_own_name_is_there(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        store.compact()
+        assert store.get("k") == b"1"
+        os.unlink(path)
+        assert store.get("k") == b"1"
+        look_soon(store, monkeypatch)
+        with pytest.raises(StoreGoneError, match="was deleted"):
+            store.get("k")
+
+
+def test_under_a_soft_lock_each_look_drops_what_this_hosts_cache_has_of_the_log(path: str, kernel: SharedOs) -> None:
+    dropped: list[tuple[int, ...]] = []
+    kernel.posix_fadvise = lambda *arguments: dropped.append(arguments)
+    with FileStore(path, lock="soft", coherence="locked") as store:
+        store.set("k", "1")
+        dropped.clear()
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "read"]
+        assert dropped == [(store._log._rfd, 0, 0, os.POSIX_FADV_DONTNEED)]
+    dropped.clear()
+    with FileStore(path, lock="soft", coherence="direct") as store:
+        assert calls(kernel, store.get, "k") == ["read"]
+        store._log._freshen()
+    assert not dropped
+
+
+def test_where_reads_need_the_lock_who_has_it_keeps_readers_waiting_but_for_a_soft_one(path: str) -> None:
+    """No byte range is locked beside flock(2); and of a marker file the kernel knows nothing, so it is of no use."""
+    for lock in ("flock", "soft"):
+        with (
+            FileStore(path + lock, lock=lock, coherence="locked") as store,
+            FileStore(path + lock, lock=lock, coherence="locked") as holder,
+        ):
+            holder.set("k", "1")
+            assert store.get("k") == b"1"
+            holder._log._lock.try_lock()
+            try:
+                if lock == "flock":
+                    with pytest.raises(StoreTimeoutError, match="the log's lock did not come"):
+                        store._log.refresh(0)
+                else:
+                    assert store.get("k") == b"1"
+            finally:
+                holder._log._lock.unlock()
+
+
+def test_whether_the_file_has_more_counts_from_behind_what_was_read(path: str) -> None:
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        log = store._log
+        with open(path, "ab") as file:
+            file.write(bytes(100))
+        assert (log._has(100), log._has(101)) == (True, False)
+        log._pending = b"five?"
+        assert (log._has(95), log._has(96)) == (True, False)
+        log._pending = b""
+        assert log._descriptors <= log._in_use()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_size_that_comes_before_the_data_is_no_lie_yet(times: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        kernel.hidden, kernel.hides = -50, times
+        store.set("k", "2")
+        kernel.hides = 0
+        assert store.get("k") == b"2"
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+def test_damage_that_stays_is_told_by_who_writes_and_by_who_reads(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store, FileStore(path, coherence=how) as other:
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        start = os.path.getsize(path)
+        for value in "23":
+            store.set("k", value)
+        with open(path, "r+b") as file:
+            file.seek(start + 20)
+            file.write(b"\xff\x00\xff")
+        for call in (lambda: other.set("n", "1"), lambda: other.get("k")):
+            with pytest.raises(CorruptLogError, match="fscoord verify") as caught:
+                call()
+            assert caught.value.offset == start
+
+
+def test_who_moves_on_to_the_next_generation_waits_for_no_cache(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.add("n", 1)
+        other.add("n", 1)
+        store.compact()
+        monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it sleeps for {seconds} s"))
+        assert other.add("n", 1) == 3
+
+
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+def test_no_step_leaves_a_descriptor_behind(lock: str, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, lock=lock, coherence="locked") as store:
+        for _ in range(3):
+            store.set("k", "1")
+            assert store._log._descriptors <= store._log._in_use()
+    failing = kernel.fail(0, system.errno.ESTALE, names=("fstat",))
+    with failing as failed, FileStore(path, lock=lock, coherence="locked") as store:
+        assert failed
+        assert store._log._descriptors <= store._log._in_use()
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_what_does_not_arrive_at_the_server_is_an_error_of_the_write(
+    error: int, how: str, path: str, kernel: SharedOs
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        with (
+            kernel.fail(0, error, names=("fdatasync",)),
+            pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught,
+        ):
+            store.set("k", "2")
+        assert caught.value.maybe_applied
+        store.set("k", "3")
+        assert store.get("k") == b"3"
+        assert store._log.coherence == how
+
+
+def test_a_log_that_can_not_be_opened_is_watched_by_nobody(path: str) -> None:
+    os.symlink("elsewhere", path)
+    with pytest.raises(InsecurePathError) as caught:
+        FileStore(path, coherence="direct")
+    assert path not in [call._path for call in stuck._open], caught.value  # which keeps what was half open
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock"])
+def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
+    lock: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait has a deadline of its own, and is not stuck."""
+    seen: list[tuple[str, bool]] = []
+    with (
+        FileStore(path, lock=lock, coherence="locked") as store,
+        FileStore(path, lock=lock, coherence="locked") as other,
+    ):
+        other.set("k", "1")
+        call = store._log._call
+
+        def wait(*_: object, **__: object) -> None:
+            seen.append(("wait", call._since > 0))
+            other._log._lock.unlock()
+
+        monkeypatch.setattr(LogLock, "wait", wait)
+        for operation in (lambda: store.set("k", "2"), lambda: store.get("k")):
+            with kernel.instead(lambda name, *_: seen.append((name, call._since > 0))):
+                operation()
+                assert call._since == 0
+                other._log._lock.try_lock()
+                store.set("k", "3")
+            assert call._since == 0
+            assert ("wait", False) in seen
+            seen.remove(("wait", False))
+            assert {is_watched for _, is_watched in seen} == {True}
+            seen.clear()
+
+
+def test_who_comes_concerns_every_waiter_and_what_it_writes_only_its_own(path: str) -> None:
+    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
+        store.set("k", "1")
+        store._log.take_news()
+        other.set("k", "2")
+        assert store.get("k") == b"2"
+        assert len(set(store._log.take_news())) == 4096
+        other.set("k", "3")
+        assert store.get("k") == b"3"
+        assert set(store._log.take_news()) == {bucket(b"k")}
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_a_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
+    error: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, each time through new descriptors; who has waited for nobody has not run out of time, either."""
+    left, bind = 0, LogLock.bind
+
+    def refusing(lock: LogLock, fd: int, session: int) -> None:
+        bind(lock, fd, session)
+        take = lock.try_lock
+
+        def try_lock() -> object:
+            nonlocal left
+            if left:
+                left -= 1
+                raise OSError(error, os.strerror(error))
+            return take()
+
+        lock.try_lock = try_lock
+
+    monkeypatch.setattr(LogLock, "bind", refusing)
+    monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
+    with FileStore(path, coherence="direct") as store:
+        for number in range(1, 5):
+            left = coherence.TRIES - 1
+            assert store.add("n", 1) == number
+        left = coherence.TRIES
+        with pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught:
+            store.add("n", 1)
+        assert not caught.value.maybe_applied
+        assert store.add("n", 1) == 5
+        assert store._log.coherence == "direct"
+
+
+def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
+    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
+        other.set("k", "1")
+        kernel.refuses_direct = "read"
+        store.set("k", "2")
+        assert store._log.coherence == "locked"
+        assert store.get("k") == b"2"
+
+
+def test_who_has_opened_the_log_again_looks_at_its_name_at_once(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coherence, "LOOK_S", 1000.0)
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        store._log._looked = later = time.monotonic() + 500  # not due for long
+        assert store.get("k") == b"1"
+        assert store._log._looked == later
+        store._log._trouble |= STALE
+        assert store.get("k") == b"1"
+        assert store._log._looked < later
+
+
+def test_a_refused_argument_of_a_read_that_was_not_direct_is_an_error(path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        failing = kernel.fail(0, system.errno.EINVAL, names=("read",), for_good=True)
+        with failing, pytest.raises(StoreUnavailableError, match=os.strerror(errno.EINVAL)):
+            store.get("k")
+        assert store.get("k") == b"1"
