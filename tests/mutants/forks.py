@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import mmap
 import os
 import resource
 import select
@@ -31,6 +32,8 @@ PATIENCE_S, PATIENCE = 10.0, 10.0
 """A test hangs that takes so many seconds longer than so many times what it takes without a change."""
 LEARNING_S = 600
 """No test of those that are used takes so long, without a change."""
+MOST_LINES = 1024
+"""More than a module of the package has."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 Say = Callable[[str, object], None]
@@ -103,26 +106,34 @@ def learn(items: Sequence[pytest.Item], paths: dict[str, str], say: Say) -> None
 
 
 class Lines:
-    """Which lines of some files are reached, by sys.monitoring (Python 3.12): told of each once, it costs little."""
+    """Which lines of some files are reached, by sys.monitoring (Python 3.12): told of each once, it costs little.
+
+    The bytes that stand for them are shared with what tests fork.
+    """
 
     def __init__(self, paths: dict[str, str]) -> None:
         self.paths = paths
-        self.reached: dict[str, set[int]] = defaultdict(set)
+        self._starts = {path: number * MOST_LINES for number, path in enumerate(paths)}
+        self._reached = mmap.mmap(-1, len(paths) * MOST_LINES)
         tool = sys.monitoring.COVERAGE_ID
         sys.monitoring.use_tool_id(tool, "fscoord tests")
         sys.monitoring.register_callback(tool, sys.monitoring.events.LINE, self._note)
         sys.monitoring.set_events(tool, sys.monitoring.events.LINE)
 
     def _note(self, code: CodeType, line: int) -> Any:
-        module = self.paths.get(code.co_filename)
-        if module is not None:
-            self.reached[module].add(line)
+        start = self._starts.get(code.co_filename)
+        if start is not None:
+            self._reached[start + line] = 1
         return sys.monitoring.DISABLE
 
     def take(self) -> dict[str, list[int]]:
         """Return what was reached since the last call."""
-        reached = {module: sorted(lines) for module, lines in self.reached.items()}
-        self.reached.clear()
+        reached = {}
+        for path, start in self._starts.items():
+            found = self._reached[start : start + MOST_LINES]
+            if any(found):
+                reached[self.paths[path]] = [line for line, seen in enumerate(found) if seen]
+        self._reached[:] = bytes(len(self._reached))
         sys.monitoring.restart_events()
         return reached
 

@@ -160,7 +160,7 @@ class Campaign:
     def tests_at(self, module: str, lines: range) -> tuple[list[str], bool]:
         """Return the tests that come to `lines`, and True; if none was seen there, those seen nearest, and False.
 
-        What a test's fork comes to is not seen, and a failure there may well be.
+        What programs come to that a test starts is not seen.
         """
         tests = [name for line in lines for name in self.at[module, line]]
         if tests:
