@@ -10,7 +10,8 @@ from faults.faulty import faulty_os
 from faults.logs import make, opened, put, steps, tear, write_every_kind
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError, InsecurePathError, StoreUnavailableError
+from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
+from fscoord._log import record
 from fscoord.stores.dump import dump
 
 
@@ -104,3 +105,84 @@ def test_a_header_that_is_damaged_is_damage_at_its_beginning(path: str) -> None:
     with pytest.raises(CorruptLogError, match="version") as caught:
         list(dump(path))
     assert caught.value.offset == 0
+
+
+def compacted(path: str) -> str:
+    """Make a log that has a second generation; return the path of that."""
+    with FileStore(path) as store:
+        store.set("k", "1")
+        store.compact()
+        assert store.get("k") == b"1"
+        return store._log.file
+
+
+def next_record(data: bytes, kind: int, value: bytes) -> bytes:
+    """A record that follows the last of the whole log `data`."""
+    last, *_ = read_log(data).records[-1]
+    return record.encode(kind, b"", value, 9, 1, int.from_bytes(data[last + 4 : last + 8], "little"))[0]
+
+
+def test_what_others_may_write_can_be_read_by_people(path: str) -> None:
+    os.chmod(compacted(path), 0o666)
+    os.chmod(path, 0o666)
+    assert [entry.kind for entry in dump(path)][-1] == "multi_set"
+
+
+def test_a_pipe_in_the_place_of_a_generation_is_refused_and_waited_for_by_nobody(path: str) -> None:
+    file = compacted(path)
+    os.unlink(file)
+    os.mkfifo(file)
+    with pytest.raises(InsecurePathError, match="no regular file") as caught:
+        list(dump(path))
+    assert os.path.basename(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["header", "another"])
+def test_a_generation_that_is_not_what_was_to_follow_is_damage_at_its_beginning(how: str, path: str) -> None:
+    file = compacted(path)
+    make(path + "2", write_every_kind)
+    Path(file).write_bytes(b"no log" * 100 if how == "header" else Path(path + "2").read_bytes())
+    with pytest.raises(CorruptLogError, match="no fscoord log" if how == "header" else "to follow") as caught:
+        list(dump(path))
+    assert (caught.value.offset, caught.value.path) == (0, path)
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    assert file not in [os.readlink(link) for link in links if os.path.lexists(link)]
+
+
+def test_a_bad_frame_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
+    data = make(path, write_every_kind)
+    put(path, data + b"no frame" + b"\xff" * 4)
+    with pytest.raises(CorruptLogError) as caught:
+        list(dump(path))
+    assert caught.value.offset == len(data)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_lost_sector_is_torn_where_records_are_synced_as_behind_a_seal_and_damage_elsewhere(
+    sealed: bool, path: str
+) -> None:
+    if sealed:
+        compacted(path)
+    else:
+        make(path, write_every_kind)
+    before = Path(path).read_bytes()
+    log = read_log(before)
+    data = bytearray(before + next_record(before, record.FORWARD, b"n" * 1500))
+    sector = -(-(len(before) + 12) // 512) * 512
+    data[sector : sector + 512] = bytes(512)
+    put(path, bytes(data))
+    told = []
+    try:
+        for entry in dump(path):
+            told.append(entry.kind)
+    except CorruptLogError as error:
+        told.append(f"damage at {error.offset}")
+    assert told[len(log.records) :] == (["session", "multi_set"] if sealed else [f"damage at {log.offset}"])
+
+
+def test_a_session_that_describes_nobody_is_damage(path: str) -> None:
+    data = make(path, write_every_kind)
+    put(path, data + next_record(data, record.SESSION, b"nobody"))
+    with pytest.raises(CorruptLogError, match="cut short") as caught:
+        list(dump(path))
+    assert caught.value.offset == len(data)
