@@ -64,6 +64,7 @@ def dump_log(path: str) -> Iterator[Entry]:
             successor, way.successor = way.successor, None
             file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
             system.close_quietly(fd)
+            fd = -1  # its number may be that of another by now
             fd, header, offset, chain = _open_generation(path, file, successor)
             yield from _records(file, fd, offset, chain, header, way)
     except FscoordError:

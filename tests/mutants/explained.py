@@ -45,12 +45,16 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/compaction.py": {
         "Compactor._succeed: if lock is not None and * | header.lock_kind != SOFT -> Eq": "closing gives the lock back",
+        "Compactor._succeed: is_sealing, fd, lock = False, -1, None | 1 -> 2": NEGATIVE,
+        "Compactor._succeed: lock.unlock() -> pass": "closing gives the lock back",
         "Compactor._begin_life: header = self.header._replace( | 16 -> 17": IN_THE_ID,
         "Compactor._compact: header = self.header._replace( | 16 -> 17": IN_THE_ID,
         "Compactor._begin_life: self._trouble = DIRTY -> pass": "until its record is there, all can be read as before",
     },
     "_log/dump.py": {
-        "dump_log: fd = -1 | 1 -> 2": NEGATIVE,
+        "dump_log: fd = -1* | 1 -> 2": NEGATIVE,
+        '_records: data, position = b"", 0 * | 0 -> 1': "of no bytes none are left, so that they are read",
+        '_records: offset, chain, data, position = *, b"", 0 | 0 -> 1': "of no bytes none are left, so that they are read",
         "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     },
     "_log/file.py": {
@@ -147,7 +151,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
 
 EVERYWHERE: dict[str, str] = {
     "*.atexit = False -> pass": "at the end the kernel closes everything",
-    "*paths.check(file, fd, 0, read_only=True) | 0 -> 1": "of who only reads no mode is asked",
+    "*paths.check(*, fd, 0, read_only=True) | 0 -> 1": "of who only reads no mode is asked",
     "*.atexit = False | False -> True": "at the end the kernel closes everything",
     "*: if *now - self._looked > LOOK_S -> GtE": CLOCK,
     "*monotonic() - self._looked > oldest -> GtE": CLOCK,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from faults.faulty import faulty_os
+from faults.faulty import faulty_os, faulty_system
 from faults.logs import make, opened, put, steps, tear, write_every_kind
 from unit.plain_reader import read_log
 
@@ -142,11 +143,24 @@ def test_a_generation_that_is_not_what_was_to_follow_is_damage_at_its_beginning(
     file = compacted(path)
     make(path + "2", write_every_kind)
     Path(file).write_bytes(b"no log" * 100 if how == "header" else Path(path + "2").read_bytes())
-    with pytest.raises(CorruptLogError, match="no fscoord log" if how == "header" else "to follow") as caught:
+    opened: list[str] = []
+    closed: list[str] = []
+
+    def note(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+        if name == "open":
+            opened.append(arguments[0])
+        elif name == "close":
+            link = f"/proc/self/fd/{arguments[0]}"
+            closed.append(os.readlink(link) if os.path.lexists(link) else "what may be another's by now")
+
+    with (
+        faulty_system() as faulty,
+        faulty.instead(note),
+        pytest.raises(CorruptLogError, match="no fscoord log" if how == "header" else "to follow") as caught,
+    ):
         list(dump(path))
     assert (caught.value.offset, caught.value.path) == (0, path)
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    assert file not in [os.readlink(link) for link in links if os.path.lexists(link)]
+    assert opened == closed == [path, file]
 
 
 def test_a_bad_frame_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
