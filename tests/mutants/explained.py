@@ -51,6 +51,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Compactor._compact: header = self.header._replace( | 16 -> 17": IN_THE_ID,
         "Compactor._begin_life: self._trouble = DIRTY -> pass": "until its record is there, all can be read as before",
     },
+    "_log/contention.py": {
+        "Contender._lock_timeout: if isinstance(number, int) and number not in self.sessions: |*-> Or": SPARES,
+    },
     "_log/dump.py": {
         "dump_log: fd = -1* | 1 -> 2": NEGATIVE,
         '_records: data, position = b"", 0 * | 0 -> 1': "of no bytes none are left, so that they are read",
@@ -59,15 +62,25 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/file.py": {
         "LogFile._update_locked: self._trouble = 0 -> pass": SPARES,
+        "LogFile.update: self._trouble = DIRTY -> pass (2)": "whatever moves on has said so itself",
+        "LogFile.update: self._explain(* | 0 -> 1": "kinds are letters, or 0",
+        "LogFile.update: attempt += 1 | 1 -> 2": PAUSE,
+        "LogFile.join_run.decide: begun.append(True) | True -> False": "whether it is empty is all that is asked",
+        "LogFile.compact.decide: done.append(True) | True -> False": "whether it is empty is all that is asked",
+        "LogFile.join_run: if self.is_finished or * self.header.runs[:1] != (run,)): | 1 -> 2": SPARES,
         "LogFile.join_run: if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):"
         " | run is not None and self.header.runs[:1] != (run,) -> Or": SPARES,
     },
     "_log/line.py": {
-        "_Request._run: waiter.gone = True -> pass": "who waits says so itself as soon as it is woken",
-        "_Request._hand_over: waiter.gone = True -> pass": "who waits says so itself as soon as it is woken",
+        "leave_line: waiter.gone = True*": "who waits says so itself as soon as it is woken",
+        "_Request.*: self.fd = -1 | 1 -> 2*": NEGATIVE,
+        "_Request._run: waiter = self._first(end=True) | True -> False": "who lines up so late is woken by its end",
+        "_Request._run: waiter.gone = True*": "who waits says so itself as soon as it is woken",
+        "_Request._hand_over: waiter.gone = True*": "who waits says so itself as soon as it is woken",
     },
     "_log/lock.py": {
         "LogLock.holder: asked = _range(fcntl.F_WRLCK, 0) | 0 -> 1": "all ranges share their first byte",
+        "LogLock.wait: doublings = min(* | 10 -> 11": "a nap is as long as it gets before",
     },
     "_log/mount.py": {
         "_look_up: first = line.split(None, 5) * | 5 -> 6": "the first fields are the same",

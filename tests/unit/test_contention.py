@@ -138,3 +138,49 @@ def test_who_introduced_itself_for_what_then_failed_knows_that_it_was_not_done(p
 def refuse_new_files(name: str, _: object, arguments: tuple[Any, ...]) -> None:
     if name == "open" and arguments[1] & os.O_EXCL and not arguments[0].endswith(".alive"):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken")])
+def test_what_an_operation_has_to_say_is_not_hidden_by_an_unlock_that_fails(error: OSError, path: str) -> None:
+    with faulty_os() as faulty, opened(path) as handle:
+        handle.write(b"k", b"1")
+        lock = handle.log._lock
+        unlock = lock.unlock
+
+        def fails() -> None:
+            unlock()
+            raise OSError(errno.EIO, "lost")
+
+        lock.unlock = fails
+        failing = faulty.fail(0, error.errno or 0, names=("write",))
+        with failing, pytest.raises(StoreUnavailableError, match="appending to the log failed") as caught:
+            handle.write(b"k", b"2")
+        lock.unlock = unlock
+        assert caught.value.maybe_applied is (error.errno == errno.EIO)
+        handle.write(b"k", b"3")
+
+
+def test_who_has_waited_for_a_while_waits_in_the_kernel_for_what_is_left(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+    with opened(path) as handle:
+        monkeypatch.setattr(handle.log._lock, "wait", lambda _, waited, rest, *__, **___: left.append(waited + rest))
+        handle.log._wait_for_lock(3, system.time.monotonic() - 10, 100)
+    assert left == [pytest.approx(100)]
+
+
+def test_a_lock_that_comes_at_the_second_try_came_in_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a wait starts with it."""
+    tries: list[int] = []
+    with opened(path) as handle, opened(path) as other:
+        other.log._lock.try_lock()
+
+        def wait(attempt: int, *_: Any, **__: Any) -> None:
+            tries.append(attempt)
+            other.log._lock.unlock()
+
+        monkeypatch.setattr(handle.log._lock, "wait", wait)
+        handle.write(b"k", b"v")
+        assert tries == [1]
+        assert len(other.look()) == 1

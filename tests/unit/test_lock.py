@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from contract.places import start_thread, until
 
 from fscoord import UnsupportedFilesystemError, _system as system
-from fscoord._log import lock
+from fscoord._log import line, lock
 from fscoord._log.lock import FLOCK, NAP_FIRST_S, NAP_S, OFD, POLL_S, SOFT, SPINS, LogLock
 
 Make = Callable[..., LogLock]
+LIMIT_S = 60
 
 every_kernel_kind = pytest.mark.parametrize("kind", [OFD, FLOCK])
 
@@ -129,9 +131,13 @@ def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kin
     one.close()
     assert (one.grant, grant.locked(), one.is_closed) == (None, False, True)
     two.try_lock()
+    two.unlock()
+    another = LogLock(path, one.fd, kind, threading.RLock(), set())
+    another.try_lock()
     one.unlock()  # now it does nothing, for its descriptor may be another's
     with pytest.raises(BlockingIOError):
-        make(kind).try_lock()
+        two.try_lock()
+    another.unlock()
 
 
 @every_kernel_kind
@@ -225,3 +231,56 @@ def test_where_there_is_no_thread_left_to_wait_in_the_kernel_one_naps(
     one = make(OFD)
     one.wait(1, 0.0, 9.0, lambda: -1, patient=False)
     assert not one.can_block
+
+
+@every_kernel_kind
+def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_is_closed(
+    kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "HANDOVER_S", LIMIT_S)
+    holder, one, two = make(kind), make(kind), make(kind)
+    assert not one.is_closed
+
+    def wait(lock: LogLock) -> None:
+        lock.wait(1, 1.0, LIMIT_S, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), patient=False)
+
+    def in_line() -> int:
+        return sum(len(request.waiters) for request in line._requests.values())
+
+    holder.try_lock()
+    before = one.fd
+    with start_thread(wait, one) as first:
+        until(lambda: in_line() == 1)
+        with start_thread(wait, two):
+            until(lambda: in_line() == 2)
+            two.close()
+        assert first.is_alive()
+        holder.unlock()
+    assert (one.can_block, one.fd != before, two.grant) == (True, True, None)
+    grant, one.grant = one.grant, None
+    grant.release()
+    with pytest.raises(BlockingIOError):
+        holder.try_lock()
+    one.unlock()
+    holder.try_lock()
+    until(lambda: not line._requests)
+
+
+def test_what_flock_says_beside_that_it_is_taken_is_the_systems_own_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, exceptions = system.load_flock_locker()
+    failure: list[BaseException | None] = []
+
+    class Fails:
+        def lock(self, fd: int, flags: int) -> None:
+            raise exceptions.LockException(errno.ENOLCK, "no locks") from failure[-1]
+
+    monkeypatch.setattr(system, "load_flock_locker", lambda: (Fails(), exceptions))
+    one = make(FLOCK)
+    for cause, number in ((OSError(errno.EIO, "broken"), errno.EIO), (None, errno.ENOLCK)):
+        failure.append(cause)
+        with pytest.raises(OSError, match="broken" if cause else "no locks") as caught:
+            one.try_lock()
+        assert caught.value.errno == number
+        assert not one.is_taken(caught.value)

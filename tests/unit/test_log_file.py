@@ -1,0 +1,171 @@
+"""`LogFile` by itself: what it keeps when it fails, who may call it when, and what a call that moves on says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.faulty import faulty_os
+from faults.logs import LIMIT_S, Collector, opened
+from unit.plain_reader import read_log
+
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
+from fscoord._log import record
+from fscoord._log.file import LogFile
+from fscoord._log.lock import OFD, SOFT
+from fscoord._log.mount import Mount
+from fscoord._log.opening import Wanted
+from fscoord._log.record import Session
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def is_open(path: str) -> bool:
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return path in [os.readlink(link) for link in links if os.path.lexists(link)]
+
+
+def make(path: str, *, lock: int = OFD, participants: int = 0, mount: Mount | None = None) -> LogFile:
+    wanted = Wanted(lock, limit=LIMIT_S)
+    return LogFile(path, Collector(), wanted, lambda: Session("host", 1), participants, mount)
+
+
+@pytest.fixture
+def log(path: str) -> Iterator[LogFile]:
+    log = make(path)
+    yield log
+    log.close()
+
+
+def test_what_the_path_is_on_is_looked_up_unless_it_is_said(path: str) -> None:
+    said = Mount("nfs4", "/somewhere", ())
+    for mount in (said, None):
+        log = make(path, mount=mount)
+        assert (log.mount is said) is (mount is said)
+        assert isinstance(log.mount, Mount)
+        log.close()
+
+
+def test_a_handle_that_could_not_be_opened_keeps_nothing_open_for_who_keeps_the_error(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        for _ in range(2):  # the second is one that generation 0 names
+            store.compact()
+            assert store.get("k") == b"1"
+        file = store._log.file
+    Path(file).write_bytes(b"no log" * 100)
+    with pytest.raises(CorruptLogError) as caught:
+        make(path)
+    assert not is_open(path), caught.value
+    assert not is_open(file)
+
+
+@pytest.mark.parametrize("inner", ["refresh", "update", "close"])
+def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log: LogFile) -> None:
+    """As a signal handler makes it."""
+    calls = {
+        "refresh": lambda: log.refresh(LIMIT_S),
+        "update": lambda: log.update(record.SET, b"k", b"2", None, LIMIT_S),
+        "close": log.close,
+    }
+
+    def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+        with pytest.raises(StoreError, match="interrupted a call"):
+            calls[inner]()
+        return None, record.SET, b"1"
+
+    for _ in range(2):
+        log.update(0, b"k", b"", decide, LIMIT_S)
+    assert [value for _, _, value, *_ in log._consumer.records] == [b"1", b"1"]
+
+
+def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_told(log: LogFile, path: str) -> None:
+    grant = threading.Lock()
+    grant.acquire()
+    log._lock.try_lock()
+    log._lock.grant = grant
+    log._lock.try_lock = lambda: pytest.fail("it is asked for again")
+    log.update(record.SET, b"k", b"v", None, LIMIT_S)
+    assert (log._lock.grant, grant.locked()) == (None, False)
+    with opened(path) as other:
+        other.write(b"k", b"w")
+
+
+def test_an_interrupted_unlock_is_done_again(path: str) -> None:
+    """A soft lock is given back by Python's code, where an interruption may come at any line."""
+    log = make(path, lock=SOFT)
+    log.update(record.SET, b"k", b"u", None, LIMIT_S)
+    unlock, asked = log._lock.unlock, []
+
+    def interrupted() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        unlock()
+
+    log._lock.unlock = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        log.update(record.SET, b"k", b"v", None, LIMIT_S)
+    assert not os.path.lexists(path + ".lock")
+    log._lock.unlock = unlock
+    log.update(record.SET, b"k", b"w", None, LIMIT_S)
+    log.close()
+
+
+def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str) -> None:
+    many, few = make(path, participants=3), make(path, participants=1)
+    few.update(record.SET, b"k", b"v", None, LIMIT_S)
+    many.leave(3, LIMIT_S, lambda _: None)
+    with open(path, "rb") as file:
+        few.leave(1, LIMIT_S, lambda _: None)
+        assert read_log(file.read()).finished
+    assert not os.path.exists(path)
+    many.close()
+    few.close()
+
+
+@pytest.mark.parametrize("what", ["compact", "a new run"])
+def test_who_can_not_enter_the_generation_that_it_has_made_says_that_it_is_made(what: str, path: str) -> None:
+    with opened(path) as writer:
+        writer.write(b"k", b"v")
+    log = LogFile(path, Snapshot(), Wanted(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
+    succeed = log._succeed
+    with faulty_os() as faulty:
+
+        def fail_later(*arguments: Any) -> None:
+            succeed(*arguments)
+            faulty._instead = refuse
+
+        def refuse(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+            if name == "open":
+                raise OSError(errno.EMFILE, "too many")
+
+        log._succeed = fail_later
+        with pytest.raises(StoreUnavailableError, match="too many") as caught:
+            log.compact(LIMIT_S) if what == "compact" else log.join_run(LIMIT_S)
+        assert caught.value.maybe_applied
+        faulty._instead = None
+    log.refresh(LIMIT_S)
+    assert log.header.generation == 1
+    log.close()
+
+
+class Snapshot(Collector):
+    """A `Collector` whose log can be compacted."""
+
+    def snapshot(self, fetch: object) -> list[tuple[int, bytes, bytes]]:
+        return [(kind, key, value) for kind, key, value, *_ in self.records]
+
+    def rehome(self, spots: object) -> bool:
+        return True
+
+    def live_size(self) -> int:
+        return 0
