@@ -56,8 +56,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/dump.py": {
         "dump_log: fd = -1* | 1 -> 2": NEGATIVE,
-        '_records: data, position = b"", 0 * | 0 -> 1': "of no bytes none are left, so that they are read",
-        '_records: offset, chain, data, position = *, b"", 0 | 0 -> 1': "of no bytes none are left, so that they are read",
+        '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
         "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     },
     "_log/file.py": {

@@ -179,6 +179,17 @@ def test_who_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., No
     assert lock.grant is None
 
 
+def test_who_lines_up_clears_the_line_of_who_has_gone(make: Make, ends_with: Callable[..., None]) -> None:
+    lock = make()
+    ends_with(lock, KeyboardInterrupt)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            wait_in_line(lock, LIMIT_S, lock.reopen)
+        assert in_line() == 1
+    lock.comes.release()
+    until(is_over)
+
+
 def test_who_waits_for_another_file_than_is_there_by_now_is_sent_away_and_asks_no_more(
     make: Make, tmp_path: Path, strange_closes: list[int]
 ) -> None:

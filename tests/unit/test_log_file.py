@@ -123,6 +123,7 @@ def test_an_interrupted_unlock_is_done_again(path: str) -> None:
 def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str) -> None:
     many, few = make(path, participants=3), make(path, participants=1)
     few.update(record.SET, b"k", b"v", None, LIMIT_S)
+    few.settle()
     many.leave(3, LIMIT_S, lambda _: None)
     with open(path, "rb") as file:
         few.leave(1, LIMIT_S, lambda _: None)
@@ -130,6 +131,16 @@ def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str)
     assert not os.path.exists(path)
     many.close()
     few.close()
+
+
+def test_who_closes_a_handle_closes_its_lock(log: LogFile) -> None:
+    """Which sends away who waits for it, and gives it back if it came meanwhile."""
+    grant = threading.Lock()
+    grant.acquire()
+    log.update(record.SET, b"k", b"v", None, LIMIT_S)
+    log._lock.grant = grant
+    log.close()
+    assert (log._lock.is_closed, grant.locked()) == (True, False)
 
 
 @pytest.mark.parametrize("what", ["compact", "a new run"])
