@@ -11,8 +11,9 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from fscoord import _system as system
 from fscoord._naps import Naps, Sleepers
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import (
@@ -33,6 +34,9 @@ from fscoord.members import Liveness
 __all__ = ["Store"]
 
 S = TypeVar("S", bound="Store")
+
+UNHEARD_S: Final = 0.1
+"""How often to look at a store that does not tell when something changes."""
 
 
 class Store(Liveness):
@@ -189,6 +193,16 @@ class Store(Liveness):
             self.set(name + b"/last_member", b"1")
         else:
             yield Sought(KEYS, [name + b"/last_member"], limit)
+
+    def _await_change(self, known: object, limit: float) -> object:
+        """Wait until something may have changed since the call that returned `known`, or for `limit` seconds.
+
+        Return what is to be `known` next time; with None return at once. A store that hears of nothing sleeps for
+        `UNHEARD_S`, and may have changed then.
+        """
+        if known is not None:
+            system.time.sleep(min(UNHEARD_S, limit))
+        return True
 
     def _listener(self, sleepers: Sleepers) -> Any:  # noqa: ARG002 - see there
         """Return what `_seek` needs to have `sleepers` woken; None if this store's waits can't be slept through so."""

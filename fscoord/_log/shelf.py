@@ -104,6 +104,10 @@ class Shelf(Contender):
         finally:
             self._drop(fd)
 
+    def position(self) -> tuple[int, int]:
+        """Return how far the consumer has got: the generation, and the offset in its file."""
+        return self.inspect(lambda: (self.header.generation, self._offset))
+
     def inspect(self, answer: Callable[[], T]) -> T:
         """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""
         shared = self._shared

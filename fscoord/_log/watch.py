@@ -247,16 +247,19 @@ _watches: weakref.WeakValueDictionary[tuple[bytes, str, Sleepers], Watch] = weak
 _guard = [system.threading.RLock()]
 
 
-def shared_watch(log_id: bytes, mode: str, sleepers: Sleepers, make: Callable[[], Watch]) -> Watch:
-    """Return the watch that `sleepers` of this process have on the log `log_id`, made by `make` if none hears."""
-    watch = _watches.get((log_id, mode, sleepers))
+def shared_watch(log_id: bytes, kind: str, sleepers: Sleepers, make: Callable[[], Watch]) -> Watch:
+    """Return the watch that `sleepers` of this process have on the log `log_id`, made by `make` if none hears.
+
+    `kind` tells those apart that hear in different ways.
+    """
+    watch = _watches.get((log_id, kind, sleepers))
     if watch is not None and not watch.is_stale:
         return watch
     made = make()
     with _guard[0]:
-        watch = _watches.get((log_id, mode, sleepers))
+        watch = _watches.get((log_id, kind, sleepers))
         if watch is None or watch.is_stale:
-            watch = _watches[log_id, mode, sleepers] = made
+            watch = _watches[log_id, kind, sleepers] = made
     if watch is not made:
         made.close()
     return watch

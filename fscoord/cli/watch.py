@@ -34,7 +34,7 @@ Values = dict[bytes, bytes]
 @click.option("-a", "--all", "is_all", is_flag=True, help="Begin with what is there.")
 @click.option("--count", type=click.IntRange(min=1), help="End after so many changes.")
 @click.option(
-    "--interval", metavar="SECONDS", type=time_limit, default="0.2", show_default=True, help="How often to look."
+    "--interval", metavar="SECONDS", type=time_limit, default="0.1", show_default=True, help="Rest after each look."
 )
 @as_json
 @with_existing_store
@@ -42,8 +42,9 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     """Print what changes below PREFIX, as it comes.
 
     That is, among the keys that begin with it. A change is a line: "set KEY VALUE", the value cut short if it is long,
-    or "delete KEY". Looks again and again: of several changes of a key between two looks the last one counts. Queues
-    are not shown. Each look reads all values, so this is for small ones.
+    or "delete KEY". A file store is looked at when it has changed, any other one again and again. Of several changes of
+    a key between two looks the last one counts. Queues are not shown. Each look reads all values, so this is for small
+    ones.
 
     Ends after --timeout, if that is given, with exit code 0, or 75 if --count changes have not come by then.
 
@@ -76,6 +77,7 @@ def _looks(
     store: Store, prefix: bytes, *, is_all: bool, interval: float, end: float
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
     """Yield what has changed at each look: keys, sorted, with their values, None for one that is gone."""
+    heard = store._await_change(None, READ_S)
     known: Values = {} if is_all else _look(store, prefix)
     log.info("watching the keys that begin with %r", key_text(prefix))
     while True:
@@ -87,6 +89,7 @@ def _looks(
         if left <= 0:
             return
         system.time.sleep(min(interval, left))
+        heard = store._await_change(heard, max(end - system.time.monotonic(), 0.0))
 
 
 def _look(store: Store, prefix: bytes) -> Values:

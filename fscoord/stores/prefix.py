@@ -150,6 +150,9 @@ class PrefixStore(Store):
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
 
+    def _await_change(self, known: object, limit: float) -> object:
+        return self._open()._await_change(known, limit)
+
     def _listener(self, sleepers: Sleepers) -> Any:
         return self._open()._listener(sleepers)
 

@@ -16,7 +16,7 @@ from fscoord._log.opening import Wanted
 from fscoord._log.reader import Suspect
 from fscoord._log.record import Session
 from fscoord._log.spill import Fetch
-from fscoord._naps import Naps, Sleepers, sleep_through
+from fscoord._naps import THREADS, Naps, Sleepers, sleep_through
 from fscoord._patience import Patience
 from fscoord._sought import ITEM, KEYS, VALUES, Sought
 from fscoord.arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
@@ -47,6 +47,7 @@ class Sessions(Store):
     _options: dict[str, Any]
     _waiting: Waiting
     _listeners: weakref.WeakSet[Waiting]
+    _for_all: Waiting | None = None
 
     @property
     def has_liveness(self) -> bool:
@@ -128,9 +129,26 @@ class Sessions(Store):
         return sleep_through(self._seek(sought, self._waiting))
 
     def _listener(self, sleepers: Sleepers) -> Waiting:
-        waiting = Waiting(self._log, self._wanted, self._options["watch"], sleepers)
+        return self._listening(sleepers)
+
+    def _listening(self, sleepers: Sleepers = THREADS, *, is_for_all: bool = False) -> Waiting:
+        """Return how others than `_waiting` sleep; closing the handle ends their sleeps, too."""
+        waiting = Waiting(self._log, self._wanted, self._options["watch"], sleepers, is_for_all=is_for_all)
         self._listeners.add(waiting)
         return waiting
+
+    def _await_change(self, known: object, limit: float) -> object:
+        """See `Store._await_change`. What is known is how much of the log; any record more is a change."""
+
+        def look(left: float) -> tuple[int, int] | Missing:
+            self._log.refresh(left)
+            now = self._log.position()
+            return MISSING if now == known else now
+
+        if self._for_all is None:
+            self._for_all = self._listening(is_for_all=True)
+        found = sleep_through(self._for_all.until(limit, look, bytes))
+        return known if isinstance(found, Missing) else found
 
     def _seek(self, sought: Sought, listener: Waiting) -> Naps[Any]:
         names = sought.names

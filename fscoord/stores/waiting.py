@@ -40,13 +40,18 @@ class Waiting:
 
     A bell is announced in the log by the first who waits, so that writers nobody waits for need not look for one. Where
     it can't be had the log itself is watched, or polled; either way a slow poll bounds every ring that is lost.
+
+    Who waits for a change of any key (`is_for_all`) has no use for a bell, and always does so.
     """
 
-    def __init__(self, handle: LogFile, wanted: Wanted, mode: str, sleepers: Sleepers = THREADS) -> None:
+    def __init__(
+        self, handle: LogFile, wanted: Wanted, mode: str, sleepers: Sleepers = THREADS, *, is_for_all: bool = False
+    ) -> None:
         self._log = handle
         self._wanted = wanted
         self._mode = mode
         self._sleepers = sleepers
+        self._is_for_all = is_for_all
         self._bell: Bell | None = None
         self._announcements = 0
         self._watch: Watch | None = None
@@ -108,7 +113,8 @@ class Waiting:
         lacking: Callable[[], bytes],
     ) -> Naps[T | Missing]:
         """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
-        shared = self._log if isinstance(self._log, SharedLogFile) else None
+        # Who asks for itself alone leaves the news to the handle's other waits, which may have to pass them on.
+        shared = self._log if isinstance(self._log, SharedLogFile) and not self._is_for_all else None
         try:
             self._tickets.add(ticket)
             is_rung = False
@@ -151,7 +157,8 @@ class Waiting:
         watch = self._watch
         if watch is None or watch.is_closed or watch.is_past:
             log_id = self._log.root.header.log_id
-            watch = self._watch = shared_watch(log_id, self._mode, self._sleepers, self._make_watch)
+            kind = self._mode + " for all" * self._is_for_all
+            watch = self._watch = shared_watch(log_id, kind, self._sleepers, self._make_watch)
         if not watch.is_announced:
             self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
         return watch
@@ -159,14 +166,15 @@ class Waiting:
     def _make_watch(self) -> Watch:
         local, node = self._log.mount.is_local, self._is_of_node
         bell = None
-        if self._mode != "poll" and (node or local) and system.has_inotify() and (node or not self._wanted.read_only):
+        has_use = node or not (self._wanted.read_only or self._is_for_all)
+        if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._open_bell()
         return Watch(self._log.file, bell, self._mode, is_local=local, is_node=node, sleepers=self._sleepers)
 
     @property
     def _is_of_node(self) -> bool:
         """Whether the bell is that of a node, because its processes share the log with other hosts."""
-        return not self._log.mount.is_local and isinstance(self._log, SharedLogFile)
+        return not (self._log.mount.is_local or self._is_for_all) and isinstance(self._log, SharedLogFile)
 
     def _ring_end(self, session: int) -> None:
         """Ring for the end of `session`, if there is a bell: who comes later sees for itself that it has ended."""

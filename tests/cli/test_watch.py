@@ -76,3 +76,11 @@ def test_a_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monke
 
 def test_a_store_that_is_not_there_is_not_made(fscoord, path):
     assert fscoord("watch").code == 74
+
+
+def test_who_waits_looks_at_nothing_until_something_has_changed(fscoord, monkeypatch):
+    looks, look = [], verb._look
+    monkeypatch.setattr(verb, "_look", lambda *about: (looks.append(about), look(*about))[1])
+    fscoord("set", "p/a", "1")
+    assert fscoord("watch", "--interval", "0", "--timeout", "0.2", "p/") == (0, b"", "")
+    assert 2 <= len(looks) <= 3  # before, at the beginning, at the end

@@ -1,0 +1,133 @@
+"""`Store._await_change`: who waits for any change at all hears of each, at once where the store can tell."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contract.places import start_thread
+
+from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, _system as system, store as contract
+from fscoord._log import coherence, marked, mount, ticket
+from fscoord._log.bell import bucket
+from fscoord.stores import waiting
+
+HANG_S = 60
+
+LONG_S = 10 * HANG_S
+"""How long to wait for what must come sooner: a wait that ends finds it with its last look, though it heard of nothing.
+"""
+
+CHANGES: dict[str, Callable[[FileStore], object]] = {
+    "set": lambda store: store.set("k", "2"),
+    "add": lambda store: store.add("number", 1),
+    "append": lambda store: store.append("k", "3"),
+    "compare and set": lambda store: store.compare_set("k", "23", "4"),
+    "delete": lambda store: store.delete_key("k"),
+    "several": lambda store: store.multi_set(["a", "b"], ["1", "2"]),
+    "push": lambda store: store.queue_push("q", "v"),
+    "pop": lambda store: store.queue_pop("q"),
+    "compaction": lambda store: store.compact(),
+    "behind a compaction": lambda store: store.set("k", "5"),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slow poll helps: an event that is lost is a test that hangs."""
+    for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
+        monkeypatch.setattr(ticket, name, LONG_S)
+    monkeypatch.setattr(waiting, "ANNOUNCE_S", LONG_S)
+
+
+def until_asleep(store: FileStore, name: str = "_for_all") -> None:
+    """Return when somebody sleeps until anything changes in `store`, or with ``"_waiting"`` until a key does."""
+    deadline = time.monotonic() + HANG_S
+    while not ((waits := getattr(store, name)) and waits._watch and waits._watch._asleep):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.usefixtures("only_events_wake")
+@pytest.mark.parametrize("options", [{"read_only": True}, {}, {"watch": "poll"}], ids=["reads", "writes", "polls"])
+@pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
+def test_every_change_ends_the_wait(path: str, options: dict[str, object], is_nested: bool) -> None:
+    with FileStore(path) as writer, FileStore(path, **options) as watcher:
+        view: Store = PrefixStore("view", watcher) if is_nested else watcher
+        writer.set("k", "1")
+        known = view._await_change(None, HANG_S)
+        for name, change in CHANGES.items():
+            assert view._await_change(known, 0.0) == known
+            with start_thread(view._await_change, known, LONG_S) as thread:
+                until_asleep(watcher)
+                change(writer)
+            assert thread.result != known, name
+            known = view._await_change(thread.result, 0.0)
+
+
+@pytest.mark.usefixtures("only_events_wake")
+def test_what_came_before_the_wait_ends_it_too(path: str) -> None:
+    with FileStore(path) as store:
+        known = store._await_change(None, HANG_S)
+        store.set("k", "1")
+        assert store._await_change(known, LONG_S) != known
+
+
+@pytest.mark.usefixtures("only_events_wake")
+def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
+    with FileStore(path) as writer, FileStore(path, timeout=HANG_S) as store:
+        with start_thread(store.get, "key") as getter:
+            until_asleep(store, "_waiting")
+            known = store._await_change(None, HANG_S)
+            with start_thread(store._await_change, known, LONG_S) as thread:
+                until_asleep(store)
+                writer.set("other", "1")
+            assert thread.result != known
+            writer.set("key", "2")
+        assert getter.result == b"2"
+
+
+@pytest.mark.usefixtures("only_events_wake")
+def test_closing_the_store_ends_the_wait(path: str) -> None:
+    with FileStore(path) as store:
+        known = store._await_change(None, HANG_S)
+        thread = start_thread(store._await_change, known, LONG_S)
+        until_asleep(store)
+        store.close()
+        with pytest.raises(StoreClosedError):
+            thread.join()
+
+
+def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_news(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marked, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
+    monkeypatch.setattr(system, "O_DIRECT", 0)
+    with FileStore(path) as afar, FileStore(path) as store:
+        known = store._await_change(None, HANG_S)
+        store._log.take_news()
+        with start_thread(store._await_change, known, LONG_S) as thread:
+            until_asleep(store)
+            afar.set("k", "1")
+        assert thread.result != known
+        assert bucket(b"k") in store._log.take_news()
+        assert not list(tmp_path.glob("*.bell"))
+
+
+def test_a_store_that_hears_of_nothing_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HashStore() as store:
+        monkeypatch.setattr(contract, "UNHEARD_S", LONG_S)
+        known = store._await_change(None, HANG_S)
+        assert known is not None
+        store._await_change(known, 0.0)
+        monkeypatch.setattr(contract, "UNHEARD_S", 0.0)
+        assert store._await_change(known, math.inf) is not None
