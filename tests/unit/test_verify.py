@@ -1,0 +1,249 @@
+"""What verify says of a log, word for number: each file, what was read of it, and where what it tells of stands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from faults.logs import make, put, steps
+
+from fscoord import FileStore
+from fscoord._log import record
+from fscoord._log.lock import OFD
+from fscoord._log.record import Header
+from fscoord._log.successor import Successor, generation_name
+from fscoord._log.verify import Generation, Report
+from fscoord.stores.verify import verify
+
+
+@pytest.fixture
+def path(memory: Path) -> str:
+    return str(memory / "log")
+
+
+def contents(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def generation(path: str, number: int) -> str:
+    """The file of a later generation."""
+    (found,) = Path(path).parent.glob(f"log.{number}.*")
+    return str(found)
+
+
+def file_of(path: str, number: int, name: int) -> str:
+    """How the file of `number` is called if its random part is `name`."""
+    directory, base = os.path.split(path)
+    return os.path.join(directory, generation_name(base.encode(), number, bytes([name]) * 6).decode())
+
+
+def compacted(path: str, times: int = 1) -> None:
+    """Make a log in its generation `times`, the snapshot of which is a session and a value, and a value follows."""
+    with FileStore(path) as store:
+        store.set("k", "v")
+        for _ in range(times):
+            store.compact()
+        store.set("k", "w")
+
+
+def told(report: Report) -> list[tuple[str, int, int]]:
+    """Where something is damaged, and how many bytes that is."""
+    return [finding[:3] for finding in report.findings if finding.is_damage]
+
+
+def with_header(file: str, **fields: object) -> None:
+    """Give the file a header in which `fields` are others, and nothing behind it."""
+    header, _, _ = Header.decode(contents(file))
+    put(file, header._replace(**fields).encode())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size", "lacks"), [(0, "no writer has opened it yet"), (8, "died before its header")])
+def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage(
+    size: int, lacks: str, path: str
+) -> None:
+    put(path, make(path, lambda handle: None)[:size])
+    report = verify(path)
+    (finding,) = report.findings
+    assert finding[:4] == (path, 0, size, False)
+    assert lacks in finding.says
+    assert report.generations == (Generation(path, 0, size, 0, 0, "empty"),)
+    assert (report.verdict, report.more) == ("empty", 0)
+
+
+def test_a_file_with_a_bad_header_is_told_of_with_its_size_and_nothing_in_it(path: str) -> None:
+    put(path, b"hello, world")
+    assert verify(path).generations == (Generation(path, 0, 12, 0, 0, "damaged"),)
+    os.unlink(path)
+    compacted(path)
+    file = generation(path, 1)
+    put(file, contents(file)[:20])
+    report = verify(path)
+    assert told(report) == [(file, 0, 20)]
+    assert report.generations[1:] == (Generation(file, 1, 20, 0, 0, "damaged"),)
+    assert report.verdict == "damaged"
+
+
+@pytest.mark.parametrize("field", ["lock_kind", "durable"])
+def test_all_generations_have_one_kind_of_lock_and_one_durability(field: str, path: str) -> None:
+    compacted(path, 2)
+    file = generation(path, 2)
+    assert verify(path).verdict == "sound"
+    header, _, _ = Header.decode(contents(file))
+    with_header(file, **{field: 1 - getattr(header, field)})
+    report = verify(path)
+    assert told(report) == [(file, 0, os.path.getsize(file))]
+    assert path in report.findings[0].says
+
+
+@pytest.mark.parametrize(("field", "value"), [("log_id", b"x" * 16), ("generation", 3)])
+def test_a_generation_that_is_another_than_its_seal_says_is_damage(field: str, value: object, path: str) -> None:
+    compacted(path)
+    file = generation(path, 1)
+    with_header(file, **{field: value})
+    assert "not the generation that was to follow" in verify(path).findings[0].says
+
+
+def test_a_generation_that_is_missing_is_told_of_by_its_name_and_takes_no_place(path: str) -> None:
+    compacted(path)
+    file = generation(path, 1)
+    os.unlink(file)
+    report = verify(path)
+    assert told(report) == [(file, 0, 0)]
+    assert "put this file back" in report.findings[0].advice
+
+
+def test_the_sizes_and_counts_of_each_file_are_told_and_how_far_it_has_got(path: str) -> None:
+    compacted(path)
+    data = contents(path)
+    put(path, data)
+    seen: list[tuple[str, int, int]] = []
+    report = verify(path, tell=lambda *given: seen.append(given))
+    file = generation(path, 1)
+    sizes = os.path.getsize(path), os.path.getsize(file)
+    assert report.generations == (
+        Generation(path, 0, sizes[0], len(steps(data)), 0, "sealed"),
+        Generation(file, 1, sizes[1], len(steps(contents(file))), 0, "whole"),
+    )
+    assert seen == [(path, sizes[0], sizes[0]), (file, sizes[1], sizes[1])]
+
+
+def test_a_torn_record_is_told_of_with_where_it_begins_and_its_bytes(path: str) -> None:
+    data = make(path, lambda handle: handle.write(b"k", b"v" * 50))
+    start = steps(data)[-1].start
+    put(path, data[:-20])
+    report = verify(path)
+    assert [finding[:4] for finding in report.findings] == [(path, start, len(data) - 20 - start, False)]
+    assert report.generations == (Generation(path, 0, start, len(steps(data)) - 1, 0, "torn"),)
+    assert report.verdict == "torn"
+    with FileStore(path) as store:
+        store.set("k", "over it")
+    (found,) = verify(path).generations
+    assert (found.voids, found.ends, found.size) == (1, "whole", os.path.getsize(path))
+
+
+def test_files_beside_the_log_are_told_of_if_they_are_called_like_a_generation(path: str) -> None:
+    compacted(path, 2)
+    later, same, before = file_of(path, 3, 7), file_of(path, 2, 8), file_of(path, 1, 9)
+    for file in (later, same, before, f"{path}.2.x", f"{path}.alive", file_of(path + "2", 3, 1)):
+        put(file, b"")
+    report = verify(path)
+    assert report.verdict == "sound"
+    assert [finding[:4] for finding in report.findings] == [(file, 0, 0, False) for file in (before, same, later)]
+    assert ["no seal names it" in finding.says for finding in report.findings] == [False, False, True]
+
+
+def hinted(path: str, number: int) -> bytes:
+    """A forward record to generation `number`, and what makes it look as if it were the value of a torn record."""
+    named = Successor(number, bytes(16), 0, 0, generation_name(b"log", number, bytes(6)))
+    forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
+    data = contents(path)
+    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little") if steps(data) else 0
+    last, _ = record.encode(record.SET, b"k", forward + b"more", 1, 2, chain)
+    return last[: -len(b"moreS")]
+
+
+def test_a_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) -> None:
+    """Openers read the end of that file first, and would go by it."""
+    data = make(path, lambda handle: handle.write(b"k", b"v"))
+    tail = hinted(path, 4)
+    put(path, data + tail)
+    report = verify(path)
+    assert (path, len(data), len(tail)) in told(report)
+    assert "names generation 4" in next(finding.says for finding in report.findings if finding.is_damage)
+    assert report.generations[0].ends == "damaged"
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(1, "sound"), (2, "damaged")])
+def test_one_that_names_no_later_generation_than_the_seal_does_is_none(number: int, verdict: str, path: str) -> None:
+    compacted(path)
+    put(path, contents(path) + hinted(path, number))
+    assert verify(path).verdict == verdict
+
+
+# -- logs made by hand
+
+
+def encoded(chain: int, *values: bytes, kind: int = record.SET) -> tuple[bytes, int]:
+    """Records with these values, and the chain behind them."""
+    data = b""
+    for value in values:
+        more, chain = record.encode(kind, b"k", value, 1, 2, chain)
+        data += more
+    return data, chain
+
+
+def seal(path: str, snapshot: bytes, chain: int, *, forward: bool = False) -> str:
+    """Let the log at `path` be sealed and go on, with `snapshot`, whose last record has this `chain`; return where."""
+    header = Header(b"0" * 16, OFD)
+    file = file_of(path, 1, 1)
+    first = header._replace(log_id=b"1" * 16, generation=1).encode()
+    named = Successor(1, b"1" * 16, len(first) + len(snapshot), chain, os.fsencode(os.path.basename(file)))
+    root = header.encode()
+    data, end = record.encode(record.SEAL, b"", named.seal(), 1, 2, Header.decode(root)[2])
+    if forward:
+        data += record.encode(record.FORWARD, b"", named.forward(), 1, 2, end)[0]
+    put(path, root + data)
+    put(file, first + snapshot)
+    return file
+
+
+FIRST_CHAIN = Header.decode(Header(b"1" * 16, OFD, generation=1).encode())[2]
+"""What the first record of the generation that `seal` makes is chained over."""
+
+
+def test_a_snapshot_of_plain_values_that_is_all_of_the_file_is_sound(path: str) -> None:
+    file = seal(path, *encoded(FIRST_CHAIN, b"1", b"2"))
+    report = verify(path)
+    assert (report.verdict, report.findings) == ("sound", ())
+    assert report.generations[1] == Generation(file, 1, os.path.getsize(file), 2, 0, "whole")
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_a_snapshot_that_ends_elsewhere_is_damage_from_its_beginning(forward: bool, path: str) -> None:
+    """Whatever a forward record says of the same generation: it names no snapshot."""
+    data, chain = encoded(FIRST_CHAIN, b"1", b"2")
+    for kept, promised in ((data[: len(data) // 2], chain), (data, chain ^ 1)):
+        file = seal(path, data, promised, forward=forward)
+        size = os.path.getsize(file) - len(data) + len(kept)
+        os.truncate(file, size)
+        assert told(verify(path)) == [(file, 0, size)]
+
+
+def test_of_a_snapshot_with_damage_only_that_is_told(path: str) -> None:
+    data, chain = encoded(FIRST_CHAIN, b"1", b"2")
+    behind, _ = encoded(chain, b"3", b"4")
+    file = seal(path, data, chain)
+    start = os.path.getsize(file) - len(data) // 2
+    damaged = contents(file) + behind[:-4]
+    put(file, damaged[: start + 14] + b"?" + damaged[start + 15 :])
+    report = verify(path)
+    assert told(report) == [(file, start, len(data) // 2)]
+    assert "checksum" in report.findings[0].says
+
+
+def test_a_senseless_list_of_keys_is_damage_though_nothing_else_is_in_the_file(path: str) -> None:
+    header = Header(b"0" * 16, OFD).encode()
+    data, _ = encoded(Header.decode(header)[2], b"?", kind=record.MULTI_SET)
+    put(path, header + data)
+    assert told(verify(path)) == [(path, len(header), len(data))]
