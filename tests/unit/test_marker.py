@@ -113,6 +113,17 @@ def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
     os.unlink(path)
     os.symlink("nobody:of:this:kind:x:y:z:0.1", path)
     assert holder(path) is None
+    os.unlink(path)
+    os.symlink(f"fe80::1:17:1:{'ab' * 16}:1:1:1:x.1", path)
+    assert holder(path) == "fe80::1:17", "a host's name may hold colons"
+
+
+def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "life", lambda: 1)
+    marker = Marker(path)
+    marker.take()
+    assert holder(path) == f"{system.hostname()}:{os.getpid()}"
+    marker.give_back()
 
 
 @pytest.mark.usefixtures("looks_each_time")
@@ -216,6 +227,26 @@ def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str,
     lossy.next["unlink"] = [FileNotFoundError(errno.ENOENT, "No such file or directory")]
     other.give_back()
     assert not is_taken(one)
+
+
+def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path: str, lossy: Lossy) -> None:
+    one, other = Marker(path), Marker(path)
+    one.take()
+    lossy.next["readlink"] = [broken()]
+    with pytest.raises(OSError, match="Input/output error"):
+        one.give_back()
+    assert os.path.lexists(path)
+    one.give_back()
+    assert not is_taken(other)
+
+
+def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(path: str) -> None:
+    one = Marker(path)
+    one.take()
+    os.unlink(path)
+    Path(path).touch()
+    one.give_back()
+    assert os.path.lexists(path)
 
 
 def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:

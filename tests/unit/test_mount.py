@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from faults.faulty import faulty_os
 
 from fscoord import _system as system
 from fscoord._log.mount import Mount, Objection, find_mount
@@ -161,6 +164,20 @@ def test_a_directory_that_is_mounted_on_demand_is_looked_up_again(monkeypatch: p
     monkeypatch.setattr(system, "mount_table", lambda: tables.pop(0) if len(tables) > 1 else tables[0])
     monkeypatch.setattr(system.os, "open", lambda path, flags: {"/auto": -1}[path])
     assert find_mount("/auto/store").kind == "nfs4"
+
+
+def test_what_is_mounted_when_it_is_needed_is_looked_up_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"35 22 0:45 / {tmp_path} rw - autofs systemd-1 rw"]
+    monkeypatch.setattr(system, "mount_table", lambda: lines)
+
+    def mount(name: str, real: object, given: tuple[object, ...]) -> None:
+        if name == "open" and given[0] == str(tmp_path):
+            lines.append(f"36 35 0:46 / {tmp_path} rw - nfs4 server:/ rw")
+
+    with faulty_os() as faulty, faulty.instead(mount):
+        assert find_mount(str(tmp_path / "store")).kind == "nfs4"
 
 
 def test_a_directory_that_cannot_be_mounted_stays_what_it_is() -> None:

@@ -256,6 +256,10 @@ def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monk
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     assert node_bell_path(b"x" * 16).startswith(str(place / "node"))
     runtime.mkdir()
+    directory = runtime / f"fscoord-{os.geteuid()}"
+    directory.touch(0o600)
+    assert node_bell_path(b"x" * 16).startswith(str(place / "node")), "a file is no directory, whosever it is"
+    directory.unlink()
     assert node_bell_path(b"x" * 16).startswith(str(runtime))
 
 

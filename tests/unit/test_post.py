@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from faults.faulty import FaultyOs, faulty_os
 
+from fscoord import _system as system
 from fscoord._log import node
 from fscoord._log.bell import Bell
 from fscoord._log.node import Post
@@ -82,6 +87,7 @@ def test_who_has_the_post_passes_it_to_another_thread_and_the_last_gives_it_back
     assert not one.post._held
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+    assert one.post.is_mine(one.waiter), "whoever comes later gets it again"
 
 
 def test_who_stands_in_line_gets_the_post_when_its_holder_leaves(start: Callable[[], Process]) -> None:
@@ -130,6 +136,68 @@ def test_a_post_that_was_closed_is_nobody_s(start: Callable[[], Process]) -> Non
     assert two.post.is_mine(two.waiter)
 
 
+def test_a_post_that_comes_when_its_process_has_closed_it_is_given_on(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.post.join(process.waiter)
+    assert one.post.is_mine(one.waiter)
+    assert not two.post.is_mine(two.waiter)
+    (thread,) = in_line()
+    two.post.close()
+    one.post.leave(one.waiter)
+    thread.join(HANG_S)
+    assert (two.post._held, two.post._line) == (set(), set())
+
+
+@pytest.mark.parametrize("fails", ["thread", "lock"])
+def test_who_cannot_stand_in_line_keeps_no_descriptor_and_tries_again(
+    fails: str, start: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.post.join(process.waiter)
+    assert one.post.is_mine(one.waiter)
+    faulty = FaultyOs(("fcntl",))
+
+    def fail(name: str, real: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        if given[1] == fcntl.F_OFD_SETLKW:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def start_no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched, faulty.instead(fail):
+        if fails == "thread":
+            patched.setattr(threading.Thread, "start", start_no_thread)
+        else:
+            patched.setattr(system, "fcntl", faulty.fcntl)
+        assert not two.post.is_mine(two.waiter)
+        for thread in in_line():
+            thread.join(HANG_S)
+    assert not two.post._line
+    assert not two.post.is_mine(two.waiter)
+    assert len(two.post._line) == 1
+    one.post.leave(one.waiter)
+    assert two.called.wait(HANG_S)
+    assert two.post.is_mine(two.waiter)
+
+
+def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.post.join(process.waiter)
+    assert one.post.is_mine(one.waiter)
+    assert not two.post.is_mine(two.waiter)
+    descriptors = [*one.post._held, *two.post._line]
+    assert len(descriptors) == 2
+    child = os.fork()
+    if not child:
+        is_open = [os.path.exists(f"/proc/self/fd/{fd}") for fd in descriptors]
+        os._exit(any(is_open) or one.post.is_mine(one.waiter) or bool(two.post._line))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert one.post.asks(one.waiter)
+
+
 def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) -> None:
     """For what was written since the one before asked last."""
     one = start()
@@ -147,6 +215,24 @@ def test_only_who_is_waited_for_is_rung(start: Callable[[], Process]) -> None:
     assert [one.bell.is_rung(number, mark) for number, mark in marks.items()] == [False, True, False]
     assert not one.post.tell([4])
     assert one.bell.mark(5) == marks[5]
+    one.bell.mark(4)
+    assert one.bell.is_rung(4, marks[4]), "whoever waits for it now, too, is another"
+
+
+def test_the_bell_of_the_node_counts_on_and_over(start: Callable[[], Process]) -> None:
+    one = start()
+    for _ in range(200):
+        mark = one.bell.mark(4)
+        assert one.post.tell([4])
+        assert one.bell.is_rung(4, mark)
+
+
+def test_a_nudge_from_before_one_asks_is_none(start: Callable[[], Process]) -> None:
+    one = start()
+    one.post._put(node.NUDGES, 5)
+    one.post.join(one.waiter)
+    assert one.post.is_mine(one.waiter)
+    assert not one.post.is_nudged(one.waiter)
 
 
 @pytest.mark.parametrize(("seconds", "pace"), [(0.001, 1), (0.1, 100), (0.255, 255), (9.0, 255)])
@@ -167,11 +253,10 @@ def test_who_begins_to_wait_nudges_an_asker_that_is_slow(
     assert one.post.is_mine(one.waiter)
     one.post.beat(pace / 1000)
     assert not one.post.is_nudged(one.waiter)
-    before = os.fstat(one.bell.fd)
-    os.utime(one.bell.fd, ns=(before.st_atime_ns, 0))
-    two.post.join(two.waiter)
+    with faulty_os() as faulty:
+        two.post.join(two.waiter)
     assert one.post.is_nudged(one.waiter) is is_nudged
-    assert (os.fstat(one.bell.fd).st_mtime_ns != 0) is is_nudged
+    assert (("utime", two.bell.fd) in faulty.calls) is is_nudged, "that is the event which others listen for"
     assert not two.post.is_nudged(two.waiter)
     one.post.heed()
     assert not one.post.is_nudged(one.waiter)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fscoord._log import watch as log_watch
 from fscoord._log.bell import Bell, bucket
 from fscoord._log.ticket import Ticket
 from fscoord._log.watch import Watch
-from fscoord._naps import sleep_through
+from fscoord._naps import Sleepers, sleep_through
 
 LIMIT_S = 60
 
@@ -29,7 +30,7 @@ LIMIT_S = 60
 def make(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
     made: list[Watch] = []
 
-    def make(mode: str, **where: bool) -> Watch:
+    def make(mode: str, **where: Any) -> Watch:
         path = tmp_path / "log"
         path.touch()
         made.append(Watch(str(path), None, mode, **where))
@@ -66,6 +67,14 @@ def test_a_process_is_watched_where_there_are_events(make: Callable[..., Watch])
     deaf = make("poll", is_local=True)
     assert not deaf.watch_process(os.getpid())
     assert not deaf.watches(os.getpid())
+
+
+def test_who_hears_of_nothing_has_no_bell(tmp_path: Path) -> None:
+    """It would mark it at each look, and writers would ring for nobody."""
+    with closing(Bell(str(tmp_path / "bell"), 0o600)) as bell:
+        for mode, rings in (("poll", None), ("auto", bell)):
+            with closing(Watch(str(tmp_path / "log"), bell, mode, is_local=True)) as watch:
+                assert watch.bell is rings
 
 
 class Woken:
@@ -141,6 +150,83 @@ def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., Watch], tm
         for sleeper in sleepers:
             sleeper.join()
         assert [sleeper.result for sleeper in sleepers] == [True] * 3
+
+
+class Loop(Sleepers):
+    """Stands for an event loop, which calls who listens when there is something to read."""
+
+    def __init__(self, *, listens: bool = True) -> None:
+        self.listens = listens
+        self.heard: list[Callable[[], None]] = []
+        self.given_back: list[object] = []
+
+    def listen(self, events: object, heard: Callable[[], None]) -> bool:
+        self.heard.append(heard)
+        return self.listens
+
+    def give_back(self, events: object) -> None:
+        self.given_back.append(events)
+        super().give_back(events)
+
+
+def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Watch], tmp_path: Path) -> None:
+    loop = Loop()
+    watch = make("auto", is_local=True, sleepers=loop)
+    (heard,) = loop.heard
+    heard()
+    assert watch.heard == 0, "there was nothing to read"
+    naps = watch.sleep(Ticket(watch), time.monotonic() + LIMIT_S)
+    watch._events.wait = None  # so that to call it fails
+    next(naps)
+    del watch._events.wait
+    (tmp_path / "log").write_text("news")
+    heard()
+    assert watch.heard == 1
+    with pytest.raises(StopIteration) as end:
+        next(naps)
+    assert end.value.value is True
+
+
+def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(make: Callable[..., Watch]) -> None:
+    for listens in (True, False):
+        loop = Loop(listens=listens)
+        watch = make("auto", is_local=True, sleepers=loop)
+        assert not watch.watch_process(2**22 + 1), "there is no such process"
+        assert len(loop.heard) == 1
+        assert watch.watch_process(os.getpid())
+        assert len(loop.heard) == 1 + listens
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_who_is_told_too_late_gives_the_events_back(how: str, make: Callable[..., Watch], tmp_path: Path) -> None:
+    """Or it would be called again and again."""
+    loop = Loop()
+    watch = make("auto", is_local=True, sleepers=loop) if how == "closed" else _watch(tmp_path, loop)
+    events = watch._events
+    if how == "closed":
+        watch._events = None
+    else:
+        watch = None
+        gc.collect()
+    loop.given_back.clear()
+    loop.heard[0]()
+    assert loop.given_back == [events]
+
+
+def _watch(tmp_path: Path, loop: Loop) -> Any:
+    (tmp_path / "log").touch()
+    return Watch(str(tmp_path / "log"), None, "auto", is_local=True, sleepers=loop)
+
+
+def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> None:
+    bell = Bell(str(tmp_path / "bell"), 0o600)
+    watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
+    post, ticket = watch.post, Ticket(watch)
+    assert post is not None
+    assert post.is_mine(ticket)
+    watch.close()
+    assert not post._held
+    assert bell.is_lost
 
 
 def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
