@@ -17,7 +17,7 @@ from contract.places import start_thread
 from faults.interrupts import At, interrupt
 from faults.shared_os import SharedOs, shared_os
 
-from fscoord import CorruptLogError, FileStore, StoreUnavailableError, _system as system
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError, _system as system
 from fscoord._log import coherence
 
 LIMIT_S = 60
@@ -163,10 +163,14 @@ def test_long_values_are_read_in_the_way_of_the_mount(
             store.append("k", OTHER)
             store.queue_push("q", OTHER)
             for handle in (store, other, reader):
-                kernel.calls.clear()
                 assert handle.get("k") == VALUE + OTHER
+                kernel.calls.clear()
+                fetched = handle._look_into(LIMIT_S, lambda fetch, state=handle._state: state.get(b"k", fetch))
+                assert fetched == VALUE + OTHER
                 read = [fd for name, fd in kernel.calls if name == "pread"]
                 assert read
+                if lock == "ofd":
+                    assert "open" not in {name for name, _ in kernel.calls}
                 assert (how == "direct") == (set(read) <= kernel.direct)
             assert other.queue_pop("q") == OTHER
             store.compact()
@@ -181,13 +185,35 @@ def test_zeros_from_a_cache_are_not_taken_for_a_long_value_nor_for_damage(
         store.set("k", VALUE)
         with opened(lock=lock, coherence="locked", read_only=read_only) as other:
             assert other.get("k") == VALUE
+            emptied: list[tuple[int, int, int]] = []
+            kernel.posix_fadvise = lambda fd, *about: emptied.append(about)
             for lies in (1, 2):
                 kernel.zeros = lies
+                open_now = len(other._log._descriptors)
                 inspect = other._log.inspect
                 assert inspect(lambda: other._state.has(b"k"))
                 value = other._look_into(LIMIT_S, lambda fetch: other._state.get(b"k", fetch))
                 assert value == VALUE
                 assert kernel.zeros == 0
+                assert len(other._log._descriptors) == open_now
+            assert set(emptied) == {(0, 0, os.POSIX_FADV_DONTNEED)}
+
+
+def test_a_name_that_leads_nowhere_while_a_long_value_is_looked_for_is_looked_at_again(
+    opened: Callable[..., FileStore], kernel: SharedOs
+) -> None:
+    with opened(coherence="locked") as store:
+        store.set("k", VALUE)
+        store.compact()
+        kernel.zeros = 2  # so that not even with the lock the cache is believed
+        with kernel.fail(0, errno.ENOENT, names=("open",)) as failed:
+            assert store._look_into(LIMIT_S, lambda fetch: store._state.get(b"k", fetch)) == VALUE
+        assert failed == ["open"]
+
+
+def test_who_interrupts_a_look_at_long_values_cannot_look_itself(opened: Callable[..., FileStore]) -> None:
+    with opened() as store, pytest.raises(StoreError, match="by a signal handler or finalizer"):
+        store._log.inspect(lambda: store.num_keys())
 
 
 def test_a_long_value_that_is_damaged_at_the_server_is_told(
@@ -219,7 +245,7 @@ def test_a_server_that_forgets_the_file_is_asked_again(
             if compacted:
                 store.compact()
             key = "k" if call == other.get else "q"
-            for failures in (1, 2):
+            for failures in (1, 2, 3, 3):
                 left = [failures]
 
                 def fail(name: str, *_: object, left: list[int] = left) -> None:

@@ -251,6 +251,88 @@ def test_a_soft_lock_is_refused_on_nfs_where_direct_reads_are(
         assert store.get("k") == b"1"
 
 
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_with_a_soft_lock_on_nfs_an_end_that_was_wrong_once_is_asked_for_again(
+    shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        lies = [shift]
+
+        def lseek(fd: int, offset: int, whence: int) -> int:
+            return os.lseek(fd, offset, whence) + (lies.pop() if whence == os.SEEK_END and lies else 0)
+
+        monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
+        store.set("k", "2")
+        assert not lies
+        assert store.get("k") == b"2"
+
+
+def with_a_byte_changed(path: str, offset: int) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[offset] ^= 1
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_with_a_soft_lock_on_nfs_damage_is_told_from_what_a_server_says_once(
+    read_only: bool, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", read_only=read_only) as other:
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        size = os.path.getsize(path)
+        store.set("k", "x" * 100)
+        read, lies = kernel.read, [2]
+
+        def read_badly(fd: int, count: int) -> bytes:
+            data = bytes(read(fd, count))
+            if lies[0] and len(data) > 100 and fd in kernel.direct:
+                lies[0] -= 1
+                return data[:60] + b"?" + data[61:]
+            return data
+
+        monkeypatch.setattr(kernel, "read", read_badly)
+        assert other.get("k") == b"x" * 100
+        assert lies == [0]
+        with_a_byte_changed(path, size + 60)
+        with pytest.raises(CorruptLogError) as caught:
+            FileStore(path, lock="soft", read_only=read_only)
+        assert caught.value.offset == size
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_with_a_soft_lock_on_nfs_another_log_in_the_same_inode_is_not_ours(
+    size: int, path: str, tmp_path: Path, mounted: object
+) -> None:
+    other = str(tmp_path / "other")
+    with FileStore(other, lock="soft") as stranger:
+        stranger.set("k", b"y" * size)
+    with FileStore(path, lock="soft") as store:
+        store.set("k", b"x" * 1000)
+        Path(path).write_bytes(Path(other).read_bytes())
+        with pytest.raises(StoreGoneError, match="another log"):
+            store.set("k", "2")
+
+
+def test_with_a_soft_lock_on_nfs_a_log_that_was_deleted_is_gone(path: str, mounted: object) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        os.unlink(path)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            store.set("k", "2")
+
+
+def test_with_a_soft_lock_where_direct_reads_are_refused_all_is_as_under_a_lock(path: str, kernel: SharedOs) -> None:
+    kernel.refuses_direct = "read"
+    asked: list[list[str]] = []
+    for how in ("direct", "locked"):
+        with FileStore(f"{path}.{how}", lock="soft", coherence=how) as store:
+            store.set("k", "1")
+            asked.append(calls(kernel, store.set, "k", "2"))
+    assert asked[0] == asked[1]
+
+
 # Caches that lie
 
 

@@ -188,13 +188,28 @@ def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Pro
         process.post.join(process.waiter)
     assert one.post.is_mine(one.waiter)
     assert not two.post.is_mine(two.waiter)
+    one.post.beat(0.1)
     descriptors = [*one.post._held, *two.post._line]
     assert len(descriptors) == 2
-    child = os.fork()
-    if not child:
-        is_open = [os.path.exists(f"/proc/self/fd/{fd}") for fd in descriptors]
-        os._exit(any(is_open) or one.post.is_mine(one.waiter) or bool(two.post._line))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    is_busy, may_end = threading.Event(), threading.Event()
+
+    def be_at_it() -> None:
+        with two.post._guard:
+            is_busy.set()
+            may_end.wait(HANG_S)
+
+    thread = threading.Thread(target=be_at_it)
+    thread.start()
+    try:
+        assert is_busy.wait(HANG_S)
+        child = os.fork()
+        if not child:
+            is_open = [os.path.exists(f"/proc/self/fd/{fd}") for fd in descriptors]
+            os._exit(any(is_open) or one.post.is_mine(one.waiter) or bool(two.post._line))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        may_end.set()
+        thread.join()
     assert one.post.asks(one.waiter)
 
 

@@ -173,15 +173,17 @@ def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Watch]
     loop = Loop()
     watch = make("auto", is_local=True, sleepers=loop)
     (heard,) = loop.heard
+    waits: list[float] = []
+    wait = watch._events.wait
+    watch._events.wait = lambda limit: (waits.append(limit), wait(limit))[1]
     heard()
     assert watch.heard == 0, "there was nothing to read"
     naps = watch.sleep(Ticket(watch), time.monotonic() + LIMIT_S)
-    watch._events.wait = None  # so that to call it fails
     next(naps)
-    del watch._events.wait
     (tmp_path / "log").write_text("news")
     heard()
     assert watch.heard == 1
+    assert waits == [0, 0]
     with pytest.raises(StopIteration) as end:
         next(naps)
     assert end.value.value is True
