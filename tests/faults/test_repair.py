@@ -284,6 +284,13 @@ def test_without_being_told_to_it_writes_nothing(path: str, output: str, tmp_pat
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_how_far_it_has_got_is_told_of_each_file(newest: str, path: str, output: str) -> None:
+    told: list[tuple[str, int, int]] = []
+    repair(path, output, write=True, tell=lambda *given: told.append(given))
+    sizes = os.path.getsize(path), os.path.getsize(newest)
+    assert told == [(path, sizes[0], sizes[0]), *[(newest, sizes[1], sizes[1])] * 2], "looked through, and copied"
+
+
 @pytest.mark.parametrize("there", ["a file", "the log itself", "a link"])
 def test_nothing_is_overwritten(there: str, path: str, output: str) -> None:
     make(path, write_every_kind)

@@ -379,6 +379,26 @@ def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: s
         assert store.get("k") == b"3"
 
 
+def test_a_record_of_several_keys_is_news_of_each() -> None:
+    news = News(State(0))
+    value = record.encode_pairs([(b"a", b"1"), (b"b", b"2")])
+    news.apply([(record.SET, b"k", b"v", 1, 2), (record.MULTI_SET, b"", value, 1, 2)])
+    assert set(news.take()) == {bucket(b"k"), bucket(b"a"), bucket(b"b")}
+    assert not news.take()
+
+
+def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> None:
+    """A read that brings all that was asked for is not the last one."""
+    with FileStore(path) as store, FileStore(path) as reader:
+        header = os.path.getsize(path)
+        frame = 27 + len("k0")
+        store.set("k0", b"x" * ((1 << 16) - header - frame))
+        assert os.path.getsize(path) > 1 << 16
+        for number in range(1, 4):
+            store.set(f"k{number}", b"x" * ((1 << 16) - frame))
+        assert reader.check([f"k{number}" for number in range(4)])
+
+
 def test_who_read_all_again_has_news_of_every_key() -> None:
     news = News(State(0))
     news.apply([(record.SET, b"k", b"v", 1, 2)])

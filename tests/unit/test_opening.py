@@ -6,13 +6,24 @@ import errno
 import fcntl
 import os
 import threading
+import time
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.logs import opened, put
 from unit.plain_reader import read_log
 
-from fscoord import FileStore, StoreError, StoreTimeoutError, UnsupportedFilesystemError, _system as system
+from fscoord import (
+    FileStore,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    UnsupportedFilesystemError,
+    _system as system,
+)
+from fscoord._log import path as paths
 from fscoord._log.lock import OFD, LogLock
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
@@ -119,3 +130,63 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
 def test_a_store_can_not_be_called_while_one_of_its_answers_is_made(path: str) -> None:
     with FileStore(path) as store, pytest.raises(StoreError, match="signal handler or finalizer"):
         store._log.inspect(lambda: store.check(["k"]))
+
+
+def test_a_path_that_is_replaced_all_the_time_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FileStore(path).close()
+    monkeypatch.setattr(paths, "same_file", lambda one, other: False)
+    with pytest.raises(StoreUnavailableError, match="replaced again and again") as caught:
+        FileStore(path)
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize("header", [Header(b"i" * 16, 1), LONG], ids=["short", "long"])
+def test_a_header_that_comes_in_two_pieces_is_read_whole(
+    header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = header.encode()
+    pieces: list[bytes] = []
+    monkeypatch.setattr(system, "os", Pieces(pieces))
+    for cut in {1, 70, 77, 78, len(data) - 5, len(data) - 4, len(data) - 1}:
+        pieces[:] = [data[:cut], data[cut:], b""]
+        assert read_header(-1) == data
+
+
+class Pieces(types.ModuleType):
+    """`os`, whose reads bring these `pieces`."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        super().__init__("os")
+        self.read = lambda fd, size: pieces.pop(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def test_who_finds_an_empty_file_initialises_it_when_the_lock_comes(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = LogLock(path, fd, OFD, threading.RLock(), set())
+    lock.try_lock()
+
+    class Time:
+        """The clock, and a sleep in which the lock is given back."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+        def sleep(self, _: float) -> None:
+            lock.unlock()
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(system, "time", Time())
+            FileStore(path, timeout=60).close()
+        assert os.fstat(fd).st_size > 0
+    finally:
+        os.close(fd)
+
+
+def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> None:
+    assert "opening failed: out of order" in str(paths.unavailable(OSError("out of order"), "/x/log", "opening"))
+    text = str(paths.unavailable(OSError(errno.EIO, "Input/output error"), "/x/log", "opening"))
+    assert text == "/x/log: opening failed: Input/output error"

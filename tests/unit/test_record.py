@@ -285,3 +285,9 @@ def test_runs_that_are_cut_short_are_an_error() -> None:
 @pytest.mark.parametrize(("rank", "written"), [(None, -1), (0, 0), (7, 7)])
 def test_a_session_that_has_no_rank_says_minus_one(rank: int | None, written: int) -> None:
     assert struct.unpack_from("<q", Session("host", 1, rank=rank).encode(), 4 + 8 + 16 + 16) == (written,)
+
+
+def test_a_session_without_names_and_spaces_is_one() -> None:
+    """As a writer that knew no more would have it."""
+    session = Session("", 7, 8, b"b" * 16, b"a" * 16)
+    assert Session.decode(session.encode()[:-16]) == session

@@ -69,11 +69,12 @@ class Log:
         finally:
             os.close(fd)
 
-    def post(self, generation: int, known: Place | None = None) -> Place | None:
+    def post(
+        self, generation: int, known: Place | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
+    ) -> Place | None:
         place = signpost.post(
-            str(self.path), self.root, successor(generation), WRITER, os.O_RDONLY, os.O_RDWR | os.O_APPEND, self.keep,
-            known,
-        )  # fmt: skip
+            str(self.path), self.root, successor(generation), WRITER, os.O_RDONLY, writing, self.keep, known
+        )
         assert not self.keep
         return place
 
@@ -280,6 +281,38 @@ def test_a_lock_call_that_fails_is_repeated_only_if_somebody_has_the_lock(
         with pytest.raises(OSError, match="Input/output error"):
             log.post(2)
     assert len(tried) == tries + 1, "one more is the unlocking, whose failure is none"
+    assert not log.keep
+
+
+def test_where_nothing_can_be_appended_by_the_kernel_it_is_written_at_the_end(path: Path) -> None:
+    log = Log(path)
+    log.add(record.SET, b"v")
+    log.post(2, writing=os.O_RDWR)
+    log.add_bytes(b"torn")
+    log.post(3, writing=os.O_RDWR)
+    assert log.newest()[::2] == (3, False)
+    assert read_log(path.read_bytes()).ends == "whole"
+
+
+def test_a_void_that_is_written_for_a_forward_record_names_no_session(path: Path) -> None:
+    log = Log(path)
+    log.add_bytes(b"torn")
+    log.post(2)
+    data = path.read_bytes()
+    (position,) = [
+        start for start in range(0, len(data) - record.VOID_SIZE, record.SECTOR)
+        if record.decode_void(data[start:], log.start.chain) is not None
+    ]  # fmt: skip
+    found = record.decode_void(data[position:], log.start.chain)
+    assert found is not None
+    assert (found[0], found[2]) == (log.start.offset, 0)
+
+
+def test_a_log_that_can_not_be_opened_a_second_time_is_not_kept_open(path: Path) -> None:
+    log = Log(path)
+    failing = pytest.raises(OSError, match="Too many open files")
+    with faulty_os() as faulty, faulty.fail(1, errno.EMFILE, names=("open",)), failing:
+        log.post(2)
     assert not log.keep
 
 

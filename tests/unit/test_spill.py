@@ -376,6 +376,21 @@ def test_an_open_file_that_is_closed_by_another_thread_meanwhile_is_not_read(pat
     assert "pread" not in [name for name, _ in faulty.calls]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_value_that_comes_in_several_reads_is_put_together(
+    size: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"..abcdef")
+    real = os.pread
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with faulty_os() as faulty:
+            faulty.pread = lambda fd, count, offset: real(fd, -(-6 // size), offset)[:count]
+            assert spill.read(fd, spill.Spilled(2, 6, crc32(b"abcdef"))) == b"abcdef"
+    finally:
+        os.close(fd)
+
+
 def test_the_checksum_of_two_strings_is_that_of_one_behind_the_other(rng: random.Random) -> None:
     for _ in range(200):
         first, second = (rng.randbytes(rng.choice([0, 1, 7, 65536, rng.randrange(200_000)])) for _ in range(2))

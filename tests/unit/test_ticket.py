@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import Any
 
@@ -108,3 +109,132 @@ def test_what_was_heard_before_it_was_armed_rings_no_more(keeps_vigil: bool) -> 
     assert waiting.is_rung() is keeps_vigil
     waiting.arm(3)
     assert not waiting.is_rung()
+
+
+# -- where one of a node asks for all
+
+
+class Asker:
+    """A post that notes what is said, and fails if it is told to."""
+
+    def __init__(self, *, is_mine: bool = True, marked: bool = True) -> None:
+        self._is_mine, self._marked = is_mine, marked
+        self.nudged = False
+        self.fails = False
+        self.said: list[object] = []
+        self.paces: list[float] = []
+
+    def join(self, _: object) -> None:
+        self._may_fail()
+
+    def is_mine(self, _: object) -> bool:
+        self._may_fail()
+        return self._is_mine
+
+    def asks(self, _: object) -> bool:
+        return self._is_mine
+
+    def beat(self, pace: float) -> None:
+        self.paces.append(pace)
+
+    def beats(self) -> int:
+        return 0
+
+    def is_nudged(self, _: object) -> bool:
+        self._may_fail()
+        return self.nudged
+
+    def heed(self) -> None:
+        self.nudged = False
+
+    def tell(self, buckets: object) -> bool:
+        self._may_fail()
+        self.said.append(buckets)
+        return self._marked
+
+    def _may_fail(self) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+class Node(Sleeps):
+    """A watch on the bell of a node."""
+
+    def __init__(self, post: Asker) -> None:
+        super().__init__(hears=True)
+        self.post: Any = post
+        self.lost: list[OSError] = []
+
+    def lose_bell(self, error: OSError) -> None:
+        self.lost.append(error)
+        self.post = self.bell = None
+
+
+def test_who_asks_for_all_asks_ever_more_rarely_until_there_is_news_or_a_nudge() -> None:
+    post = Asker()
+    node: Any = Node(post)
+    waiting = Ticket(node)
+    for pace in doubled(ticket.POLL_FIRST_S, node.poll_last, 9):
+        assert not sleep_through(waiting.sleep(FAR)), "it is time to ask"
+        assert 0.75 * pace <= node.slept[-1] <= 1.25 * pace
+    assert post.paces == doubled(2 * ticket.POLL_FIRST_S, node.poll_last, 9)
+    waiting.pass_on([7])
+    assert post.said == [[7]]
+    sleep_through(waiting.sleep(FAR))
+    assert node.slept[-1] <= 1.25 * ticket.POLL_FIRST_S
+    sleep_through(waiting.sleep(FAR))
+    post.nudged = node.rings = True
+    assert not sleep_through(waiting.sleep(FAR)), "somebody wants it to ask"
+    assert not post.nudged
+    node.rings = False
+    sleep_through(waiting.sleep(FAR))
+    assert node.slept[-1] <= 1.25 * ticket.POLL_FIRST_S
+
+
+def test_news_that_nobody_waits_for_do_not_hurry_who_asks() -> None:
+    post = Asker(marked=False)
+    node: Any = Node(post)
+    waiting = Ticket(node)
+    for _ in range(9):
+        sleep_through(waiting.sleep(FAR))
+    waiting.pass_on([7])
+    waiting.pass_on([])
+    assert post.said == [[7]]
+    sleep_through(waiting.sleep(FAR))
+    assert node.slept[-1] >= 0.75 * node.poll_last
+
+
+def test_who_does_not_ask_passes_nothing_on() -> None:
+    post = Asker(is_mine=False)
+    node: Any = Node(post)
+    Ticket(node).pass_on([7])
+    assert not post.said
+
+
+@pytest.mark.parametrize("doing", ["join", "pass on", "sleep", "is rung", "arm"])
+def test_a_bell_of_the_node_that_fails_is_used_no_more_and_the_log_is_looked_at(doing: str) -> None:
+    post = Asker()
+    post.fails = doing == "join"
+    node: Any = Node(post)
+    waiting = Ticket(node)
+    post.fails = True
+    node.bell = None if doing != "arm" and doing != "is rung" else BrokenBell()
+    if doing == "pass on":
+        waiting.pass_on([7])
+    elif doing == "sleep":
+        assert not sleep_through(waiting.sleep(FAR))
+    elif doing == "is rung":
+        assert waiting.is_rung()
+    elif doing == "arm":
+        waiting.arm(3)
+    assert [error.errno for error in node.lost] == [errno.EIO]
+
+
+class BrokenBell:
+    """A bell that can't be read."""
+
+    def mark(self, _: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def is_rung(self, *_: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")

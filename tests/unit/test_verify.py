@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from faults.logs import make, put, steps
 
 from fscoord import FileStore
-from fscoord._log import record
+from fscoord._log import record, resync
 from fscoord._log.lock import OFD
 from fscoord._log.record import Header
-from fscoord._log.successor import Successor, generation_name
+from fscoord._log.successor import Place, Successor, generation_name
 from fscoord._log.verify import Generation, Report
 from fscoord.stores.verify import verify
 
@@ -247,3 +248,22 @@ def test_a_senseless_list_of_keys_is_damage_though_nothing_else_is_in_the_file(p
     data, _ = encoded(Header.decode(header)[2], b"?", kind=record.MULTI_SET)
     put(path, header + data)
     assert told(verify(path)) == [(path, len(header), len(data))]
+
+
+# -- how what follows damage is found
+
+
+def test_the_table_of_the_checksum_is_that_of_zlib() -> None:
+    assert resync._table() == [crc32(bytes([number ^ 0xFF])) ^ 0xFF000000 for number in range(256)]
+
+
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_the_smallest_record_is_found_behind_a_few_bytes_of_anything(more: int, path: str) -> None:
+    header = Header(b"0" * 16, OFD).encode()
+    data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
+    put(path, header + b"?" * more + data)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert resync.find_next(fd, Place(len(header), 3)) == Place(len(header) + more, 5)
+    finally:
+        os.close(fd)

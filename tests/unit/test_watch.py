@@ -281,3 +281,65 @@ def test_a_bell_rings_for_who_has_marked_and_for_nobody_twice(tmp_path: Path) ->
             assert Path(bell.path).read_bytes() == rung
     finally:
         bell.close()
+
+
+class Sleeper:
+    """Stands for the ticket of somebody who sleeps, and notes that it is woken."""
+
+    def __init__(self, woken: list[Sleeper], *, is_rung: bool = False, sleeps: bool = True) -> None:
+        self._woken, self._is_rung, self._sleeps = woken, is_rung, sleeps
+        self.wake = self
+        self.is_called = False
+
+    def is_rung(self) -> bool:
+        return self._is_rung
+
+    def set(self) -> bool:
+        self._woken.append(self)
+        return self._sleeps
+
+
+class Heard:
+    """Stands for events, some of which were the ends of processes."""
+
+    def __init__(self, ended: int = 0) -> None:
+        self._ended = ended
+
+    def count_ended(self) -> int:
+        return self._ended
+
+
+def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., Watch]) -> None:
+    watch: Any = make("poll", is_local=True)
+    woken: list[Sleeper] = []
+    listener, rung, other = (Sleeper(woken, is_rung=rings) for rings in (True, True, False))
+    watch._asleep = {listener, rung, other}
+    watch._tell(Heard(3), listener)
+    assert woken == [rung]
+    assert (watch.heard, watch.deaths) == (1, 3)
+
+
+@pytest.mark.parametrize(("sleeps", "count"), [(True, 1), (False, 3)])
+def test_who_leaves_wakes_one_who_sleeps_to_listen_in_its_place(
+    sleeps: bool, count: int, make: Callable[..., Watch]
+) -> None:
+    """Who was woken before is about to leave, too."""
+    watch: Any = make("poll", is_local=True)
+    woken: list[Sleeper] = []
+    watch._asleep = {Sleeper(woken, sleeps=sleeps) for _ in range(3)}
+    watch._hand_on()
+    assert len(woken) == count
+
+
+def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_calls(
+    make: Callable[..., Watch],
+) -> None:
+    watch: Any = make("poll", is_local=True)
+    woken: list[Sleeper] = []
+    watch._asleep = {Sleeper(woken) for _ in range(3)}
+    watch._wake_all()
+    assert (set(woken), len(woken), watch.heard) == (watch._asleep, 3, 1)
+    log_watch._call_all(watch)
+    assert len(woken) == 6
+    assert all(sleeper.is_called for sleeper in watch._asleep)
+    log_watch._call_all(None)
