@@ -149,7 +149,7 @@ class _Verification:
             directory = system.os.path.dirname(self._path)
             successor = self._read_file(system.os.path.join(directory, system.os.fsdecode(successor.name)), successor)
         self._look_beside()
-        ends = self.generations[-1].ends if self.generations else DAMAGED
+        ends = self.generations[-1].ends
         if any(finding.is_damage for finding in self._findings):
             verdict = DAMAGED
         else:
@@ -226,7 +226,7 @@ class _Verification:
         """Tell of files beside the log that look like a part of it and are none."""
         directory, base = system.os.path.split(self._path)
         known = {system.os.path.basename(generation.file) for generation in self.generations}
-        newest = max((generation.generation for generation in self.generations), default=0)
+        newest = max(generation.generation for generation in self.generations)
         for name in sorted(system.os.listdir(directory)):
             number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
             if name in known or number is None:

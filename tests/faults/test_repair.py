@@ -17,6 +17,7 @@ from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log import record
+from fscoord._log.lock import FLOCK
 from fscoord._log.record import Header
 from fscoord._log.successor import Successor, generation_name
 from fscoord.stores.repair import Dropped, Repair, repair
@@ -151,6 +152,39 @@ def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output
         assert store.get("k") == b"2"
         store.set("k", "3")
         assert store.session == 3
+        assert [(one.host, one.pid) for number, one in store._log.sessions.items() if number == 2] == [("unknown", 0)]
+
+
+def test_who_wrote_several_records_is_introduced_and_told_of_once(path: str, output: str) -> None:
+    with FileStore(path) as first:
+        first.set("k", "1")
+        start = os.path.getsize(path)
+        with FileStore(path) as second:
+            for value in "234":
+                second.set("k", value)
+    put(path, flip(contents(path), 8 * (start + 30)))
+    found, dropped = mend(path, output, salvage=True)
+    assert found.notes == ("who session 2 was is lost",)
+    assert len(dropped) == 1
+    kinds = [entry[1] for entry in read_log(contents(output)).records]
+    assert kinds == ["s", "S", "s", "S", "S", "S"]
+
+
+def test_a_copy_has_the_lock_and_the_runs_of_what_is_left_of_the_headers(path: str, output: str) -> None:
+    with FileStore(path, lock="flock", durable=True) as store:
+        store.set("k", "1")
+    with FileStore(path, lock="flock", durable=True, run_id=("job", 1)) as store:
+        store.set("k", "2")
+    (file,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.1.")]
+    file = os.path.join(os.path.dirname(path), file)
+    mend(path, output)
+    header, _, _ = Header.decode(contents(output))
+    assert (header.lock_kind, header.durable, header.runs) == (FLOCK, True, ((b"job", 1),))
+    put(file, flip(contents(file), 8 * 3))
+    found, _ = mend(path, output, salvage=True)
+    header, _, _ = Header.decode(contents(output))
+    assert (header.lock_kind, header.durable, header.runs) == (FLOCK, True, ())
+    assert not [note for note in found.notes if "no header" in note]
 
 
 # -- generations

@@ -291,3 +291,24 @@ def test_a_session_without_names_and_spaces_is_one() -> None:
     """As a writer that knew no more would have it."""
     session = Session("", 7, 8, b"b" * 16, b"a" * 16)
     assert Session.decode(session.encode()[:-16]) == session
+
+
+def test_what_is_reserved_in_a_header_is_zero() -> None:
+    """docs/format.md: behind the kind of lock."""
+    assert Header(b"i" * 16, 7).encode()[16:20] == b"\7\0\0\0"
+
+
+def test_of_the_first_part_of_a_header_it_is_known_how_long_it_is() -> None:
+    data = Header(b"i" * 16, 1, runs=((b"job", 3),)).encode()
+    assert Header.missing(data[: record.HEADER_SIZE]) == len(data) - record.HEADER_SIZE
+    assert Header.missing(data) == 0
+
+
+def test_the_version_is_read_before_anything_that_another_may_have_changed() -> None:
+    with pytest.raises(ValueError, match="format version 2"):
+        Header.decode(record.MAGIC + b"\2\0")
+
+
+def test_a_run_without_a_name_at_the_end_of_a_header_is_one() -> None:
+    header = Header(b"i" * 16, 1, runs=((b"job", 3), (b"", 5)))
+    assert Header.decode(header.encode())[0] == header

@@ -1,0 +1,152 @@
+"""Whose file a path leads to, by what stat(2) says of it, and how one appears where there are no hard links."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.faulty import FaultyOs, faulty_os
+
+from fscoord import InsecurePathError
+from fscoord._log import path as paths
+
+STRANGER = 4711
+
+
+class Owned(FaultyOs):
+    """`os`, in which a file may have another owner than it has.
+
+    Attributes:
+        owners: the owner that fstat(2) shows, by the end of a file's name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: dict[str, int] = {}
+        counted = self.fstat
+
+        def fstat(fd: int) -> os.stat_result:
+            found = list(counted(fd))
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            found[4] = next((uid for end, uid in self.owners.items() if name.endswith(end)), found[4])
+            return os.stat_result(found)
+
+        self.fstat = fstat
+
+
+@pytest.fixture
+def path(memory: Path) -> str:
+    return str(memory / "log")
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> Owned:
+    found = Owned()
+    monkeypatch.setattr(paths.system, "os", found)
+    return found
+
+
+@pytest.fixture
+def fd(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o601, 0o644, 0o755])
+def test_a_log_of_somebody_else_is_refused_whatever_may_be_done_but_written(
+    mode: int, path: str, fd: int, owned: Owned
+) -> None:
+    owned.owners = {"log": STRANGER}
+    with pytest.raises(InsecurePathError, match=f"belongs to uid {STRANGER}"):
+        paths.check(path, fd, mode, read_only=False)
+    paths.check(path, fd, mode, read_only=True)
+    assert os.listdir(os.path.dirname(path)) == ["log"]
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
+def test_a_log_that_others_are_meant_to_write_is_anybody_s(mode: int, path: str, fd: int, owned: Owned) -> None:
+    owned.owners = {"log": STRANGER}
+    paths.check(path, fd, mode, read_only=False)
+
+
+def test_where_a_file_of_ours_shows_another_owner_one_with_that_owner_is_ours(path: str, fd: int, owned: Owned) -> None:
+    """Root squash, and id mapping."""
+    owned.owners = {"log": STRANGER, paths.BIRTH_SUFFIX: STRANGER}
+    paths.check(path, fd, 0o600, read_only=False)
+    assert os.listdir(os.path.dirname(path)) == ["log"]
+    owned.owners[paths.BIRTH_SUFFIX] = STRANGER + 1
+    with pytest.raises(InsecurePathError, match="belongs to uid"):
+        paths.check(path, fd, 0o600, read_only=False)
+    owned.owners[paths.BIRTH_SUFFIX] = STRANGER
+    with owned.fail(0, errno.EACCES, names=("open",)), pytest.raises(InsecurePathError, match="belongs to uid"):
+        paths.check(path, fd, 0o600, read_only=False)
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o600, False), (0o755, False), (0o620, True), (0o602, True)])
+def test_a_log_that_others_may_write_is_refused_and_what_else_they_may_is_not_asked(
+    mode: int, is_refused: bool, path: str, fd: int, owned: Owned
+) -> None:
+    os.chmod(path, mode)
+    if is_refused:
+        with pytest.raises(InsecurePathError, match="others can write it"):
+            paths.check(path, fd, 0o600, read_only=False)
+    else:
+        paths.check(path, fd, 0o600, read_only=False)
+    assert {name for name, _ in owned.calls} == {"fstat"}
+
+
+def test_only_names_of_the_log_s_own_birth_are_removed(path: str, fd: int) -> None:
+    births = [f"{path}.1{paths.BIRTH_SUFFIX}", f"{path}.2{paths.BIRTH_SUFFIX}"]
+    others = [f"{path}.backup", f"{path}2{paths.BIRTH_SUFFIX}"]
+    for name in births + others:
+        os.link(path, name)
+    link, stranger = f"{path}.3{paths.BIRTH_SUFFIX}", f"{path}.4{paths.BIRTH_SUFFIX}"
+    os.symlink(path, link)
+    Path(stranger).touch()
+    with pytest.raises(InsecurePathError, match="several names"):
+        paths.check(path, fd, 0o600, read_only=False)
+    assert {str(name) for name in Path(path).parent.iterdir()} == {path, *others, link, stranger}
+    for name in others:
+        os.unlink(name)
+    os.link(path, births[0])
+    paths.check(path, fd, 0o600, read_only=False)
+    assert not os.path.lexists(births[0])
+
+
+def test_a_link_to_a_file_is_none_of_its_names(path: str, fd: int) -> None:
+    found = os.fstat(fd)
+    identity = (found.st_dev, found.st_ino)
+    os.symlink(path, path + ".link")
+    assert paths.leads_to(path, identity)
+    assert not paths.leads_to(path + ".link", identity)
+    assert not paths.leads_to(path + ".nothing", identity)
+    assert not paths.leads_to(path, (found.st_dev, found.st_ino + 1))
+
+
+def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
+    found = os.fstat(fd)
+    elsewhere, beside = list(found), list(found)
+    elsewhere[2] += 1
+    beside[1] += 1
+    assert paths.same_file(found, found)
+    assert not paths.same_file(found, os.stat_result(elsewhere))
+    assert not paths.same_file(found, os.stat_result(beside))
+
+
+def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
+    with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",)):
+        paths.create(path, b"header", 0o640, durable=False)
+    assert Path(path).read_bytes() == b""
+    assert os.stat(path).st_mode & 0o777 == 0o640
+    assert os.listdir(os.path.dirname(path)) == ["log"]
+
+
+def test_a_link_that_fails_otherwise_is_an_error_and_nothing_appears(path: str) -> None:
+    failing = pytest.raises(OSError, match="Input/output error")
+    with faulty_os() as faulty, faulty.fail(0, errno.EIO, names=("link",)), failing:
+        paths.create(path, b"header", 0o600, durable=False)
+    assert os.listdir(os.path.dirname(path)) == []

@@ -1,0 +1,112 @@
+"""A call that does not return is told of, ever more rarely, and one that has returned is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fscoord import _system as system
+from fscoord._log import stuck
+from fscoord._log.stuck import FIRST_S, Call, Watcher
+
+HANG_S = 60
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(system, "time", found)
+    return found
+
+
+@pytest.fixture
+def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    """A call of which a thread of its own takes care, whatever else this process has open."""
+    monkeypatch.setattr(stuck, "_open", weakref.WeakSet())
+    monkeypatch.setattr(stuck, "_watcher", [Watcher()])
+    found = Call("/some/where")
+    yield found
+    thread = stuck._watcher[0]._thread
+    found.close()
+    if thread is not None:
+        thread.join(HANG_S)
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What was logged, but for the text."""
+    found: list[tuple[object, ...]] = []
+
+    class Logger:
+        def warning(self, _: str, *values: object) -> None:
+            found.append(values)
+
+    monkeypatch.setattr(stuck, "logger", lambda _: Logger())
+    return found
+
+
+def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
+    call: Call, clock: Clock, told: list[tuple[object, ...]]
+) -> None:
+    for _ in range(2):  # each call by itself
+        told.clear()
+        call.begin()
+        for seconds in range(9 * int(FIRST_S)):
+            call.look(clock.now + seconds)
+        assert told == [("/some/where", FIRST_S * times) for times in (1, 2, 4, 8)]
+        call.end()
+        call.look(clock.now + 1e6)
+        assert len(told) == 4
+
+
+def test_a_handle_that_is_closed_makes_no_calls(call: Call, clock: Clock, told: list[tuple[object, ...]]) -> None:
+    call.begin()
+    call.close()
+    call.look(clock.now + 1e6)
+    assert told == []
+    call.close()
+
+
+def test_the_thread_that_looks_is_there_while_a_handle_is(call: Call) -> None:
+    call.begin()
+    watcher = stuck._watcher[0]
+    thread = watcher._thread
+    assert thread.daemon
+    call.begin()
+    assert watcher._thread is thread
+    other = Call("/else/where")
+    call.close()
+    assert thread.is_alive()
+    other.close()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+    assert watcher._thread is None
+
+
+def test_where_there_is_no_thread_left_the_next_call_tries_again(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        call.begin()
+        assert stuck._watcher[0]._thread is None
+    call.begin()
+    assert stuck._watcher[0]._thread is not None
