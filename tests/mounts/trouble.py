@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -117,10 +118,14 @@ class Troubles:
         self._trap.is_sprung, self._left = True, 1
 
     def __call__(self, _: int) -> None:
-        self._left -= self._trap.is_sprung
-        if self._left > 0 or not self._trap.is_sprung:
+        if not self._trap.is_sprung:
             return
-        limit_files(None)
+        self._left -= 1
+        if self._left == 0:
+            limit_files(None)
+            self._set()
+
+    def _set(self) -> None:
         if not self._plan:
             return
         word, share, self._left = self._plan.pop(0)
@@ -159,11 +164,17 @@ class SharedKeepingOs(KeepingOs):
 
     def copy(self, path: str, copy: str) -> None:
         """Copy past the cache of this host, which may have zeros of a file that is open here."""
-        buffer = mmap.mmap(-1, 1 << 20)  # for a local disk, which wants whole pages
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
-            with open(copy, "wb") as file, buffer:
-                while size := os.readv(fd, [buffer]):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fd = os.open(path, os.O_RDONLY)  # a file system without such reads, and so without other hosts
+        try:
+            with open(copy, "wb") as file, mmap.mmap(-1, 1 << 20) as buffer:  # a local disk wants whole pages
+                size = len(buffer)
+                while size == len(buffer):  # behind its end the file must not be read: that would be within a page
+                    size = os.readv(fd, [buffer])
                     file.write(buffer[:size])
         finally:
             os.close(fd)
