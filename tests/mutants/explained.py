@@ -60,7 +60,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     },
     "_log/file.py": {
-        "LogFile._update_locked: self._trouble = 0 -> pass": SPARES,
+        "LogFile._update_locked: self._trouble = 0*": SPARES,
         "LogFile.update: self._trouble = DIRTY -> pass (2)": "whatever moves on has said so itself",
         "LogFile.update: self._explain(* | 0 -> 1": "kinds are letters, or 0",
         "LogFile.update: attempt += 1 | 1 -> 2": PAUSE,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from contract.places import start_thread, until
 from faults.faulty import faulty_system
+from faults.test_fork import Child
 
 from fscoord import _system as system
 from fscoord._log import line
@@ -242,3 +243,32 @@ def test_where_the_log_can_not_be_opened_the_kernel_is_not_asked_again(make: Mak
     wait_in_line(lock, LIMIT_S, reopen)
     until(is_over)
     assert (lock.can_block, lock.grant) == (False, None)
+
+
+def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(make: Make) -> None:
+    """Whatever the parent's threads were doing, and had locked, when it forked."""
+    lock = make()
+    done = threading.Event()
+
+    def keep_guard() -> None:
+        with line._guard[0]:
+            kept.set()
+            assert done.wait(LIMIT_S)
+
+    kept = threading.Event()
+
+    def look() -> tuple[int, list[bool]]:
+        leave_line(lock)
+        return len(line._requests), [os.path.lexists(f"/proc/self/fd/{fd}") for fd in lock.reopened]
+
+    with start_thread(wait_in_line, lock, LIMIT_S, lock.reopen):
+        assert lock.blocks.wait(LIMIT_S)
+        with start_thread(keep_guard):
+            assert kept.wait(LIMIT_S)
+            with Child(os.fork, look) as child:
+                assert child.result() == (0, [False])
+            done.set()
+        assert in_line() == 1
+        lock.comes.release()
+    lock.grant.release()
+    until(is_over)

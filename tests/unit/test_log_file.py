@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from faults.faulty import faulty_os
 from faults.logs import LIMIT_S, Collector, opened
+from faults.test_fork import Child, fork_in_c
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError, _system as system
 from fscoord._log import record
 from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD, SOFT
@@ -180,3 +181,39 @@ class Snapshot(Collector):
 
     def live_size(self) -> int:
         return 0
+
+
+@pytest.mark.parametrize("operation", ["close", "refresh", "update"])
+def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its_first_call_on(
+    operation: str, log: LogFile
+) -> None:
+    log.update(record.SET, b"k", b"v", None, LIMIT_S)
+
+    def work() -> tuple[int, int]:
+        before = system._life[0]
+        if operation == "close":
+            log.close()
+        elif operation == "refresh":
+            log.refresh(LIMIT_S)
+        else:
+            log.update(record.SET, b"k", b"w", None, LIMIT_S)
+        return system._life[0] - before, log.session
+
+    with Child(fork_in_c, work) as child:
+        assert child.result() == (1, 2 if operation == "update" else 0)
+    log.update(record.SET, b"k", b"x", None, LIMIT_S)
+    assert log.session == 1
+
+
+def test_a_record_counts_when_it_is_asked_whether_the_log_is_too_long(
+    log: LogFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(log, "_tries_to_compact", lambda more: asked.append(more))
+    log.update(record.SET, b"k", b"v", None, LIMIT_S)
+    log._compact_at = log._offset + 100
+    log.update(record.SET, b"k", bytes(99), None, LIMIT_S)
+    assert asked == []
+    log._compact_at = log._offset + 100
+    log.update(record.SET, b"k", bytes(100), None, LIMIT_S)
+    assert asked == [100]
