@@ -55,11 +55,12 @@ def put(store: Store, queue: bytes, values: tuple[bytes, ...], priority: int) ->
 @click.command(context_settings=VERBATIM)
 @click.option("-n", "--no-wait", is_flag=True, help="Do not wait for an item: exit with 1 if there is none.")
 @click.option("--each", is_flag=True, help="Go on with the next item, until none comes, or COMMAND fails.")
+@click.option("--failed", metavar="OTHER", type=raw, help="An item whose COMMAND fails is put into this queue.")
 @click.option("--stdin", "by_stdin", is_flag=True, help="COMMAND reads the item from standard input.")
 @queue_argument
 @command_options
 @with_store
-def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, by_stdin: bool, **options: Any) -> int:
+def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes | None, **options: Any) -> int:
     """Run COMMAND for an item of QUEUE.
 
     COMMAND finds the item in FSCOORD_ITEM, or with --stdin in its standard input. If it exits with 0 the item is done,
@@ -67,7 +68,8 @@ def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, by_stdin: boo
     each item is worked on at least once, and by one at a time.
 
     Waits for an item, up to --timeout. Exits as COMMAND does; with 1 if there is none (-n), with 75 if none came. With
-    --each it works on one item after another, and exits with 0 when there are no more.
+    --each it works on one item after another, and exits with 0 when there are no more. A COMMAND that fails ends that,
+    or with --failed only its item, which goes into the other queue; the exit code is that of the last one that failed.
 
     The rest is as with "fscoord lock": the item is this command's until everything that COMMAND has started has ended;
     signals are passed on to it; if this command is killed, so is all of that.
@@ -80,20 +82,22 @@ def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, by_stdin: boo
     """
     command = words(options)
     source = PriorityQueue(store, queue)
+    if failed == queue:
+        raise click.UsageError("--failed is another queue: in this one the item would be taken again at once")
+    refuse = PriorityQueue(store, failed) if failed is not None else None
+    code = 0
     with signals_end_it():
         while True:
             try:
                 item = _next(source, waits=not no_wait, is_last=not each)
             except QueueEmptyError:
                 if each:
-                    return 0
+                    return code
                 raise
-            ending = _work_on(item, command, options, by_stdin=by_stdin)
-            log.info(
-                "the command ended with %d: the item is %s", ending.code, "given back" if ending.status else "done"
-            )
-            if not each or ending.code or ending.interruption:
-                return ending.code
+            ending = _work_on(item, command, options, refuse)
+            code = ending.code or code
+            if not each or ending.interruption or (ending.code and refuse is None):
+                return code
 
 
 @click.command()
@@ -134,8 +138,9 @@ def _next(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
     return source.take(block=False)
 
 
-def _work_on(item: Item, command: list[str], options: dict[str, Any], *, by_stdin: bool) -> Ending:
-    """Run the command for `item`, which is done afterwards, or given back."""
+def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: PriorityQueue | None) -> Ending:
+    """Run the command for `item`, which is done afterwards, or, if it fails, given back or put into `refuse`."""
+    by_stdin: bool = options["by_stdin"]
     with item, ExitStack() as stack:
         own = environment(None)
         own.pop(VARIABLE, None)  # of another item, within whose command this one is taken
@@ -149,8 +154,14 @@ def _work_on(item: Item, command: list[str], options: dict[str, Any], *, by_stdi
             leaves_rest=options["close"],
             stdin=stack.enter_context(system.unnamed_file(item.data)) if by_stdin else None,
         )
-        if ending.status:
+        fate = "done"
+        if ending.status and (refuse is None or ending.interruption):
+            fate = "given back"
             item.give_back()
+        elif ending.status and refuse is not None:
+            fate = f"put into {refuse.name!r}"
+            refuse.put(item.data)  # before it is done here: whoever dies in between leaves it in both
+        log.info("the command ended with %d: the item is %s", ending.code, fate)
     return ending
 
 

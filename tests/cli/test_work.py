@@ -59,6 +59,14 @@ def test_an_item_whose_command_fails_goes_back_to_its_place_and_ends_the_work(fs
     assert ready(store) == [b"b", b"c"]
 
 
+def test_an_item_whose_command_fails_goes_to_another_queue_if_that_is_wanted_and_the_work_goes_on(fscoord, store):
+    fscoord("put", "q", "3", "0", "9", "0")
+    fail = sh('exit "$FSCOORD_ITEM"')
+    assert fscoord("take", "--failed", "bad", "q", *fail) == (3, b"", "")
+    assert fscoord("take", "-n", "--each", "--failed", "bad", "q", *fail) == (9, b"", "")
+    assert (ready(store), ready(store, "bad")) == ([], [b"3", b"9"])
+
+
 @pytest.mark.parametrize("words", [["nothing-of-this-name"], ["/dev/null"]])
 def test_a_command_that_can_not_be_run_gives_the_item_back(fscoord, store, words):
     fscoord("put", "q", "a")
@@ -114,6 +122,7 @@ def test_the_command_finds_the_store(fscoord, tmp_path):
     [
         (["take", "q"], "which command"),
         (["take", "q", "-n", "true"], "'-n' stands where the command does"),
+        (["take", "--failed", "q", "q", "true"], "--failed is another queue"),
         (["put", "q"], "VALUE..."),
         (["put", "q", "-", "-"], "only one VALUE"),
         (["put", "--priority", "4294967296", "q", "a"], "32 bits"),
@@ -144,7 +153,7 @@ def test_a_signal_ends_the_wait_for_an_item(process, line_with):
 def test_a_signal_is_passed_on_and_the_item_is_given_back(process, store):
     Queue(store, "q").put_all(["a", "b"])
     text = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
-    child = process("take", "--each", "q", *sh(text))
+    child = process("take", "--each", "--failed", "bad", "q", *sh(text))
     assert child.stdout.readline() == b"ready\n"
     child.terminate()
     assert (child.wait(PATIENCE_S), child.stdout.read()) == (9, b"told\n")
