@@ -49,10 +49,10 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
         fd = paths.open_descriptor(name, system.os.O_RDWR, keep=keep)
     try:
         paths.check(name, fd, mode, read_only=read_only)
-        data = system.os.pread(fd, SIZE, 0)
+        data = _read(fd)
         if create and _is_unfinished(fd, data):
             data = MAGIC + system.random_bytes(16)
-            system.os.pwrite(fd, data, 0)
+            _write(fd, data)
     except (OSError, FscoordError):
         paths.close_kept(fd, keep)
         raise
@@ -60,6 +60,20 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
         paths.close_kept(fd, keep)
         raise InsecurePathError(f"{name} is no liveness file; remove it", path=name)
     return AliveFile(name, fd, data[len(MAGIC) :], keep)
+
+
+def _read(fd: int) -> bytes:
+    data = more = system.os.pread(fd, SIZE, 0)
+    while more and len(data) < SIZE:
+        more = system.os.pread(fd, SIZE - len(data), len(data))
+        data += more
+    return data
+
+
+def _write(fd: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += system.os.pwrite(fd, data[done:], done)
 
 
 def _is_unfinished(fd: int, data: bytes) -> bool:

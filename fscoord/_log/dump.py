@@ -140,8 +140,7 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
 
 
 def _void(fd: int, start: int, chain: int, generation: int) -> Entry:
-    system.os.lseek(fd, start, 0)
-    void = record.decode_void(system.os.read(fd, record.VOID_SIZE), chain)
+    void = record.decode_void(tail.read_at(fd, start, record.VOID_SIZE), chain)
     assert void is not None, "it was there a moment before, and nothing is overwritten"
     skipped, _, writer, time_ns = void
     return Entry(start, "void", writer, time_ns / 1e9, b"", str(skipped).encode(), generation)

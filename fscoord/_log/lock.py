@@ -117,6 +117,16 @@ class LogLock:
         else:
             self.try_lock, self.unlock = self._marker.take, self._marker.give_back
 
+    def next_on(self, fd: int) -> LogLock:
+        """Return the lock that takes the place of this one on descriptor `fd`, for the same session.
+
+        A marker stays the same: should it not be had back now, the next lock gives it back.
+        """
+        following = LogLock(self.path, fd, self.kind, self.mutex, self._descriptors, shared=self.shared)
+        following._marker = self._marker
+        following.bind(fd, self.session)
+        return following
+
     def _bind_ofd(self, fd: int, session: int) -> None:
         fcntl = system.fcntl
         if not system.has_ofd_locks():

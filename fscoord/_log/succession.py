@@ -60,22 +60,19 @@ class Successive(Shelf):
         self._shared = shared_by(opened.header.log_id)
         self.mutex = self._shared.mutex
         self._rfd, self._root_fd = opened.reader, -1
-        self._lock = self._make_lock(self._reopen(self._writing, self._descriptors) if self.read_only else writer)
+        lock_fd = self._reopen(self._writing, self._descriptors) if self.read_only else writer
+        kind = opened.header.lock_kind
+        self._lock = LogLock(self.path, lock_fd, kind, self.mutex, self._descriptors, shared=self.read_only)
         readers.add(self)
         successor = signpost.hint(opened.reader)
         if successor is None or not self._enter(successor):
             self._stand(self._start)
-
-    def _make_lock(self, fd: int) -> LogLock:
-        kind = self.root.header.lock_kind
-        return LogLock(self.path, fd, kind, self.mutex, self._descriptors, shared=self.read_only)
 
     def _open_again(self) -> None:
         """In a forked child, or when the server has forgotten ours: open new descriptors on the same log.
 
         It must still be there, for one that is gone is not to be born again.
         """
-        session = self._lock.session
         self._lock.close()
         self._rfd = self._root_fd = self._lock.fd = -1  # these numbers are not ours any more, or no good
         astray = self._trouble & ASTRAY  # on the way into this generation, and did not arrive
@@ -86,8 +83,7 @@ class Successive(Shelf):
             writer = self._reopen(self._writing, self._descriptors)
         except Vanished:
             return  # who is astray starts from generation 0
-        self._rfd, self._lock = reader, self._make_lock(writer)
-        self._lock.bind(writer, session)
+        self._rfd, self._lock = reader, self._lock.next_on(writer)
         if self.header.generation:
             self._root_fd = root_fd
         else:
@@ -210,8 +206,7 @@ class Successive(Shelf):
     def _use(self, file: str, reader: int, writer: int, header: Header, start: Place) -> None:
         """Let these be the generation in use; until the caller says so, it is not known where in it we stand."""
         found = system.os.fstat(reader)
-        lock = self._make_lock(writer)
-        lock.bind(writer, self._lock.session)
+        lock = self._lock.next_on(writer)
         self.file, self._identity = file, (found.st_dev, found.st_ino)
         self.header, self._start = header, start
         old, self._rfd = self._rfd, reader

@@ -24,7 +24,19 @@ COUNTED = (
 """What fscoord does to files, but for locks, which are not `os`, and close(2) and lseek(2), which no disk lets fail."""
 
 LOCKS = ("fcntl", "flock")
-EVERY = (*COUNTED, "close", "lseek", "mkdir", "rmdir", "rename", "truncate", *LOCKS)
+EVERY = (
+    *COUNTED,
+    "close",
+    "lseek",
+    "mkdir",
+    "rmdir",
+    "rename",
+    "truncate",
+    "symlink",
+    "readlink",
+    "posix_fadvise",
+    *LOCKS,
+)
 """Every call that may reach a file system."""
 
 

@@ -10,6 +10,8 @@ import gc
 import inspect
 import itertools
 import os
+import re
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
-from faults.faulty import LOCKS, FaultyOs, faulty_system
+from faults.faulty import EVERY, LOCKS, FaultyOs, faulty_system
 from faults.persistence import State, put_state
 from unit.plain_reader import read_newest
 
@@ -31,6 +33,9 @@ from fscoord import (
     _system as system,
 )
 from fscoord.errors import StoreGoneError
+from fscoord.stores.dump import dump
+from fscoord.stores.repair import repair
+from fscoord.stores.verify import verify
 
 LIMIT_S = 60
 ERRORS = [
@@ -98,9 +103,9 @@ def directory(memory: Path) -> Path:
     return directory
 
 
-def make_base(directory: Path, *, durable: bool, compactions: int) -> State:
+def make_base(directory: Path, *, durable: bool, compactions: int, lock: str = "ofd") -> State:
     put_state(str(directory), {})
-    with FileStore(directory / "store", durable=durable, rank=5, run_id=("job", 1)) as store:
+    with FileStore(directory / "store", durable=durable, rank=5, run_id=("job", 1), lock=lock) as store:
         store.multi_set(["k", "n"], ["old", "1"])
         for _ in range(compactions):
             store.compact()
@@ -152,12 +157,17 @@ CONDITIONS = [nothing, has_written, must_read, must_void, must_follow, must_rest
 class Case:
     """An operation under a condition, to be repeated with one fault after another."""
 
-    def __init__(self, directory: Path, base: State, operation: str, condition: Any, faulty: FaultyOs) -> None:
-        self.directory, self.base, self.faulty = directory, base, faulty
+    def __init__(
+        self, directory: Path, base: State, operation: str, condition: Any, faulty: FaultyOs, lock: str = "ofd"
+    ) -> None:
+        self.directory, self.base, self.faulty, self.lock = directory, base, faulty, lock
         self.path = directory / "store"
         self.operation, self.condition = operation, condition
         self.what = f"{operation}, {condition.__name__}"
         self.expected: Any = None
+
+    def open(self, timeout: float) -> FileStore:
+        return FileStore(self.path, timeout=timeout, lock=self.lock)
 
     def contents(self) -> Any:
         log = read_newest(self.path)
@@ -170,7 +180,7 @@ class Case:
         self.what = f"{self.operation}, {self.condition.__name__}, call {number}: {errno.errorcode.get(error)}"
         put_state(str(self.directory), self.base)
         opened = len(os.listdir("/proc/self/fd"))
-        with FileStore(self.path, timeout=LIMIT_S) as other, FileStore(self.path, timeout=LIMIT_S) as store:
+        with self.open(LIMIT_S) as other, self.open(LIMIT_S) as store:
             self.condition(store, other)
             before = self.contents()
             store._log._looked = 0.0  # so that it looks whether the file is still there, too
@@ -211,7 +221,7 @@ class Case:
             assert (store._log._end[1] or "it is not over") in str(error), self.what
         if self.operation != "begin a run":
             other.set("others", "2")
-        with FileStore(self.path, timeout=0) as third:
+        with self.open(0) as third:
             assert third.add("third", 1) == 1, self.what
             assert self.operation == "begin a run" or other.get("others") == b"2", self.what
         assert read_newest(self.path).ends == "whole", self.what
@@ -270,6 +280,19 @@ def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -
 
 
 @pytest.mark.usefixtures("mounts_stay")
+@pytest.mark.parametrize(
+    ("lock", "operation"), [("flock", "set"), ("soft", "set"), ("soft", "compact"), ("soft", "list_keys")]
+)
+def test_every_call_under_other_locks_may_fail(lock: str, operation: str, directory: Path) -> None:
+    """Once and for good each: a lock that can't be given back twice in a row is another matter than once."""
+    with faulty_system() as faulty:
+        base = make_base(directory, durable=False, compactions=1, lock=lock)
+        case = Case(directory, base, operation, must_follow, faulty, lock)
+        for modes in ((False,), (True,)):
+            assert exhaust(case, ERRORS, modes) > 1
+
+
+@pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
@@ -285,9 +308,77 @@ def test_every_call_may_fail_with_every_error(operation: str, durable: bool, dir
                         exhaust(case, [error], (for_good,))
 
 
+def stopping_after_a_byte(name: str, real: Callable[..., Any], cut: list[str]) -> Callable[..., Any]:
+    def call(fd: int, what: Any, *place: int) -> Any:
+        length = what if isinstance(what, int) else len(what)
+        if length < 2 or not stat.S_ISREG(os.fstat(fd).st_mode):  # an event comes whole or not at all
+            return real(fd, what, *place)
+        cut.append(name)
+        return real(fd, 1 if isinstance(what, int) else what[:1], *place)
+
+    return call
+
+
+@pytest.mark.usefixtures("mounts_stay")
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_reads_and_writes_that_stop_after_a_byte_change_nothing(
+    operation: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_system() as faulty:
+        base = make_base(directory, durable=len(operation) % 2 == 0, compactions=1)
+        for condition in (must_restart,) if operation in ALIKE else (must_void, must_restart):
+            case = Case(directory, base, operation, condition, faulty)
+            assert not case.run(-1, 0, for_good=False)
+            usual, cut = case.expected, list[str]()
+            with monkeypatch.context() as patch:
+                for name in ("read", "write", "pread", "pwrite"):
+                    patch.setattr(faulty, name, stopping_after_a_byte(name, getattr(faulty, name), cut))
+                assert not case.run(-1, 0, for_good=False)
+            assert case.expected == usual, f"{case.what}: it was {usual}"
+            assert {"read", "write"} <= set(cut)
+
+
+def test_who_looks_through_a_log_reads_on_when_a_read_stops_after_a_byte(directory: Path) -> None:
+    base = make_base(directory, durable=False, compactions=1)
+    put_state(str(directory), base)
+    path = directory / "store"
+    with FileStore(path, timeout=LIMIT_S) as store, FileStore(path, timeout=LIMIT_S) as other:
+        must_void(store, other)
+        other.set("behind", "1")
+    looks: list[Callable[[], Any]] = [
+        lambda: list(dump(path)),
+        lambda: verify(path),
+        lambda: repair(path, directory / "copy", write=True) and read_newest(directory / "copy").values,
+    ]
+    for look in looks:
+        usual, cut = look(), list[str]()
+        (directory / "copy").unlink(missing_ok=True)
+        with faulty_system() as faulty:
+            for name in ("read", "write", "pread"):
+                setattr(faulty, name, stopping_after_a_byte(name, getattr(faulty, name), cut))
+            assert look() == usual
+        assert "read" in cut
+        (directory / "copy").unlink(missing_ok=True)
+
+
 # The seam itself
 
 SYSTEM_MODULES = {"posix", "fcntl", "time", "select", "_io", "_thread", "_socket", "mmap", "_ctypes", "_signal"}
+
+
+NEVER_FAIL_OF_A_DISK = {
+    "environ", "eventfd", "eventfd_write", "fsdecode", "fsencode", "fspath", "getegid", "geteuid", "getpid", "kill",
+    "path", "pidfd_open", "sched_yield", "set_blocking", "set_inheritable", "strerror",
+}  # fmt: skip
+"""What a log asks of `os` besides."""
+
+
+def test_no_call_that_may_reach_a_file_system_is_spared() -> None:
+    package = Path(system.__file__).parent
+    sources = [*package.glob("_log/*.py"), *package.glob("stores/*.py"), package / "_events.py"]
+    used = {name for source in sources for name in re.findall(r"system\.os\.([a-z_]+)", source.read_text("utf-8"))}
+    assert used > {"open", "read", "write"}
+    assert used <= {*EVERY, *NEVER_FAIL_OF_A_DISK}
 
 
 def through(real: Any, name: str) -> ModuleType:

@@ -173,7 +173,7 @@ def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
         for file in (orphan, locked, *odd):
             file.write_bytes(b"")
         with FileStore(path.with_name("holder")) as holder:
-            lock = holder._log._make_lock(os.open(locked, os.O_RDWR))
+            lock = holder._log._lock.next_on(os.open(locked, os.O_RDWR))
             lock.try_lock()
             store.compact()
             assert locked.exists()
