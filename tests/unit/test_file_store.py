@@ -21,8 +21,10 @@ from fscoord import (
     StoreError,
     StoreGoneError,
     StoreUnavailableError,
+    UnsupportedFilesystemError,
+    _system as system,
 )
-from fscoord.stores import file
+from fscoord.stores import file, lifetime
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -395,3 +397,48 @@ assert logging.getLogger("fscoord").handlers, "the warning about the bell was lo
 """
     result = run(code, tmp_path / "store")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("world_size", "is_one"), [(None, False), (-1, False), (1, True), (2, True)])
+def test_who_names_a_world_size_is_one_of_its_participants(
+    world_size: int | None, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    begin = lifetime.begin
+
+    def note(store: FileStore, *, is_participant: bool) -> None:
+        begun.append(is_participant)
+        begin(store, is_participant=is_participant)
+
+    monkeypatch.setattr(lifetime, "begin", note)
+    FileStore(tmp_path / "store", world_size).close()
+    assert begun == [is_one]
+
+
+def test_where_there_are_no_locks_at_all_that_is_said_before_a_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "fcntl", None)
+    with pytest.raises(UnsupportedFilesystemError, match="use HashStore in one process"):
+        FileStore(tmp_path / "store")
+    assert files(tmp_path) == set()
+
+
+def test_a_store_that_is_closed_in_the_middle_of_its_own_call_stays_open(tmp_path: Path) -> None:
+    """By a signal handler, or a finalizer."""
+    with FileStore(tmp_path / "store", 1) as store:
+        with pytest.raises(StoreError, match="signal handler or finalizer"):
+            store._log.inspect(store.close)
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+    assert files(tmp_path) == set()
+
+
+def test_a_call_on_a_local_file_takes_next_to_no_time_and_on_a_shared_one_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(tmp_path / "store") as store:
+        assert store._call_s == file.CALL_S
+    monkeypatch.setattr(system, "mount_table", lambda: [f"1 0 0:1 / {tmp_path} rw - gpfs x rw"])
+    with FileStore(tmp_path / "store") as store:
+        assert store._call_s == math.inf

@@ -138,8 +138,12 @@ def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
 
 
 def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
-    with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",)):
-        paths.create(path, b"header", 0o640, durable=False)
+    old = os.umask(0o077)
+    try:
+        with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",)):
+            paths.create(path, b"header", 0o640, durable=False)
+    finally:
+        os.umask(old)
     assert Path(path).read_bytes() == b""
     assert os.stat(path).st_mode & 0o777 == 0o640
     assert os.listdir(os.path.dirname(path)) == ["log"]
@@ -150,3 +154,71 @@ def test_a_link_that_fails_otherwise_is_an_error_and_nothing_appears(path: str) 
     with faulty_os() as faulty, faulty.fail(0, errno.EIO, names=("link",)), failing:
         paths.create(path, b"header", 0o600, durable=False)
     assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_a_log_without_the_mode_that_was_asked_for_does_not_stay(path: str) -> None:
+    """Where there are no hard links, so that it has its own name from the beginning."""
+
+    def fail(name: str, _: object, given: tuple[object, ...]) -> None:
+        if name == "link":
+            raise OSError(errno.EPERM, "no links")
+        if name == "chmod" and given[0] == path:
+            raise OSError(errno.EIO, "refused")
+
+    old = os.umask(0o077)
+    try:
+        failing = pytest.raises(OSError, match="refused")
+        with faulty_os() as faulty, faulty.instead(fail), failing:
+            paths.create(path, b"header", 0o640, durable=False)
+    finally:
+        os.umask(old)
+    assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_what_stands_where_an_empty_log_was_to_appear_stays_whatever_goes_wrong(path: str) -> None:
+    Path(path).write_bytes(b"somebody's")
+
+    def fail(name: str, _: object, given: tuple[object, ...]) -> None:
+        if name == "link":
+            raise OSError(errno.EPERM, "no links")
+        if name == "open" and given[0] == path:
+            raise OSError(errno.EACCES, "refused")
+
+    failing = pytest.raises(OSError, match="refused")
+    with faulty_os() as faulty, faulty.instead(fail), failing:
+        paths.create(path, b"header", 0o600, durable=False)
+    assert Path(path).read_bytes() == b"somebody's"
+
+
+def test_a_directory_whose_syncing_is_interrupted_is_closed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+
+    def interrupt(path: str, keep: set[int]) -> None:
+        keep.add(os.open(os.path.dirname(path), os.O_RDONLY))
+        opened.extend(keep)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paths, "sync_directory", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        paths.create(path, b"header", 0o600, durable=True)
+    (fd,) = opened
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EIO])
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_appears_overwrites_nothing_and_needs_no_hard_links(exists: bool, error: int, path: str) -> None:
+    Path(f"{path}.1").write_bytes(b"new")
+    if exists:
+        Path(path).write_bytes(b"old")
+    with faulty_os() as faulty, faulty.fail(0, error, names=("link",)):
+        if exists or error == errno.EIO:
+            with pytest.raises(OSError) as caught:
+                paths.let_appear(f"{path}.1", path)
+            assert caught.value.errno == (errno.EIO if error == errno.EIO else errno.EEXIST)
+        else:
+            paths.let_appear(f"{path}.1", path)
+    assert os.path.exists(path) is (exists or error == errno.EPERM)
+    if os.path.exists(path):
+        assert Path(path).read_bytes() == (b"old" if exists else b"new")

@@ -18,7 +18,7 @@ from faults.faulty import FaultyOs, faulty_os
 from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
 from fscoord._log import record, scan
 from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
-from fscoord._log.scan import CHUNK, Quiet, Scan, Sound, Torn
+from fscoord._log.scan import CHUNK, Damaged, Quiet, Scan, Sound, Torn
 from fscoord._log.successor import Place
 
 CHAIN = 77
@@ -214,3 +214,14 @@ def test_what_may_only_be_unfinished_is_judged_when_nobody_writes(file: File) ->
     with closing(Holder(file.path, OFD)):
         assert list(scanned.pieces()) == [], "there is nothing to judge"
     assert not quiet.is_kept
+
+
+@pytest.mark.parametrize(("kind", "piece"), [(record.SEAL, Torn), (record.FORWARD, Damaged), (record.BELL, Damaged)])
+def test_behind_a_seal_what_a_power_loss_may_leave_is_torn(kind: int, piece: type, file: File) -> None:
+    """What is posted there is synced, so that a sector of zeros is what was not; elsewhere it is damage."""
+    whole, chain = record.encode(kind, b"", b"v", 1, 2, CHAIN)
+    last, _ = record.encode(record.SET, b"k", b"x" * 2000, 1, 2, chain)
+    data = whole + last
+    os.write(file.fd, data[:1024] + bytes(512) + data[1536:])
+    found = list(Scan(file.quiet(), Place(0, CHAIN), durable=False).pieces())
+    assert [type(one) for one in found] == [Sound, piece]
