@@ -130,6 +130,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/presence.py": {
         "Presence._introduce: alive_id = bytes(16) if self._alive is None else self._alive.id | 16 -> 17": IN_THE_ID,
         "Presence.bury: self.refresh(limit) -> pass": SPARES,
+        "Presence._take_byte: self._alive_checked = system.time.monotonic() -> pass": SPARES,
+        "Presence._look_after_byte: if *> CHECK_S -> GtE": CLOCK,
         "Presence._open_alive: self._lose_alive() *": "it closes sooner what is closed with the handle",
     },
     "_log/reader.py": {
@@ -166,6 +168,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Quiet.keep: if waited >= self._limit: | waited >= self._limit -> Gt": "at an instant, not behind it",
         "Scan.pieces: if missing >= 0 and more and (*missing <= CHUNK -> Lt": "the size is asked for once more",
         "Scan.pieces: piece = self._judge() if missing < 0 else None |*": "who misses nothing has nothing to judge",
+        "Scan._goes_on: *self.size() > self.place.offset -> GtE": SPARES,
         "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
     "_log/signpost.py": {
@@ -192,8 +195,24 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successive._enter: reader = writer = -1 | 1 -> 2": NEGATIVE,
         "Successive._look: is_root = self._root_fd < 0 | self._root_fd < 0 -> LtE": STANDARD_INPUT,
         "Successive._enter: self._trouble = trouble -> pass": SPARES,
+        "Successive._enter: root_fd = * | self._root_fd < 0 -> LtE": STANDARD_INPUT,
+        "Successive._enter: root_fd = * | 0 -> 1": STANDARD_INPUT,
+        "Successive._look: is_root = self._root_fd < 0 | 0 -> 1": STANDARD_INPUT,
+        "Successive._open_again: self._rfd = self._root_fd = self._lock.fd = -1 *| 1 -> 2": NEGATIVE,
+        "Successive._open_again: self._rfd, self._lock = *-> pass": "the old lock does as well, bound again, and"
+        " who looks for the place opens another reader",
+        "Successive._open_again: self._drop(root_fd) -> pass": "dropped with all that an interruption leaves",
+        "Successive._follow: self._way = *-> pass": "it is read from the beginning then",
+        "Successive._newest: self._way = place -> pass": "it is read from where it was read before",
+        "Successive._restart: self._trouble = DIRTY -> pass": SPARES,
+        "Successive._use: before.unlock() -> pass": "to close it gives it back as well",
+    },
+    "_log/successor.py": {
+        "Successor.from_seal: if len(data) < _SEAL.size: |*": "of that length it has no name, and is none",
+        "Successor.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
     },
     "_log/tail.py": {
+        "examine: second = *| 1 -> 2": "the rest of a sound frame is not all zeros, either",
         "examine: second = _next_sector(offset + 1)  # of a sound frame nothing is lost in the sector where it begins"
         " | offset + 1 -> Sub": "the sector where a sound frame begins is not all zeros",
     },

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fscoord import (
     UnsupportedFilesystemError,
     _system as system,
 )
-from fscoord._log import path as paths
+from fscoord._log import path as paths, shared
 from fscoord._log.lock import OFD, LogLock
 from fscoord._log.opening import read_header
 from fscoord._log.record import Header
@@ -190,3 +191,16 @@ def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> N
     assert "opening failed: out of order" in str(paths.unavailable(OSError("out of order"), "/x/log", "opening"))
     text = str(paths.unavailable(OSError(errno.EIO, "Input/output error"), "/x/log", "opening"))
     assert text == "/x/log: opening failed: Input/output error"
+
+
+def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_shared", weakref.WeakValueDictionary())
+    monkeypatch.setattr(shared, "_guard", guard := [threading.RLock()])
+    before, log = guard[0], shared.shared_by(b"")
+    mutex, log.busy = log.mutex, True
+    shared._after_fork_in_child()
+    assert guard[0] is not before
+    assert len(guard) == 1
+    assert log.mutex is not mutex
+    assert not log.busy
+    assert shared.shared_by(b"") is log

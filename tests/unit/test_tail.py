@@ -48,6 +48,11 @@ def test_nothing_at_all_is_a_tail_without_a_record(descriptor: int) -> None:
     assert examine(descriptor, 100, CHAIN, durable=False) == Torn(1024)
 
 
+def test_a_frame_that_is_torn_promises_nothing_behind_itself(descriptor: int) -> None:
+    write(descriptor, (500, b"torn"))
+    assert examine(descriptor, 500, CHAIN, durable=False) == Torn(1024), "the frame would have ended at 512"
+
+
 def test_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
     torn, _ = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     for named, chain, verdict in (

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -21,7 +22,7 @@ from fscoord._log import watch as log_watch
 from fscoord._log.bell import Bell, bucket
 from fscoord._log.ticket import Ticket
 from fscoord._log.watch import Watch
-from fscoord._naps import Sleepers, sleep_through
+from fscoord._naps import THREADS, Sleepers, sleep_through
 
 LIMIT_S = 60
 
@@ -302,8 +303,15 @@ class Sleeper:
 class Heard:
     """Stands for events, some of which were the ends of processes."""
 
-    def __init__(self, ended: int = 0) -> None:
-        self._ended = ended
+    def __init__(self, ended: int = 0, *, readable: bool = True) -> None:
+        self._ended, self.readable = ended, readable
+        self.interruptions = 0
+
+    def interrupt(self) -> None:
+        self.interruptions += 1
+
+    def close(self) -> None:
+        pass
 
     def count_ended(self) -> int:
         return self._ended
@@ -343,3 +351,39 @@ def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_cal
     assert len(woken) == 6
     assert all(sleeper.is_called for sleeper in watch._asleep)
     log_watch._call_all(None)
+
+
+@pytest.mark.parametrize("readable", [False, True])
+def test_who_listens_is_interrupted_when_all_are_to_look_about(readable: bool, make: Callable[..., Watch]) -> None:
+    watch: Any = make("poll", is_local=True)
+    watch._events = heard = Heard(readable=readable)
+    watch.look_about()
+    assert heard.interruptions == readable
+
+
+def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(make: Callable[..., Watch]) -> None:
+    log_id = os.urandom(16)
+    inner: list[Watch] = []
+    outer = make("auto", is_local=True)
+
+    def make_slowly() -> Watch:
+        inner.append(log_watch.shared_watch(log_id, "auto", THREADS, lambda: make("auto", is_local=True)))
+        return outer
+
+    watch = log_watch.shared_watch(log_id, "auto", THREADS, make_slowly)
+    assert inner == [watch]
+    assert (watch.is_closed, outer.is_closed) == (False, True)
+    assert log_watch.shared_watch(log_id, "auto", THREADS, make_slowly) is watch
+
+
+def test_a_forked_child_shares_no_watch_of_its_parent_s(
+    make: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_watch, "_watches", weakref.WeakValueDictionary())
+    monkeypatch.setattr(log_watch, "_guard", guard := [threading.RLock()])
+    before = guard[0]
+    watch = log_watch.shared_watch(b"", "auto", THREADS, lambda: make("auto", is_local=True))
+    log_watch._after_fork_in_child()
+    assert watch.is_closed
+    assert guard[0] is not before
+    assert len(guard) == 1
