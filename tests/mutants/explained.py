@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 AS_LONG = "a file of that length stays as it is"
+BODY_MIN = "no body has less than 15 bytes"
 BUFFER = "a byte more or less in a buffer, before it is written"
 CLOCK = "a clock of nanoseconds hardly ever shows just this moment"
 NEGATIVE = "any negative number says that there is no descriptor"
@@ -154,10 +155,15 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/repair.py": {"_Copying.__init__: self.header = * | 16 -> 17": IN_THE_ID},
     "_log/resync.py": {
         "find_next: if end < size and *| end < size -> LtE": "at the end of the file nothing begins",
-        "find_next: if record.frame_length(frame, bad.chain) >= 0: |*-> Gt": "no body has less than 15 bytes",
+        "find_next: if record.frame_length(frame, bad.chain) >= 0: |*-> Gt": BODY_MIN,
         "find_next: budget = *": "a bound on work",
+        "_candidates: while start <= size - _SMALLEST: | size - _SMALLEST -> Add": "behind the end nothing is read",
+        "_candidates: if _SMALLEST <= promised *-> Add": "what goes beyond the end is looked at then, and is no record",
+        "_candidates: if _SMALLEST <= promised *| position < _WINDOW -> LtE": "it is found twice then",
+        "_chain_at: if length < 0 or *| length < 0 -> LtE": BODY_MIN,
+        "_chain_at: if length < 0 or *| 0 -> 1": BODY_MIN,
         "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
-        "find_next: if record.frame_length(frame, bad.chain) >= 0: | 0 -> 1": "no body has less than 15 bytes",
+        "find_next: if record.frame_length(frame, bad.chain) >= 0: | 0 -> 1": BODY_MIN,
     },
     "_log/salvage.py": {
         "_open: header, found = None, resync.find_next(fd, Place(0, 0)) | 0*": "no record begins where a header does",
@@ -185,12 +191,14 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/spill.py": {
         "leave_long: position = *-> Sub": "a record of several keys has no key of its own",
-        "find_long: if length < 0: |*": "no body has less than 15 bytes",
+        "find_long: if length < 0: |*": BODY_MIN,
         "find_long: if length > least: |*": "a body is longer than its value",
         '_Window.__init__: self._start, self._data = 0, b"" | 0 -> 1': "while it is empty nothing is in it, wherever",
         "_spots: kind = window.bytes_at(end, 1)[0] | 1 -> 2": "only the first of the bytes that were read is looked at",
     },
+    "_log/stuck.py": {"Watcher._run: self.wake.wait(FIRST_S / 2) | 2 -> 3": PAUSE},
     "_log/succession.py": {
+        "Successive._look: self._looked = now -> pass": SPARES,
         "Successive._open: self._rfd, self._root_fd = opened.reader, -1 | 1 -> 2": NEGATIVE,
         "Successive._enter: reader = writer = -1 | 1 -> 2": NEGATIVE,
         "Successive._look: is_root = self._root_fd < 0 | self._root_fd < 0 -> LtE": STANDARD_INPUT,
@@ -212,6 +220,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successor.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
     },
     "_log/tail.py": {
+        "examine: if torn or *| length > 0 -> GtE": BODY_MIN,
+        "examine: if torn or *| 0 -> 1": BODY_MIN,
+        "examine: if durable and length < 0 and *| length < 0 -> LtE": BODY_MIN,
         "examine: second = *| 1 -> 2": "the rest of a sound frame is not all zeros, either",
         "examine: second = _next_sector(offset + 1)  # of a sound frame nothing is lost in the sector where it begins"
         " | offset + 1 -> Sub": "the sector where a sound frame begins is not all zeros",

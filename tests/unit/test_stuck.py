@@ -110,3 +110,17 @@ def test_where_there_is_no_thread_left_the_next_call_tries_again(call: Call, mon
         assert stuck._watcher[0]._thread is None
     call.begin()
     assert stuck._watcher[0]._thread is not None
+
+
+def test_a_forked_child_has_a_watcher_of_its_own(call: Call) -> None:
+    call.begin()
+    (parent,) = stuck._watcher
+    thread = parent._thread
+    try:
+        stuck._after_fork_in_child()
+        (child,) = stuck._watcher
+        assert child is not parent
+        assert child._thread is None
+    finally:
+        stuck._watcher[:] = [parent]
+    assert thread.is_alive()

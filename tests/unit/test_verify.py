@@ -267,3 +267,36 @@ def test_the_smallest_record_is_found_behind_a_few_bytes_of_anything(more: int, 
         assert resync.find_next(fd, Place(len(header), 3)) == Place(len(header) + more, 5)
     finally:
         os.close(fd)
+
+
+def found_behind(path: str, junk: bytes, data: bytes) -> Place | None:
+    """Where a record is found again behind a damage that is followed by `junk` and `data`."""
+    put(path, b"?" + junk + data)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return resync.find_next(fd, Place(0, 3))
+    finally:
+        os.close(fd)
+
+
+def test_a_record_is_found_wherever_it_begins_in_what_is_searched_at_once(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resync, "_WINDOW", 64)
+    data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
+    for size in range(200):
+        assert found_behind(path, b"?" * size, data) == Place(1 + size, 5)
+
+
+def test_what_promises_more_than_the_file_holds_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resync, "_WORK_MIN", 0)
+    data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
+    junk = b"\1\1\1\0" * 500  # each the beginning of a record of 65 kB
+    assert found_behind(path, junk, data) == Place(1 + len(junk), 5)
+
+
+def test_what_has_no_letter_for_its_kind_is_no_record(path: str) -> None:
+    data, _ = record.encode(ord("1"), b"", b"", 1, 2, 5)
+    assert found_behind(path, b"", data) is None
+    data, _ = record.encode(ord("q"), b"", b"", 1, 2, 5)
+    assert found_behind(path, b"", data) == Place(1, 5)
