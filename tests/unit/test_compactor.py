@@ -255,3 +255,12 @@ def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_
     found = [(number, Session.decode(value).rank) for kind, _, value, number, _ in entries if kind == record.SESSION]
     assert found == kept
     assert [kind for kind, *_ in entries].count(record.DEATH) == len(dead)
+
+
+def test_what_those_who_live_take_of_a_log_is_known_to_the_byte(path: Path) -> None:
+    with FileStore(path, label="a name of some length", rank=3) as store, FileStore(path, rank=4) as other:
+        store.set("k", "1")
+        other.delete_key("k")
+        store.compact()
+        assert store.num_keys() == 0
+        assert store._log._live_size() == os.path.getsize(store._log.file)

@@ -14,7 +14,7 @@ from faults.logs import LIMIT_S, Handle, opened
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
 from fscoord._log import record
-from fscoord._log.reader import ENDED, Suspect
+from fscoord._log.reader import DIRTY, ENDED, Suspect
 
 
 @pytest.fixture
@@ -184,3 +184,16 @@ def test_a_lock_that_comes_at_the_second_try_came_in_time(path: str, monkeypatch
         handle.write(b"k", b"v")
         assert tries == [1]
         assert len(other.look()) == 1
+
+
+def test_a_look_without_the_lock_begins_where_the_last_record_ended_wherever_an_interruption_has_left_it(
+    path: str,
+) -> None:
+    with opened(path) as handle, opened(path) as other:
+        assert handle.look() == []
+        other.write(b"k", b"v")
+        os.lseek(handle.log._rfd, 0, os.SEEK_END)
+        handle.log._trouble = DIRTY
+        handle.log._read_unlocked()
+        assert [found[1:3] for found in handle._collector.records] == [(b"k", b"v")]
+        assert handle.log._trouble == 0
