@@ -72,10 +72,13 @@ def test_neighbours_marks_are_apart(bell: Bell) -> None:
     assert not bell.is_rung(8, high)
 
 
-def test_a_ring_that_nobody_waits_for_is_one_read(bell: Bell) -> None:
-    bell.mark(7)
-    bell.ring(7)
+def test_a_ring_is_told_by_the_times_of_the_file_and_one_that_nobody_waits_for_is_one_read(bell: Bell) -> None:
+    """A mark writes, too, and must wake nobody: waiters watch for changes of attributes alone."""
     with faulty_os() as faulty:
+        bell.mark(7)
+        bell.ring(7)
+        assert [name for name, _ in faulty.calls] == ["pread", "pwrite", "pread", "pwrite", "utime"]
+        faulty.calls.clear()
         bell.ring(7)
         bell.ring(8)
     assert [name for name, _ in faulty.calls] == ["pread", "pread"]
