@@ -267,6 +267,42 @@ def test_two_logs_in_one_file_are_damage(path: str) -> None:
         look_at(path)
 
 
+@pytest.mark.parametrize("size", [1, 60, 400])
+def test_what_a_writer_wrote_before_it_lost_the_lock_and_comes_late_is_damage(size: int, path: str) -> None:
+    """As on a server that had been cut off from its host: others have written meanwhile."""
+    before = make(path, lambda handle: handle.write(b"k", b"first"))
+    with opened(path) as zombie:
+        zombie.write(b"k", b"z" * size)
+    late = contents(path)[len(before) :]
+    put(path, before)
+    with opened(path) as other:
+        other.write(b"k", b"x" * 2000)
+    after = contents(path)
+    assert len(look_at(path)) == 2
+    for landed in (after + late, before + late + after[len(before) + len(late) :]):
+        put(path, landed)
+        with pytest.raises(CorruptLogError):
+            look_at(path)
+
+
+def test_what_comes_late_into_a_torn_record_changes_nothing_or_is_damage(path: str) -> None:
+    """The rest of it, when others have stepped over it."""
+    make(path, lambda handle: handle.write(b"k", b"first"))
+    with opened(path) as zombie:
+        zombie.write(b"k", b"z" * 2000)
+    whole = contents(path)
+    cut = len(whole) - 1000
+    put(path, whole[:cut])
+    with opened(path) as other:
+        other.write(b"k", b"second")
+    voided, expected = contents(path), look_at(path)
+    assert [found[2] for found in expected] == [b"first", b"second"]
+    for size in (1, 500, 999, 1000):
+        put(path, voided[:cut] + whole[cut : cut + size] + voided[cut + size :])
+        found, offset = look_at_damaged(path)
+        assert (found == expected) if size < 1000 else (offset is not None), size
+
+
 def test_random_damage_never_changes_a_record(path: str, rng: random.Random, scale) -> None:
     """Bursts may by chance look like a tear of the last record; no other may go, and none may change."""
     make_voided(path, False)

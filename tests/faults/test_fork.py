@@ -171,6 +171,29 @@ def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what:
         other.set("k", "1")
 
 
+def test_no_descriptor_of_a_store_is_left_to_another_program(path: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with FileStore(path, spill_bytes=128 * 1024) as store, FileStore(path, rank=1) as other:
+        store.set("long", b"x" * 200_000)
+        store.compact()
+        assert len(other.get("long")) == len(store.get("long")) == 200_000
+        with pytest.raises(StoreTimeoutError):
+            other.wait(["never"], 0.01)
+        opened = {int(name) for name in set(os.listdir("/proc/self/fd")) - before}
+        found = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in opened if is_open(fd)}
+        assert len(found) > 5
+        assert any("inotify" in name for name in found.values())
+        assert not {fd: name for fd, name in found.items() if os.get_inheritable(fd)}
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:  # it was that of the list itself
+        return False
+    return True
+
+
 @every_fork
 def test_a_closed_handle_is_closed_in_the_child_too(path: str, fork: Callable[[], int]) -> None:
     def work(store: FileStore) -> bool:

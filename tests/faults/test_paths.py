@@ -404,6 +404,33 @@ def test_the_mode_is_what_was_asked_for_whatever_the_umask(umask: int, mode: int
     assert modes == {"store": mode, "store.alive": mode, "store.bell": mode}
 
 
+def test_the_mode_is_exact_in_a_directory_that_hands_its_group_on(tmp_path: Path) -> None:
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o2770)
+    with FileStore(directory / "store") as store:
+        wait_in_vain(store)
+        store.compact()
+    assert {stat.S_IMODE(entry.stat().st_mode) for entry in directory.iterdir()} == {0o600}
+
+
+def test_a_log_that_gets_a_second_name_goes_on_for_who_has_it_open_and_keeps_both(path: Path) -> None:
+    """Nobody else may open it, for the other name may be somebody else's; so its end removes nothing."""
+    second = path.with_name("second")
+    with FileStore(path, world_size=1, timeout=HANG_S) as store, FileStore(path, read_only=True) as reader:
+        store.set("k", "v")
+        os.link(path, second)
+        store.set("k", "w")
+        assert reader.get("k") == store.get("k") == b"w"
+        for name in (path, second):
+            with pytest.raises(InsecurePathError, match="hard link"):
+                FileStore(name)
+        store.compact()
+        assert store.get("k") == b"w"
+    assert path.exists()
+    assert second.exists()
+
+
 def test_a_log_that_others_may_write_is_opened_by_who_means_that(path: Path) -> None:
     make_log(path)
     path.chmod(0o666)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from contract.places import start_thread
+from faults.holder import Holder
 from faults.interrupts import At, interrupt
 
 import fscoord
@@ -341,6 +342,34 @@ def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait(path: str)
         with start_thread(disturb):
             times_out(lambda: store.wait(["k"], 0.3))
         assert len(seen) == 5
+
+
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait_for_the_lock(path: str, lock: str) -> None:
+    """Whether the handler lets the kernel repeat what it interrupts (SA_RESTART) or not."""
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.wait(0.005):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with (
+        Holder(path, lock),
+        FileStore(path, lock=lock, timeout=0.1) as store,
+        handling(signal.SIGUSR1, lambda *_: seen.append(1)),
+        start_thread(disturb),
+    ):
+        try:
+            for interrupts in (True, False):
+                signal.siginterrupt(signal.SIGUSR1, interrupts)
+                seen.clear()
+                while len(seen) < 10:
+                    with pytest.raises(StoreTimeoutError) as caught:
+                        store.set("k", "v")
+                    assert 0.1 <= caught.value.waited < HANG_S
+        finally:
+            stop.set()
 
 
 # Handlers that call the store

@@ -306,5 +306,33 @@ MUTANTS = (
             "tests/faults/test_lock_traps.py::test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone",
         ),
     ),
+    Mutant(
+        "the first record is not chained over the header",
+        "_log/record.py",
+        "        return header, size, checksum\n",
+        "        return header, size, 0\n",
+        ("tests/unit/test_format.py",),
+    ),
+    Mutant(
+        "how long the lock was waited for is read from the wall clock",
+        "_log/contention.py",
+        "        waited = system.time.monotonic() - started\n",
+        "        waited = system.time.time() - started\n",
+        ("tests/faults/test_lock_traps.py::test_a_stopped_holder_is_named_and_the_deadline_met",),
+    ),
+    Mutant(
+        "a token that is over is taken",
+        "recipes/fenced.py",
+        "            if seen > token:\n",
+        "            if seen < 0:\n",
+        ("tests/contract/test_leases.py::test_a_value_is_written_with_a_token_and_refuses_lower_ones",),
+    ),
+    Mutant(
+        "a marker that could not be given back is forgotten when the log goes on in another file",
+        "_log/lock.py",
+        "        following._marker = self._marker\n",
+        "",
+        ("tests/faults/test_every_call.py::test_every_call_under_other_locks_may_fail",),
+    ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""
