@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from unit.plain_reader import read_log
@@ -103,6 +103,15 @@ def steps(data: bytes) -> list[Step]:
         end = start + 12 + int.from_bytes(data[start : start + 4], "little")
         found.append(Step(start, end, (ord(kind), key, value, writer, time) if kind in DATA_KINDS else None))
     return found
+
+
+def is_open(path: str) -> bool:
+    """Whether this process has the file at `path` open."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it was closed meanwhile
+            if os.readlink(f"/proc/self/fd/{name}") == path:
+                return True
+    return False
 
 
 def moments(data: bytes, start: int, *, all_of_them: bool) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from faults.faulty import faulty_os
+from faults.logs import is_open
 
 from fscoord import InsecurePathError
 from fscoord._log.bell import SIZE, Bell
@@ -24,11 +25,6 @@ def bell(path: str) -> Iterator[Bell]:
     bell = Bell(path, 0o600)
     yield bell
     bell.close()
-
-
-def is_open(path: str) -> bool:
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    return path in [os.readlink(link) for link in links if os.path.lexists(link)]
 
 
 def test_a_bell_is_made_once_whole_and_never_synced(path: str) -> None:

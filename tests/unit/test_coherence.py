@@ -349,16 +349,23 @@ def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, k
     assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
 
 
+def cut(store: FileStore) -> int:
+    """Let the log lose the last record that `store` has written; return its size."""
+    path = store._log.path
+    store.set("k", "1")
+    size = os.path.getsize(path)
+    store.set("k", "2")
+    os.truncate(path, size)
+    return size
+
+
 @pytest.mark.parametrize("how", ["locked", "direct"])
 def test_a_log_that_has_shrunk_is_gone_for_who_writes_and_who_looks_no_more(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
     with FileStore(path, coherence=how) as store:
-        store.set("k", "1")
-        size = os.path.getsize(path)
-        store.set("k", "2")
-        os.truncate(path, size)
+        size = cut(store)
         with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
             store.set("k", "3")
         with pytest.raises(StoreGoneError, match="was truncated"):
@@ -793,10 +800,7 @@ def test_who_only_reads_sees_at_the_next_look_that_the_log_has_shrunk(
 ) -> None:
     monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
     with FileStore(path, coherence=how) as store:
-        store.set("k", "1")
-        size = os.path.getsize(path)
-        store.set("k", "2")
-        os.truncate(path, size)
+        size = cut(store)
         look_soon(store, monkeypatch)
         with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
             store.get("k")

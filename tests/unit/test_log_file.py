@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faults.faulty import faulty_os
-from faults.logs import LIMIT_S, Collector, opened
+from faults.logs import LIMIT_S, Collector, is_open, opened
 from faults.test_fork import Child, fork_in_c
 from unit.plain_reader import read_log
 
@@ -27,11 +27,6 @@ from fscoord._log.record import Session
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "log")
-
-
-def is_open(path: str) -> bool:
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    return path in [os.readlink(link) for link in links if os.path.lexists(link)]
 
 
 def make(path: str, *, lock: int = OFD, participants: int = 0, mount: Mount | None = None) -> LogFile:
