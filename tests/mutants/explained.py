@@ -220,6 +220,10 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successor.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
     },
     "_log/tail.py": {
+        "examine: if durable and length < 0 and *| 0 -> 1": BODY_MIN,
+        "_search: if size - offset > *| size - start -> Add": "behind the end nothing is read",
+        "_first_data: while start < end: |*": "of no bytes none is read, and that is the end",
+        "read_at: while size > 0: |*": "of no bytes none is read, and that is the end",
         "examine: if torn or *| length > 0 -> GtE": BODY_MIN,
         "examine: if torn or *| 0 -> 1": BODY_MIN,
         "examine: if durable and length < 0 and *| length < 0 -> LtE": BODY_MIN,
@@ -229,6 +233,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/ticket.py": {
         "Ticket.__init__: self._heard = watch.heard -> pass": UNREAD,
+        "Ticket._sleep_beside: if self._vigil or *| now >= until -> Gt": CLOCK,
+        "Ticket._sleep_beside: if self._vigil or *| now - self._own_look > OWN_LOOK_S -> GtE": CLOCK,
         "Ticket.__init__: self._bucket = 0 *": "a wait is armed before it sleeps",
         'Ticket.__init__: self._mark = b"" -> pass': "a wait is armed before it sleeps",
         "Ticket.__init__: self._beats = -1 | 1 -> 2": "no byte of the bell is negative",

@@ -183,3 +183,29 @@ def test_the_header_is_the_first_link_of_the_chain(path: str) -> None:
     with pytest.raises(CorruptLogError) as caught:
         look_at(path)
     assert caught.value.offset == HEADER_SIZE
+
+
+@pytest.mark.parametrize("more", [0, 1, 512])
+def test_a_bad_record_of_a_durable_log_that_ends_with_a_sector_has_lost_none(more: int, descriptor: int) -> None:
+    """What is behind it is no part of it, be it zeros or nothing."""
+    data, _ = record.encode(record.SET, b"k", b"x" * (1024 - 100 - 28), 1, 2, CHAIN)
+    assert len(data) == 1024 - 100
+    write(descriptor, (100, data[:500] + b"?" + data[501:] + bytes(more)))
+    assert isinstance(examine(descriptor, 100, CHAIN, durable=True), Damage)
+
+
+@pytest.mark.parametrize(("more", "verdict"), [(0, Torn), (1, Damage)])
+def test_a_lost_frame_is_that_of_one_record_and_no_longer_than_that(
+    more: int, verdict: type, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "BODY_MAX", 1000)
+    size = 2000 + record.FRAME_SIZE + record.BODY_MAX + more
+    write(descriptor, (2050, b"what is left of it"), (size - 1, b"S"))
+    assert isinstance(examine(descriptor, 2000, CHAIN, durable=True), verdict)
+
+
+def test_only_what_ends_in_a_letter_is_a_record_by_itself() -> None:
+    for kind, is_sound in (("S", True), ("q", True), ("1", False)):
+        data, _ = record.encode(ord(kind), b"k", b"v", 1, 2, CHAIN)
+        assert tail.is_sound_alone(b"..." + data, 3) is is_sound
+        assert not tail.is_sound_alone(b"..." + data[:-1], 3)

@@ -238,3 +238,28 @@ class BrokenBell:
 
     def is_rung(self, *_: object) -> bool:
         raise OSError(errno.EIO, "Input/output error")
+
+
+def test_who_follows_looks_itself_now_and_then_and_believes_the_asker_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Frozen()
+    monkeypatch.setattr(system, "time", clock)
+    post = Asker(is_mine=False)
+    beats = iter(range(100))
+    monkeypatch.setattr(post, "beats", lambda: next(beats))
+    node: Any = Node(post)
+    waiting = Ticket(node)
+    rings = [False, False, True]
+
+    def sleep_(_: object, until: float) -> Naps[bool]:
+        yield from ()
+        node.slept.append(until)
+        return rings.pop(0)
+
+    monkeypatch.setattr(node, "sleep", sleep_)
+    clock.monotonic = lambda: ticket.OWN_LOOK_S + 1  # type: ignore[method-assign]
+    assert not sleep_through(waiting.sleep(FAR)), "its last look is too old"
+    assert rings == [False, True]
+    assert sleep_through(waiting.sleep(FAR)), "it sleeps on until it is rung"
+    assert rings == []
