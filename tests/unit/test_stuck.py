@@ -124,3 +124,18 @@ def test_a_forked_child_has_a_watcher_of_its_own(call: Call) -> None:
     finally:
         stuck._watcher[:] = [parent]
     assert thread.is_alive()
+
+
+def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+
+    class Wake:
+        def set(self) -> None:
+            woken.append(len(stuck._open))
+
+    monkeypatch.setattr(stuck._watcher[0], "wake", Wake())
+    other = Call("/else/where")
+    call.close()
+    assert woken == []
+    other.close()
+    assert woken == [0]

@@ -74,6 +74,7 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
         assert store.get("k") == b"2"
         assert (held(store), seen) == (before, []), "the same files, and nothing is read twice"
         assert (log._root_fd >= 0) is (compactions > 0)
+        assert old.is_closed
         assert old.unlock is _nothing, "the number of its descriptor is another's by now"
         store.set("k", "3")
         assert log.session > session
