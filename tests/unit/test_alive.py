@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults.faulty import faulty_os
 
 from fscoord import InsecurePathError, _system as system
 from fscoord._log.alive import MAGIC, SIZE, AliveFile, Home, open_alive
@@ -195,3 +196,18 @@ def test_a_process_is_another_only_if_it_began_at_another_time_that_is_known(
     for unknown in (THERE._replace(start_time=0), THERE._replace(time_space=8)):
         assert not HERE.is_another(unknown)
         assert not HERE.is_the_same(unknown)
+
+
+@pytest.mark.parametrize("most", [1, 10, 23])
+@pytest.mark.parametrize("behind", [b"", b"of a later version"])
+def test_reads_and_writes_that_bring_less_than_was_asked_for_are_gone_on_with(
+    most: int, behind: bytes, open_one: Open, path: str
+) -> None:
+    with faulty_os() as faulty:
+        pread, pwrite = faulty.pread, faulty.pwrite
+        faulty.pread = lambda fd, size, offset: pread(fd, min(size, most), offset)
+        faulty.pwrite = lambda fd, data, offset: pwrite(fd, data[:most], offset)
+        one = open_one()
+        assert Path(path + ".alive").read_bytes() == MAGIC + one.id
+        put(path, MAGIC + b"0123456789abcdef" + behind)
+        assert open_one().id == b"0123456789abcdef"

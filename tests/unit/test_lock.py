@@ -284,3 +284,21 @@ def test_what_flock_says_beside_that_it_is_taken_is_the_systems_own_error(
             one.try_lock()
         assert caught.value.errno == number
         assert not one.is_taken(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
+def test_the_lock_that_takes_the_place_of_another_has_its_session_and_its_marker(
+    kind: int, path: str, make: Make
+) -> None:
+    one = make(kind, session=7)
+    if kind == SOFT:
+        one.try_lock()
+    following = one.next_on(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    assert (following.kind, following.session, following.mutex) == (kind, 7, one.mutex)
+    if kind != SOFT:
+        following.try_lock()
+    with pytest.raises(BlockingIOError):
+        make(kind).try_lock()
+    following.unlock()
+    make(kind).try_lock()
+    os.close(following.fd)
