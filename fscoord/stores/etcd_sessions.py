@@ -13,14 +13,14 @@ from typing import Any, Final
 from weakref import finalize
 
 from fscoord import _system as system
-from fscoord.arguments import integer
+from fscoord.arguments import integer, natural
 from fscoord.errors import FscoordError, StoreError
 from fscoord.members import Member
 from fscoord.stores.etcd_address import Access
 from fscoord.stores.etcd_handle import EtcdHandle, Look, Watched
 from fscoord.stores.etcd_requests import after_prefix, compare, decoded, found, put, range_of
 
-__all__ = ["EtcdSessions", "Lease"]
+__all__ = ["EtcdSessions", "Lease", "read_record"]
 
 END_S: Final = 1.0
 """How long the end of a session may take; after that it ends by itself, when its time to live is over."""
@@ -198,10 +198,17 @@ class EtcdSessions(EtcdHandle):
             if written.is_done:
                 break
             now = found(written.answers[0])
-            last, revision = (int(decoded(now[0]["value"])), int(now[0]["mod_revision"])) if now else (0, 0)
+            last, revision = (self._last(decoded(now[0]["value"])), int(now[0]["mod_revision"])) if now else (0, 0)
         self._lease = Lease(self._cluster.access, lease, self._session_ttl)
         self._ended = finalize(self, self._lease.end)
         self._session_number = number
+
+    def _last(self, text: bytes) -> int:
+        try:
+            return natural(text)
+        except ValueError as error:
+            message = f"{self._cluster}: key {self._names.counter!r} holds no number of a session; use another prefix"
+            raise StoreError(message) from error
 
     def _record(self, ranks: tuple[int, ...]) -> bytes:
         import json
@@ -217,21 +224,21 @@ class EtcdSessions(EtcdHandle):
 
     def _roster(self, limit: float) -> tuple[dict[int, tuple[dict[str, Any], bool]], int]:
         """Return what each session says of itself and whether it lives, by number, and the revision of that."""
-        import json  # as the connections do; `import fscoord` loads neither
-
         members, lives = self._names.members, self._names.lives
         (records, living), revision = self._read(
             [range_of(members, after_prefix(members)), range_of(lives, after_prefix(lives), keys_only=True)], limit
         )
-        alive = {int(decoded(each["key"])[len(lives) :]) for each in found(living)}
+        alive = {decoded(each["key"])[len(lives) :] for each in found(living)}
         roster = {}
         for each in found(records):
             name = decoded(each["key"])
-            number = int(name[len(members) :])
+            number = name[len(members) :]
             try:
-                roster[number] = (dict(json.loads(decoded(each["value"]))), number in alive)
+                roster[natural(number)] = (read_record(decoded(each["value"])), number in alive)
             except ValueError as error:
-                raise StoreError(f"{self._cluster}: key {name!r} says nothing that a session would") from error
+                raise StoreError(
+                    f"{self._cluster}: key {name!r} says nothing that a session would; delete it"
+                ) from error
         return roster, revision
 
     def _dead_among(self, ranks: list[int], limit: float) -> list[int]:
@@ -240,3 +247,22 @@ class EtcdSessions(EtcdHandle):
             for rank in record["ranks"]:
                 said.setdefault(rank, []).append(lives)
         return [rank for rank in ranks if rank in said and not any(said[rank])]
+
+
+def read_record(text: bytes) -> dict[str, Any]:
+    """Return what a session says of itself as `text`.
+
+    Raises:
+        ValueError: no session would say that.
+    """
+    import json  # as the connections do; `import fscoord` loads neither
+
+    kinds: dict[str, type] = {"host": str, "pid": int, "ranks": list, "label": str, "since": float}
+    try:
+        said = dict(json.loads(text))
+        is_sound = all(isinstance(said[name], kind) for name, kind in kinds.items())
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not is_sound or not all(isinstance(rank, int) for rank in said["ranks"]):
+        raise ValueError("a value of the wrong kind")
+    return said

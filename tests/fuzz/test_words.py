@@ -27,6 +27,7 @@ from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide
 from fscoord.stores import url as urls
+from fscoord.stores.etcd_sessions import read_record
 
 SIGNS = st.text(
     alphabet=st.sampled_from(list("aZ0159:/?#[]@!$&'()*+,;=%-._~ \t\n\0\x7f\u00e9\u0661\ud800")), max_size=40
@@ -160,6 +161,26 @@ def test_an_event_of_a_rendezvous_is_read_or_refused(line: str) -> None:
         assert "is no event" in str(error)
         return
     assert RdzvEvent.deserialize(event.serialize()) == event
+
+
+RECORD = {"host": "host", "pid": 7, "ranks": [0], "label": "", "since": 1.5}
+RECORDS = st.builds(lambda name, value: json.dumps({**RECORD, name: value}), st.sampled_from([*RECORD, "more"]), JSON)
+
+
+@given(st.one_of(st.binary(max_size=40), JSON.map(json.dumps).map(str.encode), RECORDS.map(str.encode)))
+@example(b"[" * 100_000)
+@example(b"[[1, 2]]")
+@example(b'{"host": "host"}')
+@example(json.dumps(RECORD).encode())
+@settings(max_examples=50)
+def test_what_a_session_on_etcd_says_of_itself_is_read_or_refused(data: bytes) -> None:
+    try:
+        said = read_record(data)
+    except ValueError as error:
+        assert data != json.dumps(RECORD).encode(), error
+        return
+    assert said["host"] + said["label"] + str(said["pid"] + said["since"])
+    assert all(rank + 1 > rank for rank in said["ranks"])
 
 
 NODES = st.one_of(
