@@ -213,6 +213,19 @@ def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Pro
     assert one.post.asks(one.waiter)
 
 
+def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Callable[[], Process]) -> None:
+    one = start()
+    one.post.join(one.waiter)
+    assert one.post.is_mine(one.waiter)
+    guard, (fd,) = one.post._guard, one.post._held
+    one.post.after_fork()
+    assert one.post._guard is not guard
+    assert not one.post._held
+    assert not one.post.is_mine(one.waiter)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) -> None:
     """For what was written since the one before asked last."""
     one = start()
