@@ -90,9 +90,11 @@ class Nemesis:
                 agent.resume()  # and again, if it had not stopped yet
 
     def kill_one(self) -> None:
-        if self.at_work:
+        """Kill one who is at work, if anybody is."""
+        able = self.at_work
+        if able:
             self._events["kill"] += 1
-            self._kill(self._rng.choice(self.at_work))
+            self._kill(self._rng.choice(able))
 
     def _kill(self, victim: Agent) -> None:
         """Kill one, but not what it has forked; another one comes."""
@@ -102,8 +104,9 @@ class Nemesis:
 
     def stop_one(self) -> None:
         """Stop one until others have got on a little, or can't."""
-        if self.at_work:
-            victim = self._rng.choice(self.at_work)
+        able = self.at_work
+        if able:
+            victim = self._rng.choice(able)
             victim.stop()
             before = self.told()
             while self.told() < before + OTHERS and self._sides.look(STOPPED_S):
