@@ -195,7 +195,7 @@ STORED = st.one_of(
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_whatever_stands_under_the_keys_of_a_recipe_is_read_or_refused(
     kind: Callable[[Store], Calls], data: st.DataObject
 ) -> None:
