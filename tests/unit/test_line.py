@@ -73,10 +73,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
     assert is_over()
 
 
+before: list[object] = []
+"""The threads and requests that were there before the test: another may have left one that is about to end."""
+
+
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is granted the lock may take any time to take it."""
     monkeypatch.setattr(line, "HANDOVER_S", LIMIT_S)
+    before[:] = [*threading.enumerate(), *line._requests.values()]
 
 
 @pytest.fixture
@@ -93,15 +98,19 @@ def strange_closes() -> Iterator[list[int]]:
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "fscoord-lock"]
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-lock" and thread not in before]
+
+
+def requests() -> list[Any]:
+    return [request for request in line._requests.values() if request not in before]
 
 
 def is_over() -> bool:
-    return not line._requests and not threads()
+    return not requests() and not threads()
 
 
 def in_line() -> int:
-    return sum(len(request.waiters) for request in line._requests.values())
+    return sum(len(request.waiters) for request in requests())
 
 
 def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, strange_closes: list[int]) -> None:
@@ -157,7 +166,7 @@ def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
     kept = lock.fd
     ends_with(lock)
     wait_in_line(lock, LIMIT_S, owner.reopen)
-    (request,) = line._requests.values()
+    (request,) = requests()
     assert request.waiters == []
     gone = weakref.ref(owner)
     del owner
