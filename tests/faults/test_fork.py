@@ -369,7 +369,7 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
         kernel.try_lock()
         try:
             with start_thread(store.add, "n", 1) as waiter:
-                until(lambda: any(request.fd >= 0 for request in log_line._requests.values()))
+                until(lambda: any(request.fd >= 0 for request in list(log_line._requests.values())))
                 with Child(fork, work, store) as child:
                     time.sleep(0)
                     kernel.unlock()

@@ -264,7 +264,7 @@ def test_threads_and_handles_that_wait_for_a_stopped_holder_all_get_the_lock(pat
 
 
 def waiting_lists() -> list[Any]:
-    return [request.waiters for request in log_line._requests.values()]
+    return [request.waiters for request in list(log_line._requests.values())]
 
 
 def test_a_handle_thrown_away_while_it_waits_leaves_nothing(path: str, impatient: None) -> None:

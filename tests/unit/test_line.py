@@ -102,7 +102,7 @@ def threads() -> list[threading.Thread]:
 
 
 def requests() -> list[Any]:
-    return [request for request in line._requests.values() if request not in before]
+    return [request for request in list(line._requests.values()) if request not in before]
 
 
 def is_over() -> bool:

@@ -247,7 +247,8 @@ def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_
 
     def requests() -> list[Any]:
         found = os.stat(path)
-        return [request for place, request in line._requests.items() if place[:2] == (found.st_dev, found.st_ino)]
+        known = list(line._requests.values())  # in one step: a thread may be about to end
+        return [request for request in known if request.place[:2] == (found.st_dev, found.st_ino)]
 
     def in_line() -> int:
         return sum(len(request.waiters) for request in requests())
