@@ -33,6 +33,7 @@ PARTS = (
     "faults/test_kill_at_every_call.py",
     "faults/test_race.py",
     "faults/test_signals.py",
+    "fuzz/test_decoder.py",
     "fuzz/test_logs.py",
     "histories/test_histories.py",
     "linear/test_checker.py",

@@ -41,7 +41,7 @@ def test_whatever_the_schedule_calls_are_linearizable_and_nothing_acknowledged_i
     others come; some are stopped, and the disk is full for a while. The history is linearizable to its end, which a
     new process reads; and a reader of its own finds the same in the log.
     """
-    numbers = schedules("calls", rng, scale(600))
+    numbers = schedules("calls", rng, scale(1200))
     ran: list[Run] = each(numbers, workload.run)
     if len(ran) >= 100:
         for what in ("kills", "stops", "fulls", "generations", "tears"):
@@ -52,7 +52,7 @@ def test_whatever_the_schedule_the_same_is_true_under_marker_files(
     rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     """And while answers to who makes, or removes, a marker get lost. Those of the dead are removed by the others."""
-    ran: list[Run] = each(schedules("markers", rng, scale(60)), lambda number: workload.run(number, "soft"))
+    ran: list[Run] = each(schedules("markers", rng, scale(200)), lambda number: workload.run(number, "soft"))
     if len(ran) >= 60:
         for what in ("kills", "stops", "lost", "generations"):
             assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
