@@ -7,6 +7,7 @@ signals.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -14,7 +15,11 @@ from typing import Any
 
 
 class At:
-    """Call `act` at the `number`-th point of whatever runs in the ``with``, if it has so many."""
+    """Call `act` at the `number`-th point of whatever runs in the ``with``, if it has so many.
+
+    No garbage is collected meanwhile: what an object's end calls would be points, too, and Python drops what is raised
+    there.
+    """
 
     def __init__(self, number: int, act: Callable[[], None]) -> None:
         self._left = number
@@ -34,11 +39,13 @@ class At:
             self._act()
 
     def __enter__(self) -> At:
+        gc.disable()
         sys.setprofile(self._hook)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        gc.enable()
 
 
 def interrupt() -> None:

@@ -30,10 +30,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def at_each_point(act: Callable[[At], None]) -> list[str]:
-    """Call `act` for one point after the other, until it has no more; return where they were."""
+def at_each_point(act: Callable[[At], None], before: Callable[[], object] = lambda: None) -> list[str]:
+    """Call `act` for one point after the other, until it has no more; return where they were.
+
+    ``before()`` sees to it that each time as much is known of who was here last, so that the points are the same.
+    """
     found: list[str] = []
     while True:
+        before()
         point = At(len(found) + 1, interrupt)
         act(point)
         if not point.reached:
@@ -41,19 +45,41 @@ def at_each_point(act: Callable[[At], None]) -> list[str]:
         found.append(point.where)
 
 
-@pytest.fixture(params=KINDS)
-def hold(request: pytest.FixtureRequest, store: Store) -> Any:
-    hold = KINDS[request.param](store)
-    with hold:  # loads and sets up what the first one does
+def use(hold: Any) -> None:
+    """Have it and give it back, which also sets up what the first one does."""
+    with hold:
         pass
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Callable[[Store], Any]:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def hold(kind: Callable[[Store], Any], store: Store) -> Any:
+    hold = kind(store)
+    use(hold)
     return hold
+
+
+@pytest.fixture(params=["itself", "another"])
+def settle(request: pytest.FixtureRequest, kind: Callable[[Store], Any], hold: Any, store: Store) -> Callable[[], None]:
+    """What to do before each acquisition, which knows the line if `hold` was the last to have it, and reads it else."""
+    users = [hold] if request.param == "itself" else [hold, kind(store)]
+
+    def settle() -> None:
+        for each in users:
+            use(each)
+
+    return settle
 
 
 def nobody_is_in_line(hold: Any) -> bool:
     return not hold.owners() and not hold.waiters() and not hold._held
 
 
-def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any) -> None:
+def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
     def act(point: At) -> None:
         acquired = False
         with suppress(KeyboardInterrupt):
@@ -65,10 +91,11 @@ def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any) -> None:
         if acquired:
             hold.release()
 
-    assert any(where.startswith("recipes/_hold.py") and "after append" in where for where in at_each_point(act))
+    found = at_each_point(act, settle)
+    assert any(where.startswith("recipes/_hold.py") and "after append" in where for where in found)
 
 
-def test_an_entry_that_is_interrupted_holds_nothing(hold: Any) -> None:
+def test_an_entry_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
     def act(point: At) -> None:
         entered = False
         with suppress(KeyboardInterrupt):
@@ -79,7 +106,7 @@ def test_an_entry_that_is_interrupted_holds_nothing(hold: Any) -> None:
         if entered:
             hold.release()
 
-    assert len(at_each_point(act)) > 10
+    assert len(at_each_point(act, settle)) > 10
 
 
 @pytest.mark.parametrize("way", ["release", "__exit__"])
