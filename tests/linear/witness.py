@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from struct import unpack_from
 from typing import NamedTuple
@@ -36,15 +36,18 @@ class Placed(NamedTuple):
     writes: bool
 
 
-def read_generations(path: Path, kept: Path) -> list[tuple[str, bytes, bytes]]:
+def read_generations(
+    path: Path, kept: Path, read: Callable[[Path], bytes] = Path.read_bytes
+) -> list[tuple[str, bytes, bytes]]:
     """Return kind, key and value of all records of the log at `path`, from its first generation to its newest.
 
-    Those that were removed lie in `kept`. The snapshot that a generation begins with repeats what was before.
+    ``read(file)`` returns what a file holds. Those that were removed lie in `kept`. The snapshot that a generation
+    begins with repeats what was before.
     """
     records: list[tuple[str, bytes, bytes]] = []
     file, begin = path, 0
     while True:
-        log = read_log(_read(file, kept))
+        log = read_log(_read(file, kept, read))
         assert log.ends == "whole" or file == path, f"{file} ends {log.ends}"
         seal = None
         for offset, kind, key, value, _, _ in log.records:
@@ -59,11 +62,11 @@ def read_generations(path: Path, kept: Path) -> list[tuple[str, bytes, bytes]]:
         file = path.with_name(seal[34 : 34 + length].decode())
 
 
-def _read(file: Path, kept: Path) -> bytes:
+def _read(file: Path, kept: Path, read: Callable[[Path], bytes]) -> bytes:
     try:
-        return file.read_bytes()
+        return read(file)
     except FileNotFoundError:
-        return (kept / file.name).read_bytes()
+        return read(kept / file.name)
 
 
 class Places:

@@ -159,25 +159,30 @@ def history(
 # Those who bear witness
 
 
+def read_past_cache(path: str | Path) -> bytes:
+    """Return what the file at `path` holds, and not what this host's cache may have of it: an end of zeros, say."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.open(path, os.O_RDONLY)  # a file system without such reads, and so without other hosts
+    try:
+        with mmap.mmap(-1, 1 << 20) as buffer:  # a local disk wants whole pages
+            data, size = b"", len(buffer)
+            while size == len(buffer):  # behind its end the file must not be read: that would be within a page
+                size = os.readv(fd, [buffer])
+                data += buffer[:size]
+            return data
+    finally:
+        os.close(fd)
+
+
 class SharedKeepingOs(KeepingOs):
     """`KeepingOs` on a shared mount: what it copies may have been written by another host."""
 
     def copy(self, path: str, copy: str) -> None:
-        """Copy past the cache of this host, which may have zeros of a file that is open here."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            fd = os.open(path, os.O_RDONLY)  # a file system without such reads, and so without other hosts
-        try:
-            with open(copy, "wb") as file, mmap.mmap(-1, 1 << 20) as buffer:  # a local disk wants whole pages
-                size = len(buffer)
-                while size == len(buffer):  # behind its end the file must not be read: that would be within a page
-                    size = os.readv(fd, [buffer])
-                    file.write(buffer[:size])
-        finally:
-            os.close(fd)
+        Path(copy).write_bytes(read_past_cache(path))
 
 
 def testify(
@@ -190,8 +195,8 @@ def testify(
 
 
 def read_records(path: str, kept: str) -> list[tuple[str, bytes, bytes]]:
-    return read_generations(Path(path), Path(kept))
+    return read_generations(Path(path), Path(kept), read_past_cache)
 
 
 def how_it_ends(path: str) -> str:
-    return read_newest(Path(path)).ends
+    return read_newest(Path(path), read_past_cache).ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,12 @@ def read_log(data: bytes) -> Log:
         return log
 
 
-def read_newest(path: Path) -> Log:
+def read_newest(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> Log:
     """Read the log at `path` in its newest generation, by the forward records and then along the seals."""
-    log = read_log(path.read_bytes())
+    log = read_log(read(path))
     while log.successor is not None:
         generation, name, file = log.successor
-        log = read_log(path.with_name(file).read_bytes())
+        log = read_log(read(path.with_name(file)))
         if (log.header["generation"], log.header["id"]) != (generation, name):
             raise Refused("not the generation that was to follow")
     return log
