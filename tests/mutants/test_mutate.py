@@ -78,28 +78,29 @@ def test_functions_that_are_in_use_everywhere_get_the_changed_code() -> None:
     assert kept(5)() == 4
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12, as the tool says")
-def test_lines_are_noted_once_for_each_test_and_those_of_its_forks_too() -> None:
-    path = "/nowhere/of/another/test.py"
-    module: dict[str, Any] = {}
-    exec(compile("def here():\n    return 1\ndef there():\n    return 2\n", path, "exec"), module)
-    tool = sys.monitoring.COVERAGE_ID
-    if sys.monitoring.get_tool(tool) is not None:
-        pytest.skip("another tool measures coverage")
-    lines = Lines({"/nowhere/else.py": "else.py", path: "test.py"})
-    try:
-        assert lines.take() == {}
-        for _ in range(2):
-            module["here"]()
-            pid = os.fork()
-            if pid == 0:
-                module["there"]()
-                os._exit(0)
-            os.waitpid(pid, 0)
-            assert lines.take() == {"test.py": [2, 4]}
-    finally:
-        sys.monitoring.set_events(tool, 0)
-        sys.monitoring.free_tool_id(tool)
+if sys.version_info >= (3, 12):  # sys.monitoring is new there, so that the tool needs it
+
+    def test_lines_are_noted_once_for_each_test_and_those_of_its_forks_too() -> None:
+        path = "/nowhere/of/another/test.py"
+        module: dict[str, Any] = {}
+        exec(compile("def here():\n    return 1\ndef there():\n    return 2\n", path, "exec"), module)
+        tool = sys.monitoring.COVERAGE_ID
+        if sys.monitoring.get_tool(tool) is not None:
+            pytest.skip("another tool measures coverage")
+        lines = Lines({"/nowhere/else.py": "else.py", path: "test.py"})
+        try:
+            assert lines.take() == {}
+            for _ in range(2):
+                module["here"]()
+                pid = os.fork()
+                if pid == 0:
+                    module["there"]()
+                    os._exit(0)
+                os.waitpid(pid, 0)
+                assert lines.take() == {"test.py": [2, 4]}
+        finally:
+            sys.monitoring.set_events(tool, 0)
+            sys.monitoring.free_tool_id(tool)
 
 
 def test_what_is_explained_is_there() -> None:
