@@ -37,7 +37,7 @@ class Placed(NamedTuple):
 
 
 def read_generations(
-    path: Path, kept: Path, read: Callable[[Path], bytes] = Path.read_bytes
+    path: Path, kept: Path, read: Callable[[Path], bytes] = lambda file: file.read_bytes()
 ) -> list[tuple[str, bytes, bytes]]:
     """Return kind, key and value of all records of the log at `path`, from its first generation to its newest.
 

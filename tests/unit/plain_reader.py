@@ -72,7 +72,7 @@ def read_log(data: bytes) -> Log:
         return log
 
 
-def read_newest(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> Log:
+def read_newest(path: Path, read: Callable[[Path], bytes] = lambda file: file.read_bytes()) -> Log:
     """Read the log at `path` in its newest generation, by the forward records and then along the seals."""
     log = read_log(read(path))
     while log.successor is not None:
