@@ -111,6 +111,7 @@ def test_quiet_is_kept_once_and_ended_for_good(kind: int, file: File) -> None:
 @pytest.mark.parametrize(
     ("kind", "session", "who"),
     [(OFD, 0, "a process that has not written yet"), (OFD, 9, "session 9"), (FLOCK, 0, str(os.getpid()))],
+    ids=["newcomer", "session", "process"],  # the same in each worker of pytest-xdist
 )
 def test_who_keeps_the_lock_for_too_long_is_named(kind: int, session: int, who: str, file: File) -> None:
     quiet = file.quiet(kind)
