@@ -18,7 +18,6 @@ from typing import Any, Final
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.consumer import Consumer
-from fscoord._log.contention import raise_first
 from fscoord._log.file import Decide, LogFile
 from fscoord._log.lock import BASE, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCKED, Mount
@@ -73,7 +72,7 @@ class SharedLogFile(LogFile):
         wsize = mount.option("wsize") or ""
         self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
         self._news = News(consumer)
-        self._stale_in_a_row = 0
+        self._stale_in_a_row = self._stale_generation = 0
         self._has_written = False  # with the lock that is held, or was held last
         self._choose(coherence)
         self._call = Call(path)
@@ -170,7 +169,10 @@ class SharedLogFile(LogFile):
             self._read_on(locked=False)
         finally:
             if lock is self._lock:  # else the log goes on in another file, and this one is closed
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
+                try:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
+                except OSError:  # nobody waits for this byte; the next call meets the same, and says what it is
+                    pass
 
     def _freshen(self) -> None:
         """Read on from a new descriptor, and not from this host's cache."""
@@ -307,11 +309,12 @@ class SharedLogFile(LogFile):
 
     def _explain(self, error: OSError, *, maybe_applied: bool) -> None:
         """As for a local log; but what the server has forgotten is opened again, a few times, and then raised."""
-        raise_first(error)
         if self._trouble and self._refuses_direct(error):
             self._trouble |= STALE
         elif error.errno in _SERVER_FORGOT:
             self._trouble |= STALE
+            if self._stale_generation != self.header.generation:  # others compact faster than this handle follows
+                self._stale_generation, self._stale_in_a_row = self.header.generation, 0
             self._stale_in_a_row += 1
             # Without trouble it was refused the lock, and what it wrote was with the one before.
             has_written = self._has_written and bool(self._trouble & ~STALE or maybe_applied)
@@ -321,11 +324,26 @@ class SharedLogFile(LogFile):
         else:
             super()._explain(error, maybe_applied=maybe_applied)
 
+    def _sort_out(self) -> None:
+        """As for a local log; but a file that goes meanwhile, on another host, is one that the server has forgotten."""
+        try:
+            super()._sort_out()
+        except StoreUnavailableError as error:
+            if error.errno != system.errno.ESTALE or not isinstance(error.__cause__, OSError):
+                raise
+            self._trouble |= STALE
+            self._has_written = False  # that was with a lock that was given back
+            raise error.__cause__ from None
+
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
-        if not self._trouble & STALE:
-            self._call.end()  # this wait has a deadline
-            super()._wait_for_lock(attempt, started, limit)
-            self._call.begin()
+        if self._trouble & STALE:  # nobody has the lock of a file that is gone
+            waited = system.time.monotonic() - started
+            if waited >= limit:
+                raise self._lock_timeout(waited)
+            return
+        self._call.end()  # this wait has a deadline
+        super()._wait_for_lock(attempt, started, limit)
+        self._call.begin()
 
     def _open_again(self) -> None:
         super()._open_again()

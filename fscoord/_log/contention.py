@@ -7,10 +7,10 @@ from typing import Final
 from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.lock import SOFT, LogLock
-from fscoord._log.reader import APPLYING, DIRTY, LOOK_S, LogReader, Suspect
+from fscoord._log.reader import APPLYING, DIRTY, LOOK_S, LogReader, Suspect, Vanished
 from fscoord.errors import FscoordError, StoreTimeoutError
 
-__all__ = ["Contender", "raise_first"]
+__all__ = ["Contender", "said_first"]
 
 SHARED_LOOK_S: Final = 1.0
 """As `reader.LOOK_S`, while the lock is waited for, where a look is a request to a server."""
@@ -29,7 +29,6 @@ class Contender(LogReader):
 
         What was to be done is done, or may be, if it is `maybe_applied`: then the lock could not be given back.
         """
-        raise_first(error)
         if self._trouble or maybe_applied:
             applied = maybe_applied or bool(self._trouble & APPLYING)
             raise paths.unavailable(error, self.path, "using the log", maybe_applied=applied) from error
@@ -88,10 +87,21 @@ class Contender(LogReader):
                 self._shared.busy = False
 
 
-def raise_first(error: OSError) -> None:
-    """If `error` came when the lock was given back because of an error of ours, raise that: it says what happened."""
+def said_first(error: OSError) -> OSError | None:
+    """Return what tells what happened: `error`, or what made us give the lock back, if `error` came of that.
+
+    None: that was no error, the log just goes on elsewhere. NFS 3 does not unlock a file that another host has removed.
+
+    Raises:
+        BaseException: it was an error of ours, or an interruption.
+    """
     first = error.__context__
-    if not isinstance(first, FscoordError) or first.__traceback__ is None or error.__traceback__ is None:
-        return
-    if first.__traceback__.tb_frame is error.__traceback__.tb_frame:  # else it is what our caller is about to handle
-        raise first from first.__cause__
+    if first is None or first.__traceback__ is None or error.__traceback__ is None:
+        return error
+    if first.__traceback__.tb_frame is not error.__traceback__.tb_frame:  # it is what our caller is about to handle
+        return error
+    if isinstance(first, Vanished):
+        return None
+    if isinstance(first, OSError) and not isinstance(first, FscoordError):
+        return first
+    raise first from first.__cause__

@@ -13,6 +13,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths, record, signpost, spill
 from fscoord._log.compaction import MOVED, NEVER, Compactor
 from fscoord._log.consumer import Consumer
+from fscoord._log.contention import said_first
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
@@ -146,7 +147,9 @@ class LogFile(Compactor):
                 except FscoordError:
                     raise
                 except OSError as error:
-                    self._explain(error, maybe_applied=result is not MOVED and kind > 0)
+                    first = said_first(error)
+                    if first is not None:
+                        self._explain(first, maybe_applied=result is not MOVED and kind > 0)
                 except Vanished:  # the next attempt mends it
                     pass
                 except BaseException:

@@ -229,6 +229,19 @@ class LogLock:
         self._descriptors.discard(old)
         system.close_quietly(old)
 
+    def leave(self) -> None:
+        """Under the mutex: give back what was held, and close, for the log goes on in another file.
+
+        Raises:
+            OSError: the marker of a soft lock may still be there.
+        """
+        try:
+            self.unlock()
+        except OSError:  # NFS 3 does not unlock a file that another host has removed; closing the descriptor will do
+            if self.kind == SOFT:
+                raise
+        self.close()
+
     def after_fork(self) -> None:
         """In a forked child: what was granted was granted to the parent, and the descriptor is closed."""
         self.grant = None

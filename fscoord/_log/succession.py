@@ -125,13 +125,29 @@ class Successive(Shelf):
         seal = self._seal
         assert seal is not None, "who follows has read a seal"
         if self.header.generation == 0:
-            self._way = Place(self._offset, self._chain)
+            self._way = way = Place(self._offset, self._chain)
+            if self._is_passed(seal, way):
+                self._restart()
+                return
         if self._enter(seal, Place(seal.size, seal.chain)):
             return
         if seal == self._missed:  # from the newest that generation 0 knows of, the way has led here again
             raise self._lost(seal)
         self._missed = seal
         self._restart()
+
+    def _is_passed(self, seal: Successor, way: Place) -> bool:
+        """Return whether generation 0, which was read up to `way`, names a later one than its `seal` does.
+
+        What the seal names is gone then, or should be, and may be damaged.
+        """
+        newer = signpost.newest(self._rfd, way)[0]
+        if newer is None and self._forward:
+            try:
+                newer = Successor.from_forward(self._forward)
+            except ValueError:
+                return False
+        return newer is not None and newer.generation > seal.generation
 
     def _restart(self) -> None:
         """Forget everything, and begin at the newest generation that generation 0 knows of."""
@@ -211,8 +227,7 @@ class Successive(Shelf):
         self.header, self._start = header, start
         old, self._rfd = self._rfd, reader
         before, self._lock = self._lock, lock
-        before.unlock()
-        before.close()
+        before.leave()
         self._drop(before.fd)
         self._drop(old)
 

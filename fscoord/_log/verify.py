@@ -307,6 +307,8 @@ class _Reading:
                     Successor.from_seal(found[2], self._header.generation)
                 if found[0] == record.FORWARD and self._header.generation:
                     raise ValueError("only generation 0 may say where the log goes on without being sealed")
+                if found[0] == record.FORWARD and not self._sealed_at and self._ends != DAMAGED:
+                    raise ValueError("it says where the log goes on, and there is no seal before it")
                 if self._successor is None or successor.generation > self._successor.generation:
                     self._successor = successor
         except ValueError as error:

@@ -590,6 +590,53 @@ def test_damage_to_a_forward_record_costs_room_and_nothing_else(path: Path) -> N
         assert store.get("k") == b"2"
 
 
+@pytest.mark.parametrize("end", [b"", b"torn"])
+def test_damage_to_a_generation_that_was_superseded_and_not_removed_keeps_nobody_out(end: bytes, path: Path) -> None:
+    """Whoever posted the way may have died before it could remove the file, or torn a later record of the way."""
+    with FileStore(path) as store:
+        store.set("k", "1")
+        store.compact()
+        (first,) = names(path)
+        data = path.with_name(first).read_bytes()
+        store.compact()
+    path.with_name(first).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    path.with_name(first).chmod(0o600)
+    with path.open("ab") as file:
+        file.write(end)
+    assert verify(path).verdict == "sound"
+    for read_only in (True, False):
+        with FileStore(path, read_only=read_only) as store:
+            assert (store.get("k"), generation(store)) == (b"1", 2)
+
+
+def test_who_read_on_while_the_log_went_on_twice_follows_to_the_newest(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path) as sleeper:
+        store.set("k", "1")
+        assert sleeper.get("k") == b"1"
+        store.compact()
+        (first,) = names(path)
+        os.link(path.with_name(first), path.with_name("kept"))
+        store.compact()
+        path.with_name("kept").rename(path.with_name(first))
+        os.truncate(path.with_name(first), 100)
+        assert (sleeper.get("k"), generation(sleeper)) == (b"1", 2)
+        assert sleeper.add("n", 1) == 1
+
+
+def test_a_way_without_a_seal_is_damage(path: Path) -> None:
+    """It is a seal that ends a generation. Nobody writes a forward record before there is one."""
+    with FileStore(path) as store:
+        store.set("k", "1")
+        session, root = store._log._lock.session, store._log.root
+    log = read_log(path.read_bytes())
+    assert log.ends == "whole"
+    named = Successor(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
+    assert signpost.post(str(path), root, named, session, os.O_RDONLY, os.O_RDWR | os.O_APPEND, set()) is not None
+    found = verify(path)
+    assert found.verdict == "damaged"
+    assert "no seal before it" in str(found.findings[0].says)
+
+
 def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either(path: Path) -> None:
     """On NFS a log with marker files is written past the cache, and O_DIRECT goes with no O_APPEND."""
     with FileStore(path) as store:

@@ -116,6 +116,53 @@ def test_an_interrupted_unlock_is_done_again(path: str) -> None:
     log.close()
 
 
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (StoreError("mine"), StoreError),
+        (LookupError("of the caller"), LookupError),
+        (OSError(errno.ENOSPC, "no space"), StoreUnavailableError),
+    ],
+)
+def test_an_unlock_that_fails_does_not_hide_why_the_lock_was_given_back(
+    first: BaseException, expected: type[BaseException], log: LogFile
+) -> None:
+    log.update(record.SET, b"k", b"u", None, LIMIT_S)
+    unlock, failed = log._lock.unlock, []
+
+    def failing() -> None:
+        unlock()
+        failed.append(1)
+        raise OSError(errno.EIO, "the unlock")
+
+    def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+        raise first
+
+    log._lock.unlock = failing
+    with pytest.raises(expected) as caught:
+        log.update(record.SET, b"k", b"v", decide, LIMIT_S)
+    assert failed
+    assert caught.value is first or "no space" in str(caught.value)
+    log._lock.unlock = unlock
+    log.update(record.SET, b"k", b"w", None, LIMIT_S)
+
+
+def test_an_unlock_that_fails_while_the_caller_handles_an_error_is_not_taken_for_that(log: LogFile) -> None:
+    def failing() -> None:
+        unlock()
+        raise OSError(errno.EIO, "the unlock")
+
+    log.update(record.SET, b"k", b"u", None, LIMIT_S)
+    unlock, log._lock.unlock = log._lock.unlock, failing
+    try:
+        raise LookupError("of the caller")
+    except LookupError:
+        with pytest.raises(StoreUnavailableError, match="the unlock") as caught:
+            log.update(record.SET, b"k", b"v", None, LIMIT_S)
+    assert caught.value.maybe_applied
+
+
 def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str) -> None:
     many, few = make(path, participants=3), make(path, participants=1)
     few.update(record.SET, b"k", b"v", None, LIMIT_S)
