@@ -44,7 +44,11 @@ class Shelf(Contender):
     def _rehome(self, place: Place) -> None:
         """In a new generation, at `place` behind its snapshot: find what is long there, or read it all anew."""
         long = spill.find_long(self._rfd, self._start, place, self._spill_at)
-        if not self._consumer.rehome(long):
+        try:
+            is_all_there = self._consumer.rehome(long)
+        finally:
+            long.close()  # not by the collector: what interrupts that is lost
+        if not is_all_there:
             self._forget()
 
     def glance(self, spilled: Spilled) -> bytes:

@@ -9,7 +9,7 @@ Only pread(2) is used, which leaves the descriptor where it stands. pyfakefs has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -131,7 +131,7 @@ def read(fd: int, spilled: Spilled) -> bytes | None:
     return value if crc32(value) == spilled.crc else None
 
 
-def find_long(fd: int, start: Place, end: Place, least: int) -> Iterator[Spot]:
+def find_long(fd: int, start: Place, end: Place, least: int) -> Generator[Spot]:
     """Yield where the values of `least` bytes or more are in the generation `fd` from `start` to `end`, in their order.
 
     Their bytes are not read. Frames are checked; behind one that is not sound nothing is found.

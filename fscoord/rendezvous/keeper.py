@@ -101,7 +101,10 @@ class Keeper:
             else:
                 dead = self._pulse.look(now, state.present - {self.node}, beats)
         if dead:
-            logger(__name__).warning("dead: %s", ", ".join(sorted(dead)))
+            names = ", ".join(sorted(dead)).encode(
+                "utf-8", "backslashreplace"
+            )  # what a log can hold, whoever named them
+            logger(__name__).warning("dead: %s", names.decode())
             self._shared.change(lambda found: without(found, dead & found.present))
             self._forget(dead)
 

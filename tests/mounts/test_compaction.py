@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from histories.told import judge, take_history
+from histories.told import errors, judge, take_history
 from mounts.agents import Agent, Host
 from mounts.conftest import Sides
 from mounts.test_histories import KEYS, clocks
@@ -55,6 +55,7 @@ def test_nothing_is_lost_while_one_compacts_and_four_write(
     crew[0].set("done", "1")
     assert busy.result() > 0
     judge([call for agent in crew for call in take_history(agent.events, ahead[agent.host.name])], KEYS)
+    assert [text for agent in crew for text in errors(agent.events)] == []
     found = agree(sides, compactor, *crew)
     assert {key: value for key, value in found.items() if key in LIVE} == LIVE
 

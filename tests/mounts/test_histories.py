@@ -54,6 +54,7 @@ def test_random_calls_on_both_hosts_are_linearizable(
     for pending in asked:
         pending.result()
     judge([call for agent in crew for call in take_history(agent.events, ahead[agent.host.name])], KEYS)
+    assert [text for agent in crew for text in errors(agent.events)] == []
 
 
 def draw_plan(rng: random.Random) -> list[tuple[str, float, int]]:

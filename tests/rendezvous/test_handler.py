@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -30,7 +31,9 @@ from fscoord.rendezvous import (
     create_handler,
     get_rendezvous_handler,
 )
-from fscoord.rendezvous.state import without
+from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.shared import SharedState
+from fscoord.rendezvous.state import State, without
 
 HOUR = 3600
 """The interval of keep-alives that only tests send."""
@@ -331,6 +334,18 @@ def test_what_happens_is_recorded(node, caplog):
     assert events[1].rank == 0
     assert events[1].master_endpoint.endswith(f":{info.bootstrap_store_info.master_port}")
     assert events[4].message.startswith(f"the node {handler.node} RendezvousClosedError: ")
+
+
+def test_whatever_a_dead_node_is_called_a_log_can_hold_it(caplog):
+    store = HashStore()
+    shared = SharedState(C10dRendezvousBackend(store, "id"), store)
+    shared.write(State(participants=("\ud800",)), None)
+    keeper = Keeper(shared, store, "me", RendezvousSettings("id", 1, 2))
+    for now in range(0, 60, 6):
+        with suppress(RendezvousConnectionError):  # such a name is none of a key: it has no counter to forget
+            keeper.turn(float(now))
+    assert shared.read()[0].participants == ()
+    assert [record.message for record in caplog.records] == ["dead: \\ud800"]
 
 
 def test_rendezvous_of_two_names_in_one_store_do_not_touch_each_other(node):

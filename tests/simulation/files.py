@@ -100,6 +100,7 @@ class Files:
         self._next = 1000
         self._inode_numbers = set(range(2, 40))
         self.directory = Inode(1, stat.S_IFDIR | 0o700)
+        self.directory.names = 1
 
     def take_over(self, files: Files) -> None:
         """Let this be the directory that `files` was, with nothing open."""

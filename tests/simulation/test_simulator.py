@@ -193,6 +193,21 @@ def test_an_inode_number_is_given_again_at_once() -> None:
     assert len(set(numbers)) == 1
 
 
+def test_no_two_files_that_are_there_have_one_inode_number() -> None:
+    """Nor the directory, which was opened and closed to be synced."""
+    world, numbers = World(1), []
+
+    def create() -> None:
+        for name in ("", "2", "3"):
+            system.os.close(system.os.open(Files.DIRECTORY, os.O_RDONLY))
+            numbers.append(system.os.fstat(system.os.open(FILE + name, os.O_RDWR | os.O_CREAT)).st_ino)
+
+    with world.installed():
+        world.start(create)
+        world.scheduler.run()
+    assert len({world.files.directory.number, *numbers}) == 4
+
+
 def test_what_the_simulation_does_not_have_is_not_done_to_real_files() -> None:
     world = World(1)
     with world.installed():

@@ -450,3 +450,25 @@ def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
     with path.open("rb") as file:
         found = list(spill.find_long(file.fileno(), spill.Place(0, 77), spill.Place(end, 0), least))
     assert found == expected
+
+
+def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: Path) -> None:
+    """The collector would lose a Ctrl-C that comes while it does that."""
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST) as other:
+        other.set("k", bytes(LEAST))
+        assert len(store.get("k")) == LEAST
+        looks: list[Any] = []
+
+        def rehome(spots: Any) -> bool:
+            looks.append(spots)
+            assert next(spots).key == b"k"
+            raise KeyboardInterrupt
+
+        log: Any = store._log
+        log._consumer.rehome, known = rehome, log._consumer.rehome
+        other.compact()
+        with pytest.raises(KeyboardInterrupt):
+            store.get("k")
+        assert looks[0].gi_frame is None
+        log._consumer.rehome = known
+        assert len(store.get("k")) == LEAST
