@@ -101,10 +101,8 @@ class Keeper:
             else:
                 dead = self._pulse.look(now, state.present - {self.node}, beats)
         if dead:
-            names = ", ".join(sorted(dead)).encode(
-                "utf-8", "backslashreplace"
-            )  # what a log can hold, whoever named them
-            logger(__name__).warning("dead: %s", names.decode())
+            names = ", ".join(sorted(dead))  # of which others may have made anything; a log is made of characters
+            logger(__name__).warning("dead: %s", names.encode("utf-8", "backslashreplace").decode())
             self._shared.change(lambda found: without(found, dead & found.present))
             self._forget(dead)
 
