@@ -87,7 +87,7 @@ class LogReader(Roster):
         self._looked = 0.0
         self.bell = 0
         self._seal: Successor | None = None
-        self._forward = b""
+        self._is_passed = False  # by others, who have left the generation that the seal names
         self._descriptors: set[int] = set()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
@@ -109,7 +109,7 @@ class LogReader(Roster):
         """Stand at `place`, on a descriptor that nothing was read from yet, or whose place does not matter."""
         system.os.lseek(self._rfd, place.offset, 0)
         self._offset, self._chain = place
-        self._pending, self._torn, self._seal, self._forward = b"", False, None, b""
+        self._pending, self._torn, self._seal, self._is_passed = b"", False, None, False
 
     def _forget(self) -> None:
         """Forget all that was read, and begin again."""
@@ -260,7 +260,7 @@ class LogReader(Roster):
             elif kind == record.SEAL:
                 self._seal = Successor.from_seal(value, self.header.generation)
             elif kind == record.FORWARD:
-                self._forward = value
+                self._is_passed = True
             elif kind == record.BELL:
                 self.bell += 1
             elif kind == record.LEAVE:

@@ -126,8 +126,8 @@ class Successive(Shelf):
         assert seal is not None, "who follows has read a seal"
         if self.header.generation == 0:
             self._way = way = Place(self._offset, self._chain)
-            if self._is_passed(seal, way):
-                self._restart()
+            if self._is_passed or signpost.newest(self._rfd, way)[0] is not None:
+                self._restart()  # what the seal names is gone, or should be, and may be damaged by now
                 return
         if self._enter(seal, Place(seal.size, seal.chain)):
             return
@@ -135,19 +135,6 @@ class Successive(Shelf):
             raise self._lost(seal)
         self._missed = seal
         self._restart()
-
-    def _is_passed(self, seal: Successor, way: Place) -> bool:
-        """Return whether generation 0, which was read up to `way`, names a later one than its `seal` does.
-
-        What the seal names is gone then, or should be, and may be damaged.
-        """
-        newer = signpost.newest(self._rfd, way)[0]
-        if newer is None and self._forward:
-            try:
-                newer = Successor.from_forward(self._forward)
-            except ValueError:
-                return False
-        return newer is not None and newer.generation > seal.generation
 
     def _restart(self) -> None:
         """Forget everything, and begin at the newest generation that generation 0 knows of."""

@@ -196,7 +196,10 @@ EXPLAINED: dict[str, dict[str, str]] = {
         '_Window.__init__: self._start, self._data = 0, b"" | 0 -> 1': "while it is empty nothing is in it, wherever",
         "_spots: kind = window.bytes_at(end, 1)[0] | 1 -> 2": "only the first of the bytes that were read is looked at",
     },
-    "_log/stuck.py": {"Watcher._run: self.wake.wait(FIRST_S / 2) | 2 -> 3": PAUSE},
+    "_log/stuck.py": {
+        "Call.__init__: self._told_at = 0.0 -> pass": UNREAD,
+        "Watcher._run: self.wake.wait(FIRST_S / 2) | 2 -> 3": PAUSE,
+    },
     "_log/succession.py": {
         "Successive._look: self._looked = now -> pass": SPARES,
         "Successive._open: self._rfd, self._root_fd = opened.reader, -1 | 1 -> 2": NEGATIVE,
@@ -213,7 +216,6 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successive._follow: self._way = *-> pass": "it is read from the beginning then",
         "Successive._newest: self._way = place -> pass": "it is read from where it was read before",
         "Successive._restart: self._trouble = DIRTY -> pass": SPARES,
-        "Successive._use: before.unlock() -> pass": "to close it gives it back as well",
     },
     "_log/successor.py": {
         "Successor.from_seal: if len(data) < _SEAL.size: |*": "of that length it has no name, and is none",

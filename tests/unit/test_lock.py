@@ -235,6 +235,40 @@ def test_where_there_is_no_thread_left_to_wait_in_the_kernel_one_naps(
 
 
 @every_kernel_kind
+def test_who_leaves_a_file_gives_its_lock_back_also_if_a_child_has_the_descriptor_still(kind: int, make: Make) -> None:
+    one, two = make(kind), make(kind)
+    one.try_lock()
+    childs = os.dup(one.fd)
+    try:
+        one.leave()
+        two.try_lock()
+        two.unlock()
+    finally:
+        os.close(childs)
+
+
+@every_kernel_kind
+def test_who_leaves_a_file_whose_lock_can_not_be_given_back_leaves_all_the_same(kind: int, make: Make) -> None:
+    def failing() -> None:
+        raise OSError(errno.ENOLCK, "the server does not know this file")
+
+    one = make(kind)
+    one.unlock = failing
+    one.leave()
+    assert one.is_closed
+
+
+def test_who_leaves_a_file_and_could_not_remove_its_marker_must_know(make: Make) -> None:
+    def failing() -> None:
+        raise OSError(errno.EIO, "the marker stays")
+
+    one = make(SOFT)
+    one.unlock = failing
+    with pytest.raises(OSError, match="stays"):
+        one.leave()
+
+
+@every_kernel_kind
 def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_is_closed(
     kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
