@@ -193,8 +193,8 @@ def test_a_power_failure_at_any_call_of_an_operation(base: int | None, durable: 
 
 @durable_or_not
 def test_a_power_failure_at_any_call_of_two_operations(durable: bool, memory: Path) -> None:
-    judge = judge_workloads(memory, product(SHAPES, repeat=2), durable=durable, base=0)
-    assert len(judge.seen) > 300
+    judge = judge_workloads(memory, product(OPERATIONS, repeat=2), durable=durable, base=0)
+    assert len(judge.seen) > 1000
 
 
 def test_the_power_may_fail_again_when_it_is_back(memory: Path) -> None:

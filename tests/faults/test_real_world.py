@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    _events,
     _system as system,
 )
 
@@ -211,6 +213,68 @@ def test_events_that_were_lost_to_a_full_queue_end_a_wait_all_the_same(path: Pat
                 with Thread(other.get, f"key {number}") as waiting:
                     store.set(f"key {number}", "v")
                     assert waiting.join() == b"v"
+
+
+LISTENER = """
+import sys
+from fscoord import FileStore
+
+with FileStore(sys.argv[1], read_only=True, timeout=60) as store:
+    store.wait(["late"])
+    print("it came", flush=True)
+"""
+OVERFLOW = 0x4000
+
+
+def test_whose_queue_was_filled_while_it_was_stopped_finds_what_it_waits_for(path: Path) -> None:
+    """A reader's queue, for that watches the log itself. Equal events that follow each other count once only."""
+    full = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    with FileStore(path, timeout=HANG_S, compact_bytes=None, watch="poll") as store:
+        store.set("k", "v")
+        environment = os.environ | {"PYTHONPATH": str(Path(fscoord.__file__).parent.parent)}
+        command = [sys.executable, "-c", LISTENER, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+            try:
+                until(lambda: watches(child.pid))
+                os.kill(child.pid, signal.SIGSTOP)
+                until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+                like_it = _events.Inotify(str(path), _events.LOG_CHANGED)
+                for number in range(full // 2 + 1):
+                    store.set("k", str(number))
+                    os.utime(path)
+                assert OVERFLOW in masks(like_it._sources[0])
+                store.set("late", "1")
+                os.kill(child.pid, signal.SIGCONT)
+                assert child.stdout is not None
+                assert child.stdout.readline() == "it came\n"
+            finally:
+                child.kill()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def watches(pid: int) -> bool:
+    """Return whether the process watches a file."""
+    try:
+        return any("inotify wd:" in found.read_text() for found in Path(f"/proc/{pid}/fdinfo").iterdir())
+    except FileNotFoundError:  # closed meanwhile
+        return False
+
+
+def masks(fd: int) -> set[int]:
+    """Return the kinds of events in the queue of `fd`: of a watched file, without names."""
+    data = b""
+    try:
+        while True:
+            data += os.read(fd, 1 << 16)
+    except BlockingIOError:
+        pass
+    return {int.from_bytes(data[start + 4 : start + 8], sys.byteorder) for start in range(0, len(data), 16)}
 
 
 def struct_event(wd: int, mask: int) -> bytes:
