@@ -201,7 +201,7 @@ def _children() -> set[tuple[int, str]]:
 def _command(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return "gone"
     return os.fsdecode(b" ".join(words).strip()) or "a zombie"
 

@@ -87,7 +87,7 @@ def wait_until_gone(pids):
 def is_there(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # ESRCH: it went between open(2) and read(2)
         return False
 
 
