@@ -238,15 +238,18 @@ def test_whose_queue_was_filled_while_it_was_stopped_finds_what_it_waits_for(pat
                 until(lambda: watches(child.pid))
                 os.kill(child.pid, signal.SIGSTOP)
                 until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-                like_it = _events.Inotify(str(path), _events.LOG_CHANGED)
+                like_it, another = (_events.Inotify(str(path), _events.LOG_CHANGED) for _ in range(2))
                 for number in range(full // 2 + 1):
                     store.set("k", str(number))
                     os.utime(path)
                 assert OVERFLOW in masks(like_it._sources[0])
+                while another.wait(0):  # to the end, where that event is
+                    pass
                 store.set("late", "1")
                 os.kill(child.pid, signal.SIGCONT)
                 assert child.stdout is not None
                 assert child.stdout.readline() == "it came\n"
+                assert another.wait(HANG_S)
             finally:
                 child.kill()
 

@@ -17,7 +17,7 @@ from faults.logs import tear
 from unit.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
-from fscoord._log import signpost
+from fscoord._log import reader, signpost
 from fscoord._log.reader import ASTRAY
 from fscoord._log.successor import Successor, generation_name, parse_name
 from fscoord.stores.dump import dump
@@ -590,9 +590,15 @@ def test_damage_to_a_forward_record_costs_room_and_nothing_else(path: Path) -> N
         assert store.get("k") == b"2"
 
 
-@pytest.mark.parametrize("end", [b"", b"torn"])
-def test_damage_to_a_generation_that_was_superseded_and_not_removed_keeps_nobody_out(end: bytes, path: Path) -> None:
-    """Whoever posted the way may have died before it could remove the file, or torn a later record of the way."""
+@pytest.mark.parametrize(("end", "chunk"), [(b"", reader.CHUNK), (b"torn", reader.CHUNK), (b"torn", 1)])
+def test_damage_to_a_generation_that_was_superseded_and_not_removed_keeps_nobody_out(
+    end: bytes, chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever posted the way may have died before it could remove the file, or torn a later record of the way.
+
+    What was read may end with the seal.
+    """
+    monkeypatch.setattr(reader, "CHUNK", chunk)
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
