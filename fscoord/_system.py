@@ -204,6 +204,33 @@ def flock_holder(fd: int) -> str | None:
     return None
 
 
+def range_lock_holder(inode: int, seconds: float) -> str | None:
+    """Return ``host:pid`` of a process of this host that locks a range of the file `inode`, or None if none is found.
+
+    An open-file-description lock names no process to anybody but to proc_pid_fdinfo(5) of that process itself. So all
+    processes are looked through, for at most so many `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    mark = f":{inode} "
+    for pid in _numbers_in("/proc"):
+        for fd in _numbers_in(f"/proc/{pid}/fdinfo"):
+            if time.monotonic() > deadline:
+                return None
+            if pid != str(os.getpid()) and any(
+                line.startswith("lock:") and mark in line
+                for line in _proc_text(f"/proc/{pid}/fdinfo/{fd}").splitlines()
+            ):
+                return f"{hostname()}:{pid}"
+    return None
+
+
+def _numbers_in(directory: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if name.isdigit()]
+    except OSError:
+        return []
+
+
 def take_name(name: str) -> Any:
     """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
 

@@ -22,6 +22,8 @@ __all__ = ["ALIVE_SUFFIX", "AliveFile", "Home", "open_alive"]
 ALIVE_SUFFIX: Final = ".alive"
 MAGIC: Final = b"fsalive\n"
 SIZE: Final = len(MAGIC) + 16
+LOCKER_S: Final = 0.05
+"""How long to look for the process that locks what is no session's, in seconds: the log's lock is held meanwhile."""
 _FLOCK_STRUCT = Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 
 
@@ -46,6 +48,7 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
         if not create:
             return None
         paths.close_kept(paths.open_descriptor_new(name, mode, keep), keep)
+        paths.share_like(path, name)
         fd = paths.open_descriptor(name, system.os.O_RDWR, keep=keep)
     try:
         paths.check(name, fd, mode, read_only=read_only)
@@ -136,6 +139,14 @@ class AliveFile:
         if number == self.number:
             return True
         return _is_locked(self._fd, number, 1)
+
+    def locker(self) -> str:
+        """Return ``host:pid`` of another process of this host that locks bytes of the file, or words for an unknown."""
+        try:
+            found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)
+        except OSError:
+            found = None
+        return found or "a process that is not known"
 
     def is_lost(self) -> bool:
         """Return whether the file has gone from its path, so that nobody new would find our byte."""

@@ -24,10 +24,19 @@ class Appender(Presence):
     """The part of `~fscoord._log.file.LogFile` that writes."""
 
     _directory_synced: bool
+    _last_time = 0
+
+    def _next_time(self) -> int:
+        """Return the time of the next record, in ns by the wall clock: no two of a session have the same."""
+        time_ns = system.time.time_ns()
+        if time_ns <= self._last_time:
+            time_ns = self._last_time + 1
+        self._last_time = time_ns
+        return time_ns
 
     def _append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
         """Write a record, sync it if the log is durable, and take it in as if it had been read."""
-        time_ns = system.time.time_ns()
+        time_ns = self._next_time()
         data, chain = record.encode(kind, key, value, session, time_ns, self._chain)
         size = len(data)
         self._write(data)
@@ -75,8 +84,7 @@ class Appender(Presence):
             fd = self._lock.fd
             if system.os.fstat(fd).st_size < verdict.place:
                 system.os.ftruncate(fd, verdict.place)
-            time_ns = system.time.time_ns()
-            data, chain = record.encode_void(self._offset, self._lock.session, time_ns, self._chain)
+            data, chain = record.encode_void(self._offset, self._lock.session, self._next_time(), self._chain)
             self._write(data)
             verdict = tail.Skip(verdict.place + len(data), chain)
         self._move(verdict.offset, verdict.chain)

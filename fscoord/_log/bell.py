@@ -42,12 +42,14 @@ def end_bucket(session: int) -> int:
 class Bell:
     """The bell at `path`, open; it is created, whole, if it is not there, unless told not to `create` it.
 
+    A new one gets the group and the access control list of the file `like`, the log's.
+
     Raises:
         OSError: it can't be opened or created.
         InsecurePathError: what is there is not a file of ours.
     """
 
-    def __init__(self, path: str, mode: int, *, create: bool = True) -> None:
+    def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
         descriptors: set[int] = set()
@@ -58,7 +60,7 @@ class Bell:
         except FileNotFoundError:
             if not create:
                 raise
-            paths.create(path, bytes(SIZE), mode, durable=False)
+            paths.create(path, lambda _: bytes(SIZE), mode, durable=False, like=like)
             fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
             self.is_new = True
         try:

@@ -19,12 +19,15 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.consumer import Consumer
 from fscoord._log.file import Decide, LogFile
+from fscoord._log.header import Header
 from fscoord._log.lock import BASE, OFD, SOFT
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.mount import DIRECT, LOCKED, Mount
 from fscoord._log.news import News
 from fscoord._log.opening import Wanted, read_header
 from fscoord._log.reader import APPLYING, CHUNK, STALE, Suspect
-from fscoord._log.record import Header, Record, Session
+from fscoord._log.record import Record
+from fscoord._log.session import Session
 from fscoord._log.stuck import Call
 from fscoord.errors import CorruptLogError, StoreUnavailableError
 
@@ -58,6 +61,7 @@ class SharedLogFile(LogFile):
     """
 
     _is_shared = True
+    _may_lie = True
 
     def __init__(
         self,
@@ -269,7 +273,7 @@ class SharedLogFile(LogFile):
         fd = self._reopen(self._read_flags, self._descriptors)
         try:
             log_id = Header.decode(read_header(fd))[0].log_id
-        except ValueError:
+        except MalformedRecord:
             return
         finally:
             self._drop(fd)

@@ -13,9 +13,12 @@ from typing import Any, Final
 from fscoord import _system as system
 from fscoord._log import path as paths, record, signpost
 from fscoord._log.appending import Appender
+from fscoord._log.header import Header
+from fscoord._log.identity import Identity
 from fscoord._log.lock import SOFT, LogLock
+from fscoord._log.malformed import MalformedRecord
+from fscoord._log.permissions import copy_permissions
 from fscoord._log.reader import DIRTY
-from fscoord._log.record import Header
 from fscoord._log.runs import Run, supersede
 from fscoord._log.session import Session, encode_death
 from fscoord._log.succession import NEVER
@@ -29,7 +32,7 @@ MOVED: Final[Any] = object()
 """What an attempt returns that had to stop because the log goes on in another file."""
 
 _BUFFER: Final = 1 << 20
-_RECORD_SIZE: Final = record.FRAME_SIZE + record.BODY_MIN
+_RECORD_SIZE: Final = record.RECORD_MIN
 
 Entry = tuple[int, bytes, bytes, int, int]
 """Kind, key, value, writer and time of a record of a snapshot."""
@@ -41,8 +44,12 @@ class Compactor(Appender):
     def _tries_to_compact(self, more: int) -> bool:
         """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
 
-        That a disk is full, or anything else, keeps nobody from writing.
+        That a disk is full, or anything else, keeps nobody from writing. Only a copy of a log must go on in a file of
+        its own before anything is written to it.
         """
+        if self._is_copy:
+            self._compact()
+            return True
         least = self._wanted.compact_bytes
         live = self._live_size()
         grown = self._offset + more
@@ -71,12 +78,18 @@ class Compactor(Appender):
             self._void_tail()
         session = self._lock.session or self._introduce()
         self._bury_all(session)
-        header = self.header._replace(
-            log_id=system.random_bytes(16),
+        self._succeed(self._next_header(), self._snapshot(session), session)
+
+    def _next_header(self) -> Header:
+        """Return the header of the next generation, without the inode number of its file."""
+        log_id = system.random_bytes(16)
+        return self.header._replace(
+            log_id=log_id,
+            lineage=log_id if self._is_copy else self.header.lineage,
+            root_inode=self.root.inode,
             generation=self.header.generation + 1,
             created_ns=system.time.time_ns(),
         )
-        self._succeed(header, self._snapshot(session), session)
 
     def _begin_life(self, run: Run | None) -> None:
         """With the lock, and up to date: go on in a new generation that holds nothing, for `run` if it is given.
@@ -89,10 +102,7 @@ class Compactor(Appender):
         self._drop(self._open_root())  # whoever ended the log may have removed it while this handle waited for the lock
         if self._pending or self._torn:
             self._void_tail()
-        header = self.header._replace(
-            log_id=system.random_bytes(16),
-            generation=self.header.generation + 1,
-            created_ns=system.time.time_ns(),
+        header = self._next_header()._replace(
             runs=self.header.runs if run is None else supersede(self.header.runs, run),
             life=(self.header.life + self.is_finished) % (1 << 32),
         )
@@ -128,9 +138,12 @@ class Compactor(Appender):
         Bytes alone are asked: to ask for processes opens descriptors, which an interruption would lose.
         """
         alive = self._alive
+        deadline = system.time.monotonic() + max(self._limit, 0)
         for number, who in list(self.sessions.items()):
             if alive is None or number in self.deaths or who.alive_id != alive.id:
                 continue
+            if system.time.monotonic() > deadline:  # the snapshot then remembers those that were not asked for
+                return
             if not alive.is_held(number):
                 self._append(record.DEATH, b"", encode_death(number, who.alive_id), session)
 
@@ -143,18 +156,18 @@ class Compactor(Appender):
         is_sealing, fd, lock = False, -1, None
         try:
             fd = paths.open_descriptor(file, flags, keep=self._descriptors)
-            self._copy_mode(file, fd)
+            copy_permissions(self.file, file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
                 lock.bind(fd, session)
                 lock.try_lock()
-            place = _write(fd, header, entries)
+            place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
             system.os.fsync(fd)
             paths.sync_directory(self.path, self._descriptors)
             successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._append(record.SEAL, b"", successor.seal(), session)
-            self._show_the_way(successor, session)
+            self._show_the_way(successor, session, Identity(header.lineage, header.root_inode))
         except BaseException as error:
             # as long as the seal may be there, so must be what it names
             if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
@@ -168,25 +181,20 @@ class Compactor(Appender):
                 pass
             self._drop(fd)
 
-    def _copy_mode(self, file: str, fd: int) -> None:
-        """Let the same people use the new file as the old one."""
-        mode = system.stat.S_IMODE(system.os.fstat(self._rfd).st_mode)
-        if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
-            system.os.chmod(file, mode)
-
-    def _show_the_way(self, successor: Successor, session: int) -> None:
+    def _show_the_way(self, successor: Successor, session: int, owner: Identity) -> None:
         """Behind the seal: all that is left can wait, and be done by somebody else."""
         before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
         try:
             if before is not None:
                 ways = self._read_flags, self._write_flags
-                posted = signpost.post(self.path, self.root, successor, session, *ways, self._descriptors, self._way)
+                signed = session, self._next_time()
+                posted = signpost.post(self.path, self.root, successor, *signed, *ways, self._descriptors, self._way)
                 if posted is None:
                     return
                 self._way = posted
             kind = self.root.header.lock_kind
-            signpost.remove_superseded(self.path, successor.name, before, kind, self._descriptors)
-        except (OSError, ValueError, FscoordError) as error:
+            signpost.remove_superseded(self.path, owner, successor, before, kind, self._descriptors)
+        except (OSError, MalformedRecord, FscoordError) as error:
             logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)
 
 

@@ -6,7 +6,9 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record
-from fscoord._log.record import Header, Record
+from fscoord._log.header import Header
+from fscoord._log.mount import find_mount
+from fscoord._log.record import Record
 
 __all__ = ["Copy"]
 
@@ -18,7 +20,7 @@ class Copy:
 
     Args:
         path: where it appears.
-        header: what it begins with.
+        header: what it begins with; its lineage begins here.
         mode: its permissions.
     """
 
@@ -26,13 +28,17 @@ class Copy:
         self._path, self._mode = path, mode
         self._birth = paths.birth_name(path)
         self._opened: set[int] = set()
-        first = header.encode()
-        _, self._size, self._chain = Header.decode(first)
-        self._parts, self._waiting = [first], len(first)
+        self._header = header
+        self._parts, self._waiting = [b""], 0
 
     def __enter__(self) -> Copy:
         try:
             self._fd = paths.open_descriptor_new(self._birth, self._mode, self._opened)
+            inode = system.os.fstat(self._fd).st_ino if find_mount(self._path).inodes_last else 0
+            header = self._header._replace(lineage=self._header.log_id, root_inode=inode, inode=inode)
+            first = header.encode()
+            _, self._waiting, self._chain = Header.decode(first)
+            self._parts = [first]
         except BaseException:
             self.__exit__()
             raise

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
+from fscoord._log.header import Header
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.opening import read_header
-from fscoord._log.record import Header
+from fscoord._log.session import Session
 from fscoord._log.successor import Successor
 from fscoord.errors import FscoordError
 
@@ -56,7 +58,7 @@ def dump_log(path: str) -> Iterator[Entry]:
         paths.check(path, fd, 0, read_only=True)
         try:
             header, offset, chain = Header.decode(read_header(fd))
-        except ValueError as error:
+        except MalformedRecord as error:
             raise paths.damaged(path, path, 0, str(error)) from None
         way = _Way(path)
         yield from _records(path, fd, offset, chain, header, way)
@@ -88,8 +90,8 @@ class _Way:
         try:
             named = Successor.from_seal(value, generation) if kind == record.SEAL else Successor.from_forward(value)
             if named.generation <= generation:
-                raise ValueError(f"it leads from generation {generation} back to {named.generation}")
-        except ValueError as error:
+                raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
+        except MalformedRecord as error:
             raise paths.damaged(self.log, path, offset, str(error)) from None
         self.successor = named
         return named.name
@@ -101,7 +103,7 @@ def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, H
         paths.check(file, fd, 0, read_only=True)
         try:
             header, offset, chain = Header.decode(read_header(fd))
-        except ValueError as error:
+        except MalformedRecord as error:
             raise paths.damaged(path, file, 0, str(error)) from None
         if header.log_id != successor.log_id:
             raise paths.damaged(path, file, 0, "it is not the generation that was to follow")
@@ -115,9 +117,9 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
     system.os.lseek(fd, offset, 0)
     data, position = b"", 0  # what was read and not yet yielded: data[position:] begins at offset
     durable = header.durable
+    zeros = tail.Zeros()
     while True:
-        length = record.frame_length(data[position : position + record.FRAME_SIZE], chain)
-        size = record.FRAME_SIZE + max(0, length)
+        size = max(record.PREFIX_SIZE, record.record_length(data, chain, position))
         if len(data) - position < size:
             if system.os.fstat(fd).st_size < offset + size:
                 return  # torn, or still being written
@@ -129,7 +131,7 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
             offset, position, chain = offset + used, position + used, following
             durable |= bool(others) and others[0][0] == record.SEAL  # see `signpost`
             continue
-        verdict = tail.examine(fd, offset, chain, durable=durable)
+        verdict = tail.examine(fd, offset, chain, zeros, durable=durable)
         if isinstance(verdict, tail.Torn):
             return
         if isinstance(verdict, tail.Damage):
@@ -150,8 +152,8 @@ def _entry(path: str, offset: int, found: record.Record, generation: int, way: _
     kind, key, value, writer, time_ns = found
     if kind == record.SESSION:
         try:
-            value = str(record.Session.decode(value)).encode("utf-8", "surrogateescape")
-        except ValueError as error:
+            value = str(Session.decode(value)).encode("utf-8", "surrogateescape")
+        except MalformedRecord as error:
             raise paths.damaged(way.log, path, offset, str(error)) from None
     elif kind in (record.SEAL, record.FORWARD):
         value = way.note(path, offset, kind, value, generation)

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _system as system
-from fscoord._log import path as paths, record, signpost, spill
+from fscoord._log import path as paths, record, signpost, spill, tail
 from fscoord._log.compaction import MOVED, NEVER, Compactor
 from fscoord._log.consumer import Consumer
 from fscoord._log.contention import said_first
+from fscoord._log.identity import Identity
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
-from fscoord._log.record import Session
 from fscoord._log.runs import judge
+from fscoord._log.session import Session
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
 
 __all__ = ["Decide", "LogFile"]
@@ -53,9 +54,10 @@ class LogFile(Compactor):
     ) -> None:
         super().__init__(path, consumer, participants, introduce)
         self.read_only = wanted.read_only
-        self._wanted = wanted
         self._directory_synced = False
         self.mount: Mount = mount or find_mount(path)
+        self._wanted = wanted = wanted._replace(inodes_last=wanted.inodes_last and self.mount.inodes_last)
+        self._zeros = tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_faked())
         self._compact_at = wanted.compact_bytes or NEVER
         self._spill_at = wanted.spill_bytes or spill.NEVER
         try:
@@ -89,6 +91,7 @@ class LogFile(Compactor):
                 raise self._entered_twice()
             try:
                 shared.busy = True
+                self._limit = limit
                 if self._trouble:
                     self._sort_out()
                 self._trouble = DIRTY
@@ -115,7 +118,7 @@ class LogFile(Compactor):
         """
         if self.read_only and kind:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
-        attempt, started, result = 0, 0.0, MOVED
+        attempt, started, left, result = 0, 0.0, limit, MOVED
         while True:
             if not system.own_process[0]:
                 system.recover_from_fork()
@@ -125,6 +128,7 @@ class LogFile(Compactor):
                     raise self._entered_twice()
                 try:
                     shared.busy = True
+                    self._limit = left
                     if self._trouble:
                         self._sort_out()
                     lock = self._lock
@@ -161,6 +165,7 @@ class LogFile(Compactor):
                 started = system.time.monotonic()
             attempt += 1
             self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S))
+            left = limit - (system.time.monotonic() - started)
 
     def refresh_locked(self, limit: float) -> None:
         """As `refresh`, but with the lock: what it finds is final."""
@@ -183,7 +188,8 @@ class LogFile(Compactor):
             session = self._lock.session or self._introduce()
             self._is_settled = False
             self._append(record.FINISHED, b"", b"", session)
-            signpost.remove_log(self.path, self.root, clear, self._descriptors)
+            owner = Identity(self.header.lineage, self.root.inode)
+            signpost.remove_log(self.path, self.root, owner, clear, self._descriptors)
             return None, 0, b""
 
         self.update(record.LEAVE, b"", b"", decide, limit)

@@ -19,7 +19,7 @@ from fscoord._log.lock import KIND_NAMES
 from fscoord._log.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import APPLYING
-from fscoord._log.record import Session
+from fscoord._log.session import Session
 from fscoord._logger import logger
 from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
 

@@ -21,6 +21,16 @@ NFS_KINDS: Final = frozenset(("nfs", "nfs4"))
 SMB_KINDS: Final = frozenset(("cifs", "smb3"))
 
 
+HOLES_REPORTED: Final = frozenset(("btrfs", "ext4", "tmpfs", "xfs"))
+"""File systems whose SEEK_DATA (lseek(2)) is known to see what was written a moment ago, as that of ZFS was not."""
+
+FUSE_WITH_INODES: Final = frozenset(
+    "fuse.ceph fuse.ceph-fuse fuse.fuse-overlayfs fuse.glusterfs fuse.juicefs fuseblk".split()
+)
+"""FUSE file systems whose inode numbers are those of the files below. Others give new ones whenever the kernel has
+forgotten a file: on sshfs a file that was 2 was 5 after its inode had left the cache, and 3 after the next mount."""
+
+
 class Objection(NamedTuple):
     """Why a mount is refused, as a clause, and what its user can do about it."""
 
@@ -44,6 +54,16 @@ class Mount(NamedTuple):
     def is_nfs(self) -> bool:
         """Whether the kernel's NFS client serves it."""
         return self.kind in NFS_KINDS
+
+    @property
+    def inodes_last(self) -> bool:
+        """Whether a file keeps its inode number for as long as it exists, so that the number identifies it."""
+        return not self.kind.startswith("fuse") or self.kind in FUSE_WITH_INODES
+
+    @property
+    def reports_holes(self) -> bool:
+        """Whether lseek(2) can be asked where the next data is."""
+        return self.kind in HOLES_REPORTED
 
     @property
     def coherence(self) -> str:

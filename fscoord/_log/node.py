@@ -21,6 +21,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.bell import SIZE, Bell
 from fscoord._log.mount import find_mount
+from fscoord._log.shared import LogKey
 
 __all__ = ["Post", "node_bell_path"]
 
@@ -35,14 +36,15 @@ POST: Final = 1 << 20
 _FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 
 
-def node_bell_path(log_id: bytes) -> str:
-    """Return where the processes of this user on this node have the bell of the log `log_id`.
+def node_bell_path(key: LogKey) -> str:
+    """Return where the processes of this user on this node have the bell of the log `key`.
 
     Its name tells nodes apart, which may have one /tmp.
 
     Raises:
         OSError: there is no directory for it that is on this node, and only this user's.
     """
+    log_id, device, inode = key
     uid = system.os.geteuid()
     runtime = system.os.environ.get("XDG_RUNTIME_DIR", "")
     bases = [base for base in (runtime, FALLBACK) if system.os.path.isabs(base)]
@@ -55,7 +57,7 @@ def node_bell_path(log_id: bytes) -> str:
             if base == bases[-1]:
                 raise
             continue
-        return system.os.path.join(directory, f"{log_id.hex()}-{node:08x}")
+        return system.os.path.join(directory, f"{log_id.hex()}-{device:x}-{inode:x}-{node:08x}")
     raise OSError(system.errno.ENOENT, "there is no /tmp")
 
 

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths
+from fscoord._log.header import Header
 from fscoord._log.lock import KIND_NAMES, OFD, SOFT, LogLock
-from fscoord._log.record import Header
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.runs import Run
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
@@ -36,6 +37,7 @@ class Wanted(NamedTuple):
         compact_bytes: a log that is shorter is not compacted unasked; 0: none is.
         run: the run that the handle belongs to; None: whichever there is.
         spill_bytes: values of so many bytes or more are not kept in memory; 0: all are.
+        inodes_last: whether the file system's inode numbers stay the same, so that they can identify a file.
     """
 
     lock_kind: int
@@ -47,16 +49,30 @@ class Wanted(NamedTuple):
     compact_bytes: int = 0
     run: Run | None = None
     spill_bytes: int = 0
+    inodes_last: bool = True
 
     @property
     def is_soft(self) -> bool:
         """Whether the lock is none of the kernel's, so that others of its locks are not to be relied on, either."""
         return self.lock_kind == SOFT
 
-    def header(self) -> bytes:
-        """Return the header of a new log."""
-        log_id, runs = system.random_bytes(16), () if self.run is None else (self.run,)
-        return Header(log_id, self.lock_kind, self.durable, created_ns=system.time.time_ns(), runs=runs).encode()
+    def inode(self, fd: int) -> int:
+        """Return the inode number of the open file `fd`, 0 where these do not last."""
+        return int(system.os.fstat(fd).st_ino) if self.inodes_last else 0
+
+    def header(self, fd: int) -> bytes:
+        """Return the header of a new log in the open file `fd`."""
+        log_id, inode = system.random_bytes(16), self.inode(fd)
+        return Header(
+            log_id,
+            self.lock_kind,
+            self.durable,
+            lineage=log_id,
+            root_inode=inode,
+            inode=inode,
+            created_ns=system.time.time_ns(),
+            runs=() if self.run is None else (self.run,),
+        ).encode()
 
 
 class Opened(NamedTuple):
@@ -112,7 +128,7 @@ def _open_for_writing(path: str, wanted: Wanted, flags: int) -> int:
     try:
         return paths.open_descriptor(path, flags)
     except FileNotFoundError:
-        paths.create(path, wanted.header(), wanted.mode, durable=wanted.durable)
+        paths.create(path, wanted.header, wanted.mode, durable=wanted.durable)
         # O_CREAT, because NFS may answer from the memory that there was nothing: nfs(5), "lookupcache"
         return paths.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode)
 
@@ -120,7 +136,7 @@ def _open_for_writing(path: str, wanted: Wanted, flags: int) -> int:
 def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) -> Opened:
     try:
         header, size, chain = Header.decode(data)
-    except ValueError as error:
+    except MalformedRecord as error:
         raise CorruptLogError(
             f"{path} can't be used: {error}. Nothing was changed; choose another path, or see what"
             f" `fscoord verify {path}` says before you remove the file",
@@ -187,6 +203,6 @@ def _write_header(path: str, wanted: Wanted, fd: int) -> None:
     if Header.is_partial(found):
         if found:
             system.os.ftruncate(fd, 0)
-        paths.write_all(fd, wanted.header())
+        paths.write_all(fd, wanted.header(fd))
         if wanted.durable:
             system.os.fsync(fd)

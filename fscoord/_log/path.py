@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fscoord import _system as system
+from fscoord._log.permissions import copy_permissions
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 __all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
@@ -148,6 +150,18 @@ def _remove_births(path: str, found: Any) -> None:
                 continue
 
 
+def share_like(source: str, target: str) -> None:
+    """Let those who can use `source` use the file `target`, which was just made, as far as this process may do that.
+
+    A side-car that others cannot open costs them only what it would have told them.
+    """
+    try:
+        copy_permissions(source, target)
+    except OSError as error:
+        if error.errno is None:
+            raise
+
+
 def leads_to(path: str, identity: tuple[int, int]) -> bool:
     """Return whether `path` is a name of the file with this device and inode number, which is open."""
     try:
@@ -170,18 +184,27 @@ def same_file(one: Any, other: Any) -> bool:
     return bool(one.st_ino == other.st_ino and one.st_dev == other.st_dev)
 
 
-def create(path: str, header: bytes, mode: int, *, durable: bool) -> None:
-    """Let the log appear at `path` with all of `header` in it, unless something is there already.
+def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bool, like: str | None = None) -> None:
+    """Let a file appear at `path`, whole, unless something is there already.
 
     link(2) refuses an existing name and never shows half a file. Where there are no hard links the file appears empty,
     and its first opener initialises it under the lock.
+
+    Args:
+        path: its name.
+        content: is called with a descriptor of the file, and returns what is written to it.
+        mode: its permissions.
+        durable: sync file and directory.
+        like: a file whose group and access control list it gets, as far as this process may give them.
     """
     birth = birth_name(path)
     opened: set[int] = set()
     try:
         try:
             fd = open_descriptor_new(birth, mode, opened)
-            write_all(fd, header)
+            if like is not None:
+                share_like(like, birth)
+            write_all(fd, content(fd))
             if durable:
                 system.os.fsync(fd)
         finally:

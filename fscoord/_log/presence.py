@@ -21,6 +21,9 @@ from fscoord.errors import FscoordError, LimitExceededError, StoreGoneError
 
 __all__ = ["Presence"]
 
+BYTE_TRIES: Final = 64
+"""How many bytes of the liveness file are tried for a new session, before it goes on without one."""
+
 CHECK_S: Final = 1.0
 """How old the last look at one's own byte, and at the name of the liveness file, may be."""
 
@@ -99,14 +102,24 @@ class Presence(Successive):
         self._alive_checked = system.time.monotonic()
         try:
             alive = self._open_alive(create=True)
+            tries = 1
             while alive is not None and not alive.hold(number):
-                number += 1
+                # The caller holds the log's lock. A process that locks all bytes must not keep the others waiting.
+                if tries == BYTE_TRIES:
+                    raise OSError(
+                        system.errno.EAGAIN,
+                        f"{alive.locker()} locks {tries} bytes of it and more, from {number - tries + 1} on, which no"
+                        " session uses; end that process",
+                    )
+                number, tries = number + 1, tries + 1
         except (OSError, FscoordError) as error:
             self._lose_alive()
             if not self._alive_warned:
                 self._alive_warned = True
                 logger(__name__).warning(
-                    "%s.alive can't be used (%s); nobody can tell whether this process lives", self.path, str(error)
+                    "%s.alive can't be used (%s); other processes can't tell whether this one lives",
+                    self.path,
+                    str(error),
                 )
         return number
 

@@ -16,18 +16,31 @@ from typing import TYPE_CHECKING, Any, Final
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
 from fscoord._log.consumer import Consumer
-from fscoord._log.record import Header, Record
+from fscoord._log.header import Header
+from fscoord._log.malformed import MalformedRecord
+from fscoord._log.meaning import meaning_of
+from fscoord._log.record import Record
 from fscoord._log.roster import Roster
-from fscoord._log.session import decode_death
+from fscoord._log.session import Session
 from fscoord._log.spill import NEVER, SpilledRecord
 from fscoord._log.successor import Place, Successor
-from fscoord.errors import CorruptLogError, FscoordError, StoreError, StoreGoneError, StoreUnavailableError
+from fscoord.errors import (
+    CorruptLogError,
+    FscoordError,
+    StoreError,
+    StoreGoneError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
 
 __all__ = ["LogReader"]
 
 CHUNK: Final = 1 << 16
 LOOK_S: Final = 0.05
 """How old the last look at the file's name and size may be."""
+
+SCAN_GRACE_S: Final = 0.03
+"""How long to read what follows a torn record, in seconds, even if the caller does not want to wait."""
 
 DIRTY, APPLYING, REOPEN, ENDED, STALE, ASTRAY = 1, 2, 4, 8, 16, 32
 """Where the reader stands is unknown; what was applied is unknown; the descriptors are gone; the handle is over; the
@@ -74,6 +87,11 @@ class LogReader(Roster):
     _read_flags: int = system.os.O_RDONLY
     _short_is_end = False
     """Whether a read that brings less than was asked for has seen the end of the file, as a direct one has."""
+    _may_lie = False
+    """Whether bytes that were read may have come from a cache that was not valid, so that zeros prove nothing."""
+    _limit = float("inf")
+    """How many seconds the operation may take that is under way."""
+    _zeros: tail.Zeros
     _spill_at = NEVER
     """From how many bytes on a value is left in the file."""
 
@@ -87,7 +105,6 @@ class LogReader(Roster):
         self._looked = 0.0
         self.bell = 0
         self._seal: Successor | None = None
-        self._is_passed = False  # by others, who have left the generation that the seal names
         self._descriptors: set[int] = set()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
@@ -109,7 +126,7 @@ class LogReader(Roster):
         """Stand at `place`, on a descriptor that nothing was read from yet, or whose place does not matter."""
         system.os.lseek(self._rfd, place.offset, 0)
         self._offset, self._chain = place
-        self._pending, self._torn, self._seal, self._is_passed = b"", False, None, False
+        self._pending, self._torn, self._seal = b"", False, None
 
     def _forget(self) -> None:
         """Forget all that was read, and begin again."""
@@ -168,6 +185,10 @@ class LogReader(Roster):
             if self._pending:
                 data = self._pending + data
             records, others, used, chain, missing = record.decode(data, self._chain)
+            if others and any(found[0] == record.SEAL for found in others):
+                # Nothing after a seal counts, whatever it is, for a handle that read the seal before would not see it.
+                data = data[: record.end_of_first(data, record.SEAL)]
+                records, others, used, chain, missing = record.decode(data, self._chain)
             if used:
                 self._trouble = APPLYING
                 try:
@@ -175,7 +196,7 @@ class LogReader(Roster):
                         self._consumer.apply(records if used <= self._spill_at else self._leave_long(records, data))
                     if others:
                         self._note(others)
-                except ValueError as error:
+                except MalformedRecord as error:
                     raise self._corrupt(tail.Damage(self._offset, f"from here on, {error}")) from error
                 self._offset += used
                 self._chain, self._torn = chain, False
@@ -238,7 +259,18 @@ class LogReader(Roster):
     def _examine(self) -> tail.Skip | tail.Torn | tail.Damage:
         fd = self._reopen(self._read_flags, self._descriptors)
         try:
-            return tail.examine(fd, self._offset, self._chain, durable=self.header.durable)
+            if self._may_lie:
+                self._zeros.forget()
+            self._zeros.deadline = system.time.monotonic() + max(self._limit, SCAN_GRACE_S)
+            return tail.examine(fd, self._offset, self._chain, self._zeros, durable=self.header.durable)
+        except tail.TookTooLong:
+            size = system.os.fstat(fd).st_size
+            raise StoreTimeoutError(
+                f"{self.file}: the {size - self._offset} bytes after offset {self._offset} hold no complete record, and"
+                f" not all of them were read within {self._limit:.3g} s; the next call goes on reading. If the file was"
+                " made longer by mistake, `fscoord repair` copies the log without these bytes",
+                waited=self._limit,
+            ) from None
         finally:
             self._drop(fd)
 
@@ -252,23 +284,21 @@ class LogReader(Roster):
 
     def _note(self, others: Sequence[Record]) -> None:
         """Take in records that are not data."""
-        for kind, _, value, writer, time_ns in others:
-            if kind == record.SESSION:
-                self._meet(writer, value, time_ns)
-            elif kind == record.DEATH:
-                self._mourn(decode_death(value), time_ns)
-            elif kind == record.SEAL:
-                self._seal = Successor.from_seal(value, self.header.generation)
-            elif kind == record.FORWARD:
-                self._is_passed = True
+        for found in others:
+            kind, _, _, writer, time_ns = found
+            meaning = meaning_of(found, self.header.generation, is_sealed=self._seal is not None)
+            if isinstance(meaning, Session):
+                self._meet(writer, meaning)
+            elif isinstance(meaning, int):
+                self._mourn(meaning, time_ns)
+            elif isinstance(meaning, Successor):
+                self._seal = meaning
             elif kind == record.BELL:
                 self.bell += 1
             elif kind == record.LEAVE:
                 self.left += 1
             elif kind == record.FINISHED:
                 self._is_ended = True
-            elif not ord("a") <= kind <= ord("z"):
-                raise ValueError(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
             if self._is_settled and self.is_finished:
                 raise self._finished()
 

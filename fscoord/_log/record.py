@@ -1,24 +1,29 @@
-"""Bytes to records and back: framing, checksums and limits of the format that docs/format.md specifies. Pure.
+"""Records to bytes and back: framing, checksums and limits of the format that docs/format.md specifies. Pure.
 
-A record's checksums are seeded with the body checksum of the record before it (for the first one, with the header's),
-so that a record out of place is as bad as a damaged one. A record's last byte is its kind, which is never zero and
-never one bit away from zero: zeros appended to a torn record can't complete it.
+The *chain* is one CRC-32 that runs over the bytes of a file as they lie there, from the end of its header on. A record
+ends in the chain as it stands before that end, so that one call of `crc32` verifies any number of records that follow
+each other: only the last checksum has to be compared, because every byte before it has gone into it.
+
+A checksum that follows the bytes that it covers would reset a CRC: the CRC-32 of ``data + crc32(data)`` is a constant.
+Therefore a byte lies between the two, and the chain still depends on all that came before. (LevelDB masks its checksums
+for the same reason: doc/log_format.md there.)
+
+The length of a record is needed to tell a torn record from a damaged one before its checksum can be verified. So it has
+a check of its own, which depends on the chain. The last byte is never zero and never one bit away from zero: zeros that
+are appended to a torn record can't complete it.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
-from fscoord._log.session import Session
+from fscoord._log.malformed import MalformedRecord
 from fscoord.errors import LimitExceededError
 
-__all__ = ["Header", "Record", "Session", "decode", "encode"]
+__all__ = ["Record", "decode", "encode"]
 
-MAGIC: Final = b"fscoord\n"
-VERSION: Final = 1
-HEADER_MAX: Final = 64 * 1024
 KEY_MAX: Final = 1024
 VALUE_MAX: Final = 64 * 1024 * 1024
 WRITER_MAX: Final = (1 << 32) - 1
@@ -61,115 +66,198 @@ NAMES: Final = {
 }
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})
-"""Zero ends a torn record that zeros were appended to; a VOID is met only where `tail` looks for it."""
+"""A VOID is met only where `tail` looks for it."""
 
-_FRAME = Struct("<II")  # length of the body, checksum of the body
-_CHECKED_FRAME = Struct("<III")  # and checksum of these two
-_BODY = Struct("<IQH")  # writer, wall time in ns, length of the key
-_U32 = Struct("<I")
+_PREFIX = Struct("<II")  # length of the record, check
+_HEAD = Struct("<IIIQHB")  # and writer, wall time in ns, length of the key, kind
+_TAIL = Struct("<BIB")  # a newline, the chain before it, a newline
 _U64 = Struct("<Q")
 _PAIR = Struct("<HI")
-FRAME_SIZE: Final = _CHECKED_FRAME.size
-_BODY_SIZE = _BODY.size
-BODY_MIN: Final = _BODY_SIZE + 1
-BODY_MAX: Final = BODY_MIN + KEY_MAX + 2 * VALUE_MAX
-_KIND = [bytes([number]) for number in range(256)]
+PREFIX_SIZE: Final = _PREFIX.size
+HEAD_SIZE: Final = _HEAD.size
+TAIL_SIZE: Final = _TAIL.size
+RECORD_MIN: Final = HEAD_SIZE + TAIL_SIZE
+RECORD_MAX: Final = RECORD_MIN + KEY_MAX + 2 * VALUE_MAX
+KIND_AT: Final = HEAD_SIZE - 1
+NEWLINE: Final = 10
 
 SECTOR: Final = 512
-VOID_SIZE: Final = FRAME_SIZE + BODY_MIN + 8
+VOID_SIZE: Final = RECORD_MIN + 8
 
 Record = tuple[int, bytes, bytes, int, int]
 """Kind, key, value, writer, wall time in ns since the epoch."""
 
-_frame, _body, _u32 = _FRAME.pack, _BODY.pack, _U32.pack
-unpack_frame, _unpack_body = _CHECKED_FRAME.unpack_from, _BODY.unpack_from
+_MULTIPLIER: Final = 2654435761  # Knuth's, The Art of Computer Programming 6.4: each bit of a length moves many others
+_MASK: Final = 0xFFFFFFFF
+
+_pack_head, _pack_tail = _HEAD.pack, _TAIL.pack
+unpack_prefix, unpack_head, _unpack_tail = _PREFIX.unpack_from, _HEAD.unpack_from, _TAIL.unpack_from
 
 
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
-    """Return a record as bytes, and the checksum that the next one is chained over.
+    """Return a record as bytes, and the chain after it, which is that of the next record.
 
-    `chain` is the checksum returned for the record before it, or `Header.chain`.
+    `chain` is what was returned for the record before it, or the checksum of the header.
     """
-    body = _body(writer, time_ns, len(key)) + key + value + _KIND[kind]
-    checksum = crc32(body, chain)
-    frame = _frame(len(body), checksum)
-    return frame + _u32(crc32(frame, chain)) + body, checksum
+    size = len(key)
+    length = RECORD_MIN + size + len(value)
+    check = (length * _MULTIPLIER + chain) & _MASK
+    front = _pack_head(length, check, writer, time_ns, size, kind) + key + value
+    checksum = crc32(front, chain)
+    end = _pack_tail(10, checksum, 10)
+    return front + end, crc32(end, checksum)
 
 
 def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
     """Return ``(data records, other records, used, chain, missing)`` for what begins `data`.
 
-    ``used`` counts the bytes of the records returned and ``chain`` is the checksum of the last. ``missing`` is 0 if
+    ``used`` counts the bytes of the records returned and ``chain`` is the chain after the last. ``missing`` is 0 if
     nothing follows them, above 0 if that many bytes more than `data` has are needed to go on, and -1 if what follows
-    is no record.
+    is not a record.
     """
     records: list[Record] = []
     others: list[Record] = []
-    position, size = 0, len(data)
-    while True:
-        start = position + 12
+    position, size, missing = 0, len(data), 0
+    while position < size:  # cut by lengths that are not verified yet
+        start = position + 23
         if start > size:
-            return records, others, position, chain, (start - size if position < size else 0)
-        length, checksum, frame_checksum = unpack_frame(data, position)
-        if crc32(data[position : position + 8], chain) != frame_checksum or not BODY_MIN <= length <= BODY_MAX:
-            return records, others, position, chain, -1
-        end = start + length
+            missing = start - size
+            break
+        length, _, writer, time_ns, key_size, kind = unpack_head(data, position)
+        end = position + length
+        split, stop = start + key_size, end - 6
         if end > size:
-            return records, others, position, chain, end - size
-        body = data[start:end]
-        if crc32(body, chain) != checksum:
-            return records, others, position, chain, -1
-        writer, time_ns, key_size = _unpack_body(body)
-        split = 14 + key_size
-        kind = body[-1]
-        if split >= length:
-            return records, others, position, chain, -1
-        record = (kind, body[14:split], body[split:-1], writer, time_ns)
+            missing = end - size
+            break
+        if split > stop or key_size > 1024:
+            missing = -1
+            break
         if kind in DATA_KINDS:
-            records.append(record)
+            records.append((kind, data[start:split], data[split:stop], writer, time_ns))
         elif kind in _NEVER_MET:
-            return records, others, position, chain, -1
+            missing = -1
+            break
         else:
-            others.append(record)
-        position, chain = end, checksum
+            others.append((kind, data[start:split], data[split:stop], writer, time_ns))
+        position = end
+    if position:  # all of them at once: a byte that was changed anywhere has changed the last checksum
+        stop = position - 6
+        checksum = crc32(data[:stop], chain)
+        last = data[stop:position]
+        if last != _pack_tail(10, checksum, 10):
+            return _decode_each(data, chain)
+        chain = crc32(last, checksum)
+    if missing > 0 and size - position >= 8:  # what is promised is believed only if the check is right
+        length = record_length(data, chain, position)
+        missing = position + length - size if length > 0 else -1
+    return records, others, position, chain, missing
 
 
-def frame_length(frame: bytes, chain: int) -> int:
-    """Return the length of the body that `frame`, padded with zeros, promises, or -1 if it is not a sound frame."""
-    padded = frame[:FRAME_SIZE].ljust(FRAME_SIZE, b"\0")
-    length, _, checksum = unpack_frame(padded)
-    if crc32(padded[:8], chain) != checksum or not BODY_MIN <= length <= BODY_MAX:
+def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
+    """As `decode`, where it is known that one of the records is bad: verify one after the other, up to that."""
+    records: list[Record] = []
+    others: list[Record] = []
+    position = 0
+    while True:
+        left = len(data) - position
+        if left < PREFIX_SIZE:
+            return records, others, position, chain, HEAD_SIZE - left if left else 0
+        length = record_length(data, chain, position)
+        if length > left:
+            return records, others, position, chain, length - left
+        found = _decode_one(data[position : position + length], chain) if length > 0 else None
+        if found is None:
+            return records, others, position, chain, -1
+        records += found[0]
+        others += found[1]
+        position, chain = position + length, found[3]
+
+
+def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int] | None:
+    """Return what `decode` does of `data`, as long as one record says that it is; None if it is not one."""
+    stop = len(data) - TAIL_SIZE
+    if data[stop:] != _pack_tail(10, crc32(data[:stop], chain), 10):
+        return None
+    found = decode(data, chain)
+    return found if found[2] == len(data) else None
+
+
+def end_of_first(data: bytes, kind: int) -> int:
+    """Return where the first record of `kind` ends in `data`, which begins with sound records, one of them of it."""
+    position = 0
+    while True:
+        found = data[position + KIND_AT]
+        position += int(unpack_prefix(data, position)[0])
+        if found == kind:
+            return position
+
+
+def record_length(data: bytes, chain: int, position: int = 0) -> int:
+    """Return the length of the record that begins in `data` at `position`, or -1 if its check is wrong.
+
+    Bytes of the check that `data` does not have count as zeros.
+    """
+    prefix = data[position : position + PREFIX_SIZE].ljust(PREFIX_SIZE, b"\0")
+    length, check = unpack_prefix(prefix)
+    if (length * _MULTIPLIER + chain) & _MASK != check or not RECORD_MIN <= length <= RECORD_MAX:
         return -1
     return int(length)
 
 
+def implied_chain(prefix: bytes, position: int = 0) -> int:
+    """Return the chain with which the check of the record that begins in `prefix` at `position` is right.
+
+    Every record has exactly one. So a record can be found, and verified, without those before it.
+    """
+    length, check = unpack_prefix(prefix, position)
+    return int((check - length * _MULTIPLIER) & _MASK)
+
+
+def chain_if_sound(data: bytes, start: int) -> int | None:
+    """Return the chain before the record that begins in `data` at `start`; None if none that is sound begins there."""
+    if len(data) - start < RECORD_MIN:
+        return None
+    length = unpack_prefix(data, start)[0]
+    end = start + length
+    if not RECORD_MIN <= length <= RECORD_MAX or end > len(data) or not chr(data[start + KIND_AT]).isalpha():
+        return None
+    chain = implied_chain(data, start)
+    return chain if _decode_one(data[start:end], chain) else None
+
+
+def chain_at_end(data: bytes) -> int:
+    """Return the chain after the record that ends `data`, which is known to be sound."""
+    found = data[-TAIL_SIZE:]
+    return crc32(found, _unpack_tail(found)[1])
+
+
 def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
-    """Return the VOID record that skips the torn record at `skipped`, and its checksum."""
+    """Return the VOID record that skips the torn record at `skipped`, and the chain after it."""
     return encode(VOID, b"", _U64.pack(skipped), writer, time_ns, chain)
 
 
 def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
     """Return ``(skipped, chain, writer, time in ns)`` of the VOID that begins `data`, or None if there is none."""
-    if len(data) < VOID_SIZE:
+    if len(data) < VOID_SIZE or record_length(data, chain) != VOID_SIZE:
         return None
-    length, checksum, frame_checksum = unpack_frame(data)
-    body = data[FRAME_SIZE:VOID_SIZE]
-    if length != len(body) or crc32(data[:8], chain) != frame_checksum or crc32(body, chain) != checksum:
+    stop = VOID_SIZE - TAIL_SIZE
+    checksum, last = crc32(data[:stop], chain), data[stop:VOID_SIZE]
+    _, _, writer, time_ns, key_size, kind = unpack_head(data)
+    if last != _pack_tail(10, checksum, 10) or key_size or kind != VOID:
         return None
-    writer, time_ns, key_size = _unpack_body(body)
-    return None if key_size or body[-1] != VOID else (_U64.unpack_from(body, _BODY_SIZE)[0], checksum, writer, time_ns)
+    return _U64.unpack_from(data, HEAD_SIZE)[0], crc32(last, checksum), writer, time_ns
 
 
 def is_torn_void(data: bytes) -> bool:
     """Return whether `data`, as long as a VOID at most, may be the beginning of one, with zeros for the rest."""
-    return data[:4].ljust(4, b"\0") == _u32(VOID_SIZE - FRAME_SIZE) and not any(data[VOID_SIZE - 1 :])
+    return data[:4].ljust(4, b"\0") == VOID_SIZE.to_bytes(4, "little") and not any(data[VOID_SIZE - 1 :])
 
 
-def unchecked(body: bytes) -> tuple[int, bytes, int, int, int]:
-    """Return kind, key, size of the value, writer and time as `body`, whose checksum is wrong, has them."""
-    writer, time_ns, key_size = _unpack_body(body)
-    key = body[_BODY_SIZE:-1][:key_size]
-    return body[-1], key, len(body) - BODY_MIN - len(key), writer, time_ns
+def unchecked(data: bytes) -> tuple[int, bytes, int, int, int]:
+    """Return kind, key, size of the value, writer and time as the record `data`, whose checksum is wrong, has them."""
+    _, _, writer, time_ns, key_size, kind = unpack_head(data)
+    key = data[HEAD_SIZE:-TAIL_SIZE][:key_size]
+    return kind, key, len(data) - RECORD_MIN - len(key), writer, time_ns
 
 
 def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
@@ -178,7 +266,7 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
     for key, value in pairs:
         parts += (_PAIR.pack(len(key), len(value)), key, value)
     data = b"".join(parts)
-    if len(data) > BODY_MAX - BODY_MIN:
+    if len(data) > RECORD_MAX - RECORD_MIN:
         raise LimitExceededError(f"{len(pairs)} keys and values are too many for one record; nothing was written")
     return data
 
@@ -187,114 +275,16 @@ def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
     """Return the keys and values of a MULTI_SET record's value.
 
     Raises:
-        ValueError: `data` is no such value.
+        MalformedRecord: `data` is not such a value, or a key or a value in it is longer than it may be.
     """
     pairs, position = [], 0
     while position + _PAIR.size <= len(data):
         key_size, value_size = _PAIR.unpack_from(data, position)
+        if key_size > KEY_MAX or value_size > VALUE_MAX:
+            raise MalformedRecord(f"it sets a key of {key_size} bytes to {value_size} bytes, which is too long")
         middle = position + _PAIR.size + key_size
         pairs.append((data[position + _PAIR.size : middle], data[middle : middle + value_size]))
         position = middle + value_size
     if position != len(data):
-        raise ValueError("a list of keys and values is cut short")
+        raise MalformedRecord("a list of keys and values is cut short")
     return pairs
-
-
-_HEADER = Struct("<8sHHIBBHII16s16sQIIH")  # magic, version, flags, size, lock kind, 2 reserved, ...
-_RUN = Struct("<Hq")
-_DURABLE: Final = 1
-HEADER_SIZE: Final = _HEADER.size
-"""The size of a header without runs and checksum."""
-
-
-class Header(NamedTuple):
-    """What all who open a log must agree on: the first bytes of the file.
-
-    ``runs`` holds ``(job, count)`` pairs: the run that the log belongs to first, then those it superseded; a count of
-    -1 marks an opaque id. It is empty for a log without runs. ``life`` counts how often the log has begun anew.
-    """
-
-    log_id: bytes
-    lock_kind: int
-    durable: bool = False
-    generation: int = 0
-    alive_id: bytes = bytes(16)
-    created_ns: int = 0
-    key_max: int = KEY_MAX
-    value_max: int = VALUE_MAX
-    runs: tuple[tuple[bytes, int], ...] = ()
-    life: int = 0
-
-    def encode(self) -> bytes:
-        """Return the header as bytes, checksum included."""
-        runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
-        size = HEADER_SIZE + len(runs) + 4
-        flags = _DURABLE if self.durable else 0
-        agreed = (self.lock_kind, 0, 0, self.generation, self.life, self.log_id, self.alive_id, self.created_ns)
-        limits = (self.key_max, self.value_max, len(self.runs))
-        fixed = _HEADER.pack(MAGIC, VERSION, flags, size, *agreed, *limits)
-        return fixed + runs + _u32(crc32(fixed + runs))
-
-    @staticmethod
-    def is_partial(data: bytes) -> bool:
-        """Return whether `data`, a whole file, is nothing, or a part of a header and too short to hold a record."""
-        return not data or (data.startswith(MAGIC) and len(data) < HEADER_SIZE + 4)
-
-    @staticmethod
-    def missing(data: bytes) -> int:
-        """Return how many bytes `data`, which begins a file, needs more to hold all of its header."""
-        if len(data) < HEADER_SIZE:
-            return HEADER_SIZE + 4 - len(data)
-        size = int(_HEADER.unpack_from(data)[3])
-        return min(size, HEADER_MAX) - len(data)
-
-    @classmethod
-    def decode(cls, data: bytes) -> tuple[Header, int, int]:
-        """Return the header that begins `data`, its size, and its checksum, which the first record is chained over.
-
-        Raises:
-            ValueError: `data` begins with no sound header; the text says why.
-        """
-        if not data.startswith(MAGIC):
-            raise ValueError(f"it begins with {data[:8]!r}, not with {MAGIC!r}: this is no fscoord log")
-        if len(data) < 10:
-            raise ValueError("the header is incomplete")
-        version = data[8] | data[9] << 8
-        if version != VERSION:
-            raise ValueError(f"it has format version {version}, and this fscoord reads version {VERSION}: upgrade it")
-        if len(data) < HEADER_SIZE:
-            raise ValueError("the header is incomplete")
-        fields = _HEADER.unpack_from(data)
-        size = fields[3]
-        if not HEADER_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
-            raise ValueError("the header is incomplete or its size is damaged")
-        checksum = crc32(data[: size - 4])
-        if checksum != _U32.unpack_from(data, size - 4)[0]:
-            raise ValueError("the header's checksum does not match")
-        if fields[2] & ~_DURABLE or fields[12:14] != (KEY_MAX, VALUE_MAX):
-            raise ValueError(f"its flags {fields[2]:#x} or limits {fields[12:14]} need a newer fscoord: upgrade it")
-        header = cls(
-            log_id=fields[9],
-            lock_kind=fields[4],
-            durable=bool(fields[2] & _DURABLE),
-            generation=fields[7],
-            life=fields[8],
-            alive_id=fields[10],
-            created_ns=fields[11],
-            key_max=fields[12],
-            value_max=fields[13],
-            runs=cls._decode_runs(data[HEADER_SIZE : size - 4], fields[14]),
-        )
-        return header, size, checksum
-
-    @classmethod
-    def _decode_runs(cls, data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
-        runs: list[tuple[bytes, int]] = []
-        position = 0
-        while len(runs) < count and position + _RUN.size <= len(data):
-            size, number = _RUN.unpack_from(data, position)
-            position += _RUN.size + size
-            runs.append((data[position - size : position], number))
-        if len(runs) < count or position > len(data):
-            raise ValueError("the header's list of runs is cut short")
-        return tuple(runs)

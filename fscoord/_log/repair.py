@@ -12,17 +12,25 @@ from typing import Final, NamedTuple
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
 from fscoord._log.copying import Copy
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD
-from fscoord._log.record import Header, Record
+from fscoord._log.malformed import MalformedRecord
+from fscoord._log.meaning import meaning_of
+from fscoord._log.record import Record
 from fscoord._log.salvage import Source, open_newest
-from fscoord._log.scan import Damaged, Scan, Sound, Torn, check_content, each
+from fscoord._log.scan import Damaged, Scan, Sound, Torn, each
+from fscoord._log.session import Session
+from fscoord._log.successor import Successor
 from fscoord._log.verify import Tell
 from fscoord.errors import FscoordError
 
-__all__ = ["Dropped", "Repair", "repair_log"]
+__all__ = ["Dropped", "Repair", "copy_log", "repair_log"]
 
 _OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD))
 """Kinds that speak of the files of a log, and mean nothing in another."""
+
+
+NEVER_FINISHED: Final = "it was never finished, and nobody was told that it counts"
 
 
 class Dropped(NamedTuple):
@@ -101,8 +109,7 @@ def repair_log(path: str, output: str, *, salvage: bool, write: bool, limit: flo
         InsecurePathError: it is a link, or no regular file.
         StoreTimeoutError: the log's lock did not come.
     """
-    if system.os.path.lexists(output):
-        raise ValueError(f"{output} is there already, and nothing is overwritten; name another file for the copy")
+    _refuse_to_overwrite(output)
     try:
         with open_newest(path, limit, tell, salvage=salvage) as (source, root, notes):
             copying = _Copying(source, root, notes, tell, drop, salvage=salvage)
@@ -121,6 +128,27 @@ def repair_log(path: str, output: str, *, salvage: bool, write: bool, limit: flo
         raise paths.unavailable(error, path, "copying the log") from error
 
 
+def copy_log(path: str, output: str, *, limit: float, tell: Tell) -> Repair:
+    """Make a new log at `output` that holds what the sound log at `path` does. Arguments and errors as `repair_log`.
+
+    Raises:
+        CorruptLogError: the log is damaged; nothing was written.
+    """
+    torn: list[Dropped] = []
+
+    def drop(found: Dropped) -> None:
+        if found.why is not NEVER_FINISHED:
+            raise paths.damaged(path, found.file, found.offset, found.why)
+        torn.append(found)
+
+    return repair_log(path, output, salvage=False, write=True, limit=limit, tell=tell, drop=drop)
+
+
+def _refuse_to_overwrite(output: str) -> None:
+    if system.os.path.lexists(output):
+        raise ValueError(f"{output} is there already, and nothing is overwritten; name another file for the copy")
+
+
 def _forget(found: Record) -> None:
     """Keep nothing: what would be kept is only counted."""
 
@@ -134,6 +162,7 @@ class _Copying:
         self._source, self._notes, self._tell, self._drop, self._salvage = source, notes, tell, drop, salvage
         self.kept = self.dropped = self.dropped_bytes = 0
         self._is_broken = source.header is None
+        self._is_sealed = False
         self._introduced: set[int] = set()
         known = source.header or root
         if known is None:
@@ -156,8 +185,7 @@ class _Copying:
                 self._leave(self._unread(piece, chain))
                 self._is_broken = True
             elif isinstance(piece, Torn):
-                why = "it was never finished, and nobody was told that it counts"
-                self._leave(Dropped(source.file, piece.offset, piece.end - piece.offset, why))
+                self._leave(Dropped(source.file, piece.offset, piece.end - piece.offset, NEVER_FINISHED))
             chain = scan.place.chain
             self._tell(source.file, piece.end, scan.size())
 
@@ -176,19 +204,20 @@ class _Copying:
         elif writer and writer not in self._introduced:
             self._introduced.add(writer)
             self._notes.append(f"who session {writer} was is lost")
-            unknown = record.Session("unknown", 0).encode()
+            unknown = Session("unknown", 0).encode()
             keep((record.SESSION, b"", unknown, writer, time_ns))  # or the next to come would be given this number
         keep(found)
         self.kept += 1
 
     def _objection(self, found: Record) -> str | None:
         try:
-            check_content(found)
-        except ValueError as error:
+            meaning = meaning_of(found, self._source.generation, is_sealed=self._is_sealed)
+        except MalformedRecord as error:
             self._is_broken = True
             return str(error)
+        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, Successor)
         if self._is_broken and not self._salvage:
-            return "it stands behind the damage"
+            return "it stands after the damage"
         return None
 
     def _leave(self, dropped: Dropped) -> None:
@@ -197,14 +226,12 @@ class _Copying:
         self._drop(dropped)
 
     def _unread(self, piece: Damaged, chain: int) -> Dropped:
-        """Say what stands where no record can be read: if its frame is sound, what its body says of itself."""
+        """Say what stands where no record can be read: if its length is known, what it says of itself."""
         source, size = self._source, piece.end - piece.offset
         dropped = Dropped(source.file, piece.offset, size, piece.reason)
-        length = record.frame_length(tail.read_at(source.fd, piece.offset, record.FRAME_SIZE), chain)
-        if record.FRAME_SIZE + length != size:
+        if record.record_length(tail.read_at(source.fd, piece.offset, record.PREFIX_SIZE), chain) != size:
             return dropped
-        body = tail.read_at(source.fd, piece.offset + record.FRAME_SIZE, length)
-        kind, key, value_size, writer, time_ns = record.unchecked(body)
+        kind, key, value_size, writer, time_ns = record.unchecked(tail.read_at(source.fd, piece.offset, size))
         return dropped._replace(
             kind=record.NAMES.get(kind, ""), key=key, writer=writer, time=time_ns / 1e9, value_size=value_size
         )

@@ -1,8 +1,8 @@
-"""Find where a log can be read again behind damage: the next record that is sound over the chain that it implies.
+"""Find where a log can be read again after damage: the next record that is sound with the chain that it implies.
 
-What the damaged bytes would have chained over is lost, but CRC-32 is linear and can be run backwards: the checksum of
-a frame tells which chain it was made with. So a record can be found, and checked, without knowing the one before it;
-and those behind it follow from it as always.
+The chain that the damaged bytes would have led to is lost, but the check of a record's length says which chain the
+record was made with. So a record can be found, and verified, without knowing the one before it; and those after it
+follow from it as always.
 """
 
 from __future__ import annotations
@@ -10,69 +10,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Final
-from zlib import crc32
 
 from fscoord import _system as system
 from fscoord._log import record
 from fscoord._log.successor import Place
 from fscoord._log.tail import read_at
 
-__all__ = ["find_next", "implied_chain"]
+__all__ = ["find_next"]
 
-_POLYNOMIAL: Final = 0xEDB88320  # of CRC-32, as zlib has it, least significant bit first
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
 """How many bytes may be checksummed in search of one record: so many for each byte searched, and so many anyway. What
 looks like a record costs as much as the length that it promises, so a file made for that could cost days."""
 
-_SMALLEST: Final = record.FRAME_SIZE + record.BODY_MIN
-_LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262
-    rb"(?!\0{4})(?=...[\0-\x08].{11}\0.{7}[\0-\x7f].[\0-\x04])", re.DOTALL
+_LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
+    rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{7}[\0-\x7f].[\0-\x04][A-Za-z])", re.DOTALL
 )
 
 
-def _table() -> list[int]:
-    table = []
-    for index in range(256):
-        value = index
-        for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_TABLE: Final = _table()
-_BY_TOP: Final = {value >> 24: index for index, value in enumerate(_TABLE)}
-
-
-def implied_chain(frame: bytes) -> int:
-    """Return the chain over which the frame that begins `frame`, 12 bytes at least, has a right checksum.
-
-    Every frame has exactly one: the checksum of a given text and the seed determine each other.
-    """
-    state = int(record.unpack_frame(frame)[2]) ^ crc32(frame[:8])  # what the seed has become behind 8 bytes
-    for _ in range(8):
-        index = _BY_TOP[state >> 24]
-        state = (state ^ _TABLE[index]) << 8 & 0xFFFFFFFF | index
-    return state
-
-
 def find_next(fd: int, bad: Place) -> Place | None:
-    """Return where the next sound record behind the bad one at `bad` begins, and the chain before it, if there is one.
+    """Return where the next sound record after the bad one at `bad` begins, and the chain there, if there is one.
 
-    If the bad record's frame still tells its length, what it holds is passed over: it may hold anything, another log,
+    If the bad record's prefix still tells its length, what it holds is passed over: it may hold anything, another log,
     for one. A record that was found by searching could be such a one, but only if the length is lost as well.
     """
     size = system.os.fstat(fd).st_size
-    frame = read_at(fd, bad.offset, record.FRAME_SIZE)
+    prefix = read_at(fd, bad.offset, record.PREFIX_SIZE)
     start = bad.offset + 1
-    if len(frame) == record.FRAME_SIZE:
-        length, checksum, _ = record.unpack_frame(frame)
-        end = bad.offset + record.FRAME_SIZE + length
-        if end < size and _chain_at(fd, end, size) == checksum:
-            return Place(end, checksum)
-        if record.frame_length(frame, bad.chain) >= 0:
+    if len(prefix) == record.PREFIX_SIZE:
+        end = bad.offset + record.unpack_prefix(prefix)[0]
+        if bad.offset + record.RECORD_MIN <= end < size and _leads_to(fd, end, _chain_at(fd, end, size)):
+            return Place(end, record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)))
+        if record.record_length(prefix, bad.chain) >= 0:
             start = end
     budget = max(_WORK_MIN, _WORK_FACTOR * (size - start))
     for offset, promised in _candidates(fd, start, size):
@@ -85,26 +55,32 @@ def find_next(fd: int, bad: Place) -> Place | None:
     return None
 
 
+def _leads_to(fd: int, end: int, chain: int | None) -> bool:
+    """Return whether the checksum that stands before `end` is that of a record which `chain` follows."""
+    return record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)) == chain
+
+
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield where something begins that looks like a record, and how long it would be."""
-    while start <= size - _SMALLEST:
-        data = read_at(fd, start, _WINDOW + _SMALLEST)
+    while start <= size - record.RECORD_MIN:
+        data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
         for match in _LIKELY.finditer(data):
             position = match.start()
-            promised = record.FRAME_SIZE + int.from_bytes(data[position : position + 4], "little")
-            if _SMALLEST <= promised <= size - start - position and position < _WINDOW:
+            promised = int.from_bytes(data[position : position + 4], "little")
+            if record.RECORD_MIN <= promised <= size - start - position and position < _WINDOW:
                 yield start + position, promised
         start += _WINDOW
 
 
 def _chain_at(fd: int, offset: int, size: int) -> int | None:
     """Return the chain that the record at `offset` was made with, or None if none that is sound begins there."""
-    frame = read_at(fd, offset, record.FRAME_SIZE)
-    if len(frame) < record.FRAME_SIZE:
+    prefix = read_at(fd, offset, record.PREFIX_SIZE)
+    if len(prefix) < record.PREFIX_SIZE:
         return None
-    chain = implied_chain(frame)
-    length = record.frame_length(frame, chain)
-    end = offset + record.FRAME_SIZE + length
-    if length < 0 or end > size or not read_at(fd, end - 1, 1).isalpha():
+    length = record.unpack_prefix(prefix)[0]
+    if not record.RECORD_MIN <= length <= min(record.RECORD_MAX, size - offset):
         return None
-    return chain if record.decode(frame + read_at(fd, offset + record.FRAME_SIZE, length), chain)[2] else None
+    end = read_at(fd, offset + length - record.TAIL_SIZE, record.TAIL_SIZE)
+    if end[:1] + end[-1:] != b"\n\n":  # before a long one is read for nothing
+        return None
+    return record.chain_if_sound(read_at(fd, offset, length), 0)

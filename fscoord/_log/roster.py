@@ -41,10 +41,11 @@ class Roster:
         self._last_session = self.left = 0
         self._is_ended = False
 
-    def _meet(self, number: int, value: bytes, time_ns: int) -> None:
+    def _meet(self, number: int, session: Session) -> None:
         """A session introduces itself, or says more of itself: what it said of its rank before stays true."""
         known = self.sessions.get(number)
-        session = Session.decode(value, known.since_ns if known else time_ns)
+        if known is not None:
+            session = session._replace(since_ns=known.since_ns)
         self.sessions[number] = session
         self._last_session = max(self._last_session, number)
         if session.rank is not None:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, resync
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.opening import read_header
-from fscoord._log.record import Header
-from fscoord._log.scan import Damaged, Quiet, Scan, Sound, check_content
+from fscoord._log.scan import Damaged, Quiet, Scan, Sound
 from fscoord._log.successor import Place, Successor, parse_name
 from fscoord._log.verify import Tell
 from fscoord.errors import CorruptLogError
@@ -89,7 +90,7 @@ def _open(path: str, file: str, named: Successor | None, limit: float, stack: Ex
     try:
         header, size, chain = Header.decode(read_header(fd))
         place = Place(size, chain)
-    except ValueError as error:
+    except MalformedRecord as error:
         if not salvage:
             raise _refused(path, file, str(error)) from None
         header, found = None, resync.find_next(fd, Place(0, 0))
@@ -116,14 +117,14 @@ def _successor(source: Source, tell: Tell, notes: list[str]) -> Successor | None
         if isinstance(piece, Damaged):
             bad.append(f"{piece.offset}")
         if isinstance(piece, Sound):
-            for kind, key, value, writer, time_ns in piece.others:
+            for kind, _, value, _, _ in piece.others:
                 if kind in (record.SEAL, record.FORWARD):
                     try:
-                        named = check_content((kind, key, value, writer, time_ns))
-                    except ValueError:
+                        named = Successor.from_seal(value) if kind == record.SEAL else Successor.from_forward(value)
+                    except MalformedRecord:
                         continue
                     known = source.generation if found is None else found.generation
-                    if named is not None and named.generation > known:
+                    if named.generation > known:
                         found = named
         tell(source.file, piece.end, scan.size())
     if found is not None and bad:

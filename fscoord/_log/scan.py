@@ -13,11 +13,10 @@ from fscoord import _system as system
 from fscoord._log import path as paths, record, resync, tail
 from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.record import Record
-from fscoord._log.session import Session, decode_death
-from fscoord._log.successor import Place, Successor
+from fscoord._log.successor import Place
 from fscoord.errors import StoreTimeoutError
 
-__all__ = ["Damaged", "Piece", "Quiet", "Scan", "Skipped", "Sound", "Torn", "check_content", "each"]
+__all__ = ["Damaged", "Piece", "Quiet", "Scan", "Skipped", "Sound", "Torn", "each"]
 
 CHUNK: Final = 1 << 20
 NAP_S: Final = 0.0005
@@ -147,6 +146,7 @@ class Scan:
     def __init__(self, quiet: Quiet, place: Place, *, durable: bool) -> None:
         self.place = place
         self.fd, self._quiet, self._durable = quiet.fd, quiet, durable
+        self._zeros = tail.Zeros()
 
     def pieces(self) -> Iterator[Piece]:
         """Yield what is in the file, piece by piece, without a gap, up to its end.
@@ -194,7 +194,7 @@ class Scan:
     def _judge(self) -> Piece | None:
         """Say what the bad bytes are at the place; None if that can't be said while others write."""
         start, chain = self.place
-        verdict = tail.examine(self.fd, start, chain, durable=self._durable)
+        verdict = tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, tail.Skip):
             self.place = Place(verdict.offset, verdict.chain)
             return Skipped(start, verdict.offset)
@@ -215,29 +215,7 @@ def each(piece: Sound) -> Iterator[tuple[int, int, Record]]:
     """Yield where each record of `piece` begins and ends in the file, and the record, in the order of the file."""
     position, chain = 0, piece.chain
     while position < len(piece.data):
-        end = position + record.FRAME_SIZE + record.unpack_frame(piece.data, position)[0]
+        end = position + record.unpack_prefix(piece.data, position)[0]
         records, others, _, chain, _ = record.decode(piece.data[position:end], chain)
         yield piece.offset + position, piece.offset + end, (records or others)[0]
         position = end
-
-
-def check_content(found: Record) -> Successor | None:
-    """Return which file the record names, if any.
-
-    Raises:
-        ValueError: its checksum is right, and yet no reader of this version can go on behind it.
-    """
-    kind, _, value, _, _ = found
-    if kind == record.MULTI_SET:
-        record.decode_pairs(value)
-    elif kind == record.SESSION:
-        Session.decode(value)
-    elif kind == record.DEATH:
-        decode_death(value)
-    elif kind == record.SEAL:
-        return Successor.from_seal(value)
-    elif kind == record.FORWARD:
-        return Successor.from_forward(value)
-    elif kind not in record.NAMES and not ord("a") <= kind <= ord("z"):
-        raise ValueError(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
-    return None

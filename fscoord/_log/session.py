@@ -5,10 +5,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
+from fscoord._log.malformed import MalformedRecord
+
 __all__ = ["Session", "decode_death", "encode_death"]
 
-_SESSION = Struct("<IQ16s16sqHH")  # pid, start time, boot id, liveness id, rank, sizes of host and label
-_SPACES = Struct("<QQ")
+# pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label
+_SESSION = Struct("<IQ16s16sqQQHH")
 _DEATH = Struct("<I16s")
 
 
@@ -34,27 +36,24 @@ class Session(NamedTuple):
         """Return the value of the SESSION record."""
         host, label = (text.encode("utf-8", "surrogateescape")[:255] for text in (self.host, self.label))
         rank = -1 if self.rank is None else self.rank
-        return (
-            _SESSION.pack(self.pid, self.start_time, self.boot_id, self.alive_id, rank, len(host), len(label))
-            + host
-            + label
-            + _SPACES.pack(self.pid_space, self.time_space)
-        )
+        spaces = (self.pid_space, self.time_space)
+        fixed = (self.pid, self.start_time, self.boot_id, self.alive_id, rank, *spaces, len(host), len(label))
+        return _SESSION.pack(*fixed) + host + label
 
     @classmethod
     def decode(cls, data: bytes, since_ns: int = 0) -> Session:
         """Return the session in `data`; bytes after what this version knows are ignored.
 
         Raises:
-            ValueError: `data` describes no session.
+            MalformedRecord: `data` does not describe a session.
         """
         if len(data) < _SESSION.size:
-            raise ValueError("the description of a session is cut short")
-        pid, start_time, boot_id, alive_id, rank, host_size, label_size = _SESSION.unpack_from(data)
-        host = data[_SESSION.size :][:host_size]
-        label = data[_SESSION.size + host_size :][:label_size]
-        rest = data[_SESSION.size + host_size + label_size :]
-        pid_space, time_space = _SPACES.unpack_from(rest.ljust(_SPACES.size, b"\0"))
+            raise MalformedRecord("the description of a session is cut short")
+        pid, start_time, boot_id, alive_id, rank, *spaces, host_size, label_size = _SESSION.unpack_from(data)
+        end = _SESSION.size + host_size
+        if end + label_size > len(data):
+            raise MalformedRecord("the name of a session's host, or its label, is cut short")
+        host, label = data[_SESSION.size : end], data[end : end + label_size]
         return cls(
             host=host.decode("utf-8", "surrogateescape"),
             pid=pid,
@@ -63,8 +62,8 @@ class Session(NamedTuple):
             alive_id=alive_id,
             rank=None if rank < 0 else rank,
             label=label.decode("utf-8", "surrogateescape"),
-            pid_space=pid_space,
-            time_space=time_space,
+            pid_space=spaces[0],
+            time_space=spaces[1],
             since_ns=since_ns,
         )
 
@@ -81,8 +80,11 @@ def decode_death(data: bytes) -> int:
     """Return the number of the session that a DEATH record's value names.
 
     Raises:
-        ValueError: `data` is no such value.
+        MalformedRecord: `data` is not such a value.
     """
     if len(data) < _DEATH.size:
-        raise ValueError("the record of a death is cut short")
-    return int(_DEATH.unpack_from(data)[0])
+        raise MalformedRecord("the record of a death is cut short")
+    number = int(_DEATH.unpack_from(data)[0])
+    if not number:
+        raise MalformedRecord("the record of a death names session 0, and sessions are numbered from 1 on")
+    return number

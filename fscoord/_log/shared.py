@@ -6,7 +6,7 @@ import weakref
 
 from fscoord import _system as system
 
-__all__ = ["Shared", "shared_by"]
+__all__ = ["LogKey", "Shared", "shared_by"]
 
 
 class Shared:
@@ -24,14 +24,18 @@ class Shared:
         self.busy = False
 
 
-_shared: weakref.WeakValueDictionary[bytes, Shared] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[tuple[bytes, int, int], Shared] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]
 
 
-def shared_by(log_id: bytes) -> Shared:
-    """Return what all handles of this process on the log `log_id` share."""
+LogKey = tuple[bytes, int, int]
+"""What tells logs apart: the id of a log, and device and inode number of its first file. A copy has the same id."""
+
+
+def shared_by(key: LogKey) -> Shared:
+    """Return what all handles of this process on the log `key` share."""
     with _guard[0]:
-        return _shared.setdefault(log_id, Shared())
+        return _shared.setdefault(key, Shared())
 
 
 def _after_fork_in_child() -> None:

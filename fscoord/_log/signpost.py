@@ -15,8 +15,12 @@ from typing import NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, tail
+from fscoord._log.header import Header
+from fscoord._log.identity import Identity
 from fscoord._log.lock import SOFT, LogLock
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.opening import read_header
+from fscoord._log.shared import LogKey
 from fscoord._log.successor import Place, Successor, parse_name
 from fscoord.errors import InsecurePathError
 
@@ -29,11 +33,24 @@ _PAUSE_S = 0.0005
 
 
 class Root(NamedTuple):
-    """Generation 0 of a log: its ``header``, where its first record begins, and which file it is (device, inode)."""
+    """Generation 0 of a log.
 
-    header: record.Header
+    Attributes:
+        header: what it begins with.
+        start: where its first record begins.
+        identity: which file it is: device and inode number.
+        inode: the inode number if these last on this file system; otherwise 0.
+    """
+
+    header: Header
     start: Place
     identity: tuple[int, int]
+    inode: int = 0
+
+    @property
+    def key(self) -> LogKey:
+        """What tells this log from all others on this host."""
+        return self.header.log_id, *self.identity
 
 
 def hint(fd: int) -> Successor | None:
@@ -44,15 +61,14 @@ def hint(fd: int) -> Successor | None:
     size = system.os.fstat(fd).st_size
     system.os.lseek(fd, max(0, size - _HINT_BYTES), 0)
     data = system.os.read(fd, _HINT_BYTES)
-    if data[-1:] != bytes([record.FORWARD]):
-        return None
-    for start in range(len(data) - record.FRAME_SIZE - record.BODY_MIN, -1, -1):
-        length = record.unpack_frame(data, start)[0]
-        if start + record.FRAME_SIZE + length == len(data) and tail.is_sound_alone(data, start):
-            try:
-                return Successor.from_forward(data[start + record.FRAME_SIZE + record.BODY_MIN - 1 : -1])
-            except ValueError:
-                continue
+    for start in range(len(data) - record.RECORD_MIN, -1, -1):
+        length, _, _, _, _, kind = record.unpack_head(data, start)
+        if kind != record.FORWARD or start + length != len(data) or record.chain_if_sound(data, start) is None:
+            continue
+        try:
+            return Successor.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
+        except MalformedRecord:
+            continue
     return None
 
 
@@ -62,6 +78,7 @@ def newest(fd: int, start: Place) -> tuple[Successor | None, Place, bool]:
     """
     system.os.lseek(fd, start.offset, 0)
     found: Successor | None = None
+    zeros = tail.Zeros()
     (offset, chain), data, missing = start, b"", 0
     while True:
         more = system.os.read(fd, max(_CHUNK, missing))
@@ -73,11 +90,11 @@ def newest(fd: int, start: Place) -> tuple[Successor | None, Place, bool]:
                     found = Successor.from_seal(value)
                 elif kind == record.FORWARD:
                     found = Successor.from_forward(value)
-            except ValueError:  # who reads the log itself is told
+            except MalformedRecord:  # a handle that reads the log itself reports it
                 continue
         offset, data = offset + used, data[used:]
         if missing < 0:
-            verdict = tail.examine(fd, offset, chain, durable=True)
+            verdict = tail.examine(fd, offset, chain, zeros, durable=True)
             if not isinstance(verdict, tail.Skip):
                 return found, Place(offset, chain), True
             (offset, chain), data = verdict, b""
@@ -91,6 +108,7 @@ def post(
     root: Root,
     successor: Successor,
     writer: int,
+    time_ns: int,
     reading: int,
     writing: int,
     keep: set[int],
@@ -102,7 +120,8 @@ def post(
         path: the log's own name.
         root: what its header must say, and where its first record begins.
         successor: the generation to name.
-        writer: the session that posts.
+        writer: the session that posts, and
+        time_ns: the time of the record.
         reading: the flags with which this mount's logs are opened to be read, and
         writing: to be appended to.
         keep: is kept equal to the descriptors that are open, so that an interruption loses none.
@@ -113,7 +132,7 @@ def post(
 
     Raises:
         OSError: the file system refused. What was posted may be torn; the next one steps over it.
-        ValueError: the file at `path` is not this log any more.
+        MalformedRecord: the file at `path` is not this log any more.
     """
     fd = paths.open_descriptor(path, writing, keep=keep)
     reader = -1
@@ -121,8 +140,8 @@ def post(
     lock = LogLock(path, fd, kind, system.threading.RLock(), set())
     try:
         reader = paths.open_descriptor(path, reading, keep=keep)
-        if record.Header.decode(read_header(reader))[0].log_id != root.header.log_id:
-            raise ValueError(f"{path} is another log by now")
+        if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
+            raise MalformedRecord(f"{path} is another log by now")
         if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
             return None
         is_cut = known is not None and system.os.fstat(reader).st_size < known.offset
@@ -132,9 +151,7 @@ def post(
             if is_torn:
                 place = _void(fd, reader, place)
             system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
-            data, chain = record.encode(
-                record.FORWARD, b"", successor.forward(), writer, system.time.time_ns(), place.chain
-            )
+            data, chain = record.encode(record.FORWARD, b"", successor.forward(), writer, time_ns, place.chain)
             paths.write_all(fd, data)
             place = Place(place.offset + len(data), chain)
         system.os.fdatasync(fd)
@@ -164,9 +181,9 @@ def _take(lock: LogLock) -> bool:
 
 
 def _void(fd: int, reader: int, place: Place) -> Place:
-    verdict = tail.examine(reader, place.offset, place.chain, durable=True)
+    verdict = tail.examine(reader, place.offset, place.chain, tail.Zeros(), durable=True)
     if isinstance(verdict, tail.Damage):
-        raise ValueError(verdict.reason)
+        raise MalformedRecord(verdict.reason)
     if isinstance(verdict, tail.Skip):
         return Place(verdict.offset, verdict.chain)
     if system.os.fstat(fd).st_size < verdict.place:
@@ -178,27 +195,45 @@ def _void(fd: int, reader: int, place: Place) -> Place:
     return Place(verdict.place + len(data), chain)
 
 
-def remove_superseded(path: str, current: bytes, before: bytes | None, kind: int, keep: set[int]) -> None:
+def remove_superseded(
+    path: str, owner: Identity, newest: Successor, before: bytes | None, kind: int, keep: set[int]
+) -> None:
     """Remove generation `before`, which a forward record has passed, and what makers left that died before their seal.
 
-    The caller holds the lock of the newest generation, whose file is called `current`. So no seal will ever name any
-    other file that nobody locks.
+    The caller holds the lock of the generation before `newest`, and that of `newest`. So no seal will ever name any
+    other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
+    a higher generation, which only a log that was restored leaves behind.
     """
-    directory, base = system.os.path.split(path)
+    directory = system.os.path.dirname(path)
+    bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
         other = system.os.fsencode(name)
-        if other == current or parse_name(other, system.os.fsencode(base)) is None:
+        if other == newest.name or not any(parse_name(other, base) is not None for base in bases):
             continue
         file = system.os.path.join(directory, name)
-        if other == before or kind == SOFT or _is_unlocked(file, kind, keep):
+        header = _header_if_owned(file, owner, None if other == before or kind == SOFT else kind, keep)
+        if header is not None and header.generation <= newest.generation:
             paths.unlink_quietly(file)
 
 
-def _is_unlocked(file: str, kind: int, keep: set[int]) -> bool:
+def _header_if_owned(file: str, owner: Identity, kind: int | None, keep: set[int]) -> Header | None:
+    """Return the header of `file` if it belongs to `owner` and nobody holds its lock, of which `kind` is the kind."""
     try:
-        fd = paths.open_descriptor(file, system.os.O_RDWR, keep=keep)
+        fd = paths.open_descriptor(file, system.os.O_RDONLY if kind is None else system.os.O_RDWR, keep=keep)
     except (OSError, InsecurePathError):
-        return False
+        return None
+    try:
+        header = Header.decode(read_header(fd))[0]
+        if not owner.owns(header, system.os.fstat(fd).st_ino):
+            return None
+        return header if kind is None or _is_unlocked(file, fd, kind) else None
+    except (OSError, MalformedRecord):
+        return None
+    finally:
+        paths.close_kept(fd, keep)
+
+
+def _is_unlocked(file: str, fd: int, kind: int) -> bool:
     lock = LogLock(file, fd, kind, system.threading.RLock(), set())
     try:
         lock.try_lock()
@@ -210,14 +245,13 @@ def _is_unlocked(file: str, kind: int, keep: set[int]) -> bool:
             lock.unlock()
         except OSError:  # closing the descriptor will do
             pass
-        paths.close_kept(fd, keep)
 
 
-def remove_log(path: str, root: Root, clear: Callable[[str], object], keep: set[int]) -> None:
+def remove_log(path: str, root: Root, owner: Identity, clear: Callable[[str], object], keep: set[int]) -> None:
     """Remove the names of a finished log, as far as that can be done: its last record is what counts.
 
     The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
-    first, by ``clear(path)``; and of the later generations, those that are there before, which nobody looks for after.
+    first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
     """
     directory, base = system.os.path.split(path)
     try:
@@ -226,17 +260,19 @@ def remove_log(path: str, root: Root, clear: Callable[[str], object], keep: set[
         names = system.os.listdir(directory)
         clear(path)
         system.os.unlink(path)
-    except (OSError, ValueError, InsecurePathError):
+    except (OSError, MalformedRecord, InsecurePathError):
         return
     for name in names:
-        if parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None:
-            paths.unlink_quietly(system.os.path.join(directory, name))
+        file = system.os.path.join(directory, name)
+        is_named_so = parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
+        if is_named_so and _header_if_owned(file, owner, None, keep) is not None:
+            paths.unlink_quietly(file)
 
 
 def _has_one_name(path: str, root: Root, keep: set[int]) -> bool:
     fd = paths.open_descriptor(path, system.os.O_RDONLY, keep=keep)
     try:
-        header, _, _ = record.Header.decode(read_header(fd))
+        header, _, _ = Header.decode(read_header(fd))
         return bool(system.os.fstat(fd).st_nlink == 1 and header.log_id == root.header.log_id)
     finally:
         paths.close_kept(fd, keep)

@@ -27,8 +27,6 @@ NEVER: Final = 1 << 62
 _WINDOW: Final = 4096
 _ZEROS: Final = bytes(1 << 16)
 _PAIR: Final = Struct("<HI")
-_KEY_SIZE: Final = Struct("<H")
-_KEY_SIZE_AT: Final = record.BODY_MIN - 1 - _KEY_SIZE.size
 
 
 class Spilled:
@@ -78,7 +76,7 @@ def leave_long(
         if len(value) < least:
             kept.append(entry)
         elif kind == record.MULTI_SET:
-            position = offset + start + record.FRAME_SIZE + record.BODY_MIN - 1 + len(key)
+            position = offset + start + record.HEAD_SIZE + len(key)
             for name, one in record.decode_pairs(value):
                 position += _PAIR.size + len(name)
                 kept.append((record.SET, name, _spill(one, position, least), writer, time_ns))
@@ -86,7 +84,8 @@ def leave_long(
                     keys.add(name)
                 position += len(one)
         else:
-            kept.append((kind, key, _spill(value, offset + following - 1 - len(value), least), writer, time_ns))
+            place = offset + following - record.TAIL_SIZE - len(value)
+            kept.append((kind, key, _spill(value, place, least), writer, time_ns))
             keys.add(key)
         start = following
     return kept, keys
@@ -95,8 +94,8 @@ def leave_long(
 def _next_data(data: bytes, start: int) -> tuple[int, int]:
     """Return where the first data record at or behind `start` begins and ends."""
     while True:
-        end = start + record.FRAME_SIZE + record.unpack_frame(data, start)[0]
-        if data[end - 1] in record.DATA_KINDS:
+        end = start + record.unpack_prefix(data, start)[0]
+        if data[start + record.KIND_AT] in record.DATA_KINDS:
             return start, end
         start = end
 
@@ -134,25 +133,23 @@ def read(fd: int, spilled: Spilled) -> bytes | None:
 def find_long(fd: int, start: Place, end: Place, least: int) -> Generator[Spot]:
     """Yield where the values of `least` bytes or more are in the generation `fd` from `start` to `end`, in their order.
 
-    Their bytes are not read. Frames are checked; behind one that is not sound nothing is found.
+    Their bytes are not read. The checks of the lengths are verified; after one that is wrong nothing is found.
     """
     window = _Window(fd)
     offset, chain = start
     while offset < end.offset:
-        frame = window.bytes_at(offset, record.FRAME_SIZE)
-        length = record.frame_length(frame, chain)
+        length = record.record_length(window.bytes_at(offset, record.PREFIX_SIZE), chain)
         if length < 0:
             return
         if length > least:
-            yield from _spots(window, offset + record.FRAME_SIZE, length, least)
-        chain = record.unpack_frame(frame)[1]
-        offset += record.FRAME_SIZE + length
+            yield from _spots(window, offset, length, least)
+        offset += length
+        chain = record.chain_at_end(window.bytes_at(offset - record.TAIL_SIZE, record.TAIL_SIZE))
 
 
-def _spots(window: _Window, body: int, length: int, least: int) -> Iterator[Spot]:
-    (key_size,) = _KEY_SIZE.unpack(window.bytes_at(body + _KEY_SIZE_AT, _KEY_SIZE.size))
-    position, end = body + record.BODY_MIN - 1 + key_size, body + length - 1
-    kind = window.bytes_at(end, 1)[0]
+def _spots(window: _Window, start: int, length: int, least: int) -> Iterator[Spot]:
+    _, _, _, _, key_size, kind = record.unpack_head(window.bytes_at(start, record.HEAD_SIZE))
+    position, end = start + record.HEAD_SIZE + key_size, start + length - record.TAIL_SIZE
     if kind != record.MULTI_SET:
         if kind in record.DATA_KINDS and end - position >= least:
             yield Spot(kind, window.bytes_at(position - key_size, key_size), position, end - position)

@@ -11,10 +11,12 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._log import path as paths, signpost
+from fscoord._log.header import Header
+from fscoord._log.identity import Standing, standing
 from fscoord._log.lock import LogLock
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.opening import Wanted, open_log, read_header
 from fscoord._log.reader import ASTRAY, DIRTY, Vanished, readers
-from fscoord._log.record import Header
 from fscoord._log.runs import Run
 from fscoord._log.shared import shared_by
 from fscoord._log.shelf import Shelf
@@ -42,7 +44,9 @@ class Successive(Shelf):
     _durable: bool
     _run: tuple[Run, ...] = ()
     _life = 0
-    _compact_at: float
+    _compact_at: float = NEVER
+    _is_copy = False
+    """Whether the files in use are a copy of a log, which nobody has written to yet: see `identity`."""
     _missed: Successor | None = None
     """The last generation that a seal has named and that was not there."""
     _way: Place | None = None
@@ -55,9 +59,11 @@ class Successive(Shelf):
         writer = opened.writer if self.read_only else self._hold(opened.writer)
         found = system.os.fstat(opened.reader)
         self.file, self._identity = self.path, (found.st_dev, found.st_ino)
-        self.root = Root(opened.header, Place(opened.size, opened.chain), self._identity)
+        inode = self._wanted.inode(opened.reader)
+        self.root = Root(opened.header, Place(opened.size, opened.chain), self._identity, inode)
         self.header, self._start, self._durable = opened.header, self.root.start, opened.header.durable
-        self._shared = shared_by(opened.header.log_id)
+        self._is_copy = standing(opened.header, inode, inode) is Standing.COPY
+        self._shared = shared_by(self.root.key)
         self.mutex = self._shared.mutex
         self._rfd, self._root_fd = opened.reader, -1
         lock_fd = self._reopen(self._writing, self._descriptors) if self.read_only else writer
@@ -126,7 +132,7 @@ class Successive(Shelf):
         assert seal is not None, "who follows has read a seal"
         if self.header.generation == 0:
             self._way = way = Place(self._offset, self._chain)
-            if self._is_passed or signpost.newest(self._rfd, way)[0] is not None:
+            if signpost.newest(self._rfd, way)[0] is not None:
                 self._restart()  # what the seal names is gone, or should be, and may be damaged by now
                 return
         if self._enter(seal, Place(seal.size, seal.chain)):
@@ -148,6 +154,7 @@ class Successive(Shelf):
                     raise self._gone("was replaced by another file, which names no later generation")
                 writer = paths.open_descriptor(self.path, self._writing, keep=self._descriptors)
                 self._use(self.path, fd, writer, self.root.header, self.root.start)
+                self._is_copy = standing(self.root.header, self.root.inode, self.root.inode) is Standing.COPY
                 break
             self._drop(fd)
             if self._enter(successor):
@@ -169,7 +176,12 @@ class Successive(Shelf):
         return None
 
     def _lost(self, successor: Successor) -> StoreError:
-        return self._gone(f"has lost generation {successor.generation}: somebody deleted its file")
+        directory = system.os.path.dirname(self.path)
+        return self._gone(
+            f"has lost generation {successor.generation}: there is no {system.os.fsdecode(successor.name)} in"
+            f" {directory}. If the log was moved, move that file there, too; if it is lost, `fscoord repair --salvage"
+            f" {self.path} --output NEW` copies what was written before it"
+        )
 
     def _enter(self, successor: Successor, place: Place | None = None) -> bool:
         """Go on in the file of `successor`, at `place` or behind its header; False if it is not there any more."""
@@ -179,7 +191,7 @@ class Successive(Shelf):
             reader = paths.open_descriptor(file, self._read_flags, keep=self._descriptors)
             writer = paths.open_descriptor(file, self._writing, keep=self._descriptors)
             paths.check(file, writer, self._wanted.mode, read_only=self.read_only)
-            header, start = self._checked_header(file, reader, successor)
+            header, start, is_copy = self._checked_header(file, reader, successor)
             root_fd = self._open_root() if self._root_fd < 0 else self._root_fd
         except OSError as error:
             self._drop(reader)
@@ -195,6 +207,7 @@ class Successive(Shelf):
         trouble, self._trouble = self._trouble, self._trouble | ASTRAY
         self._root_fd = root_fd  # kept open, so that its inode number is nobody else's
         self._use(file, reader, writer, header, start)
+        self._is_copy = is_copy
         if is_new:  # nothing of what was known counts, nor who we were
             self._lock.bind(writer, 0)
             self._forget()
@@ -202,9 +215,16 @@ class Successive(Shelf):
             self._stand(place or start)
             if place is not None:
                 self._rehome(place)
-        self._compact_at = max(self._wanted.compact_bytes, 2 * self._offset) if self._wanted.compact_bytes else NEVER
+        self._compact_at = self._first_compaction()
         self._trouble = trouble
         return True
+
+    def _first_compaction(self) -> float:
+        """Return from which length on the generation that was just entered is compacted; a copy is before all else."""
+        least = self._wanted.compact_bytes
+        if self._is_copy:
+            return 0
+        return max(least, 2 * self._offset) if least and self.header.generation else least or NEVER
 
     def _use(self, file: str, reader: int, writer: int, header: Header, start: Place) -> None:
         """Let these be the generation in use; until the caller says so, it is not known where in it we stand."""
@@ -230,17 +250,31 @@ class Successive(Shelf):
         self._finish(StaleRunError, message)
         return StaleRunError(f"{self.path} {message}", path=self.path)
 
-    def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place]:
+    def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place, bool]:
+        """Return the header of the generation that `successor` names, where it ends, and whether it is a copy."""
         try:
             header, size, chain = Header.decode(read_header(fd))
             if (header.log_id, header.generation) != (successor.log_id, successor.generation):
-                raise ValueError("it is not the generation that was to follow")
-        except ValueError as error:
+                raise MalformedRecord("it is not the generation that was to follow")
+        except MalformedRecord as error:
             raise paths.damaged(self.path, file, 0, str(error)) from None
         ours = self.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
             raise StoreError(f"{file}: its kind of lock, or durability, is not that of {self.path}", path=file)
-        return header, Place(size, chain)
+        stands = standing(header, self.root.inode, self._wanted.inode(fd))
+        if stands is Standing.OTHER_ROOT:
+            raise self._shares_a_file(file)
+        if stands is Standing.OTHER_FILE:
+            reason = f"it was copied or restored, and {self.path} was not, so that they do not belong together"
+            raise paths.damaged(self.path, file, 0, reason)
+        return header, Place(size, chain), stands is Standing.COPY
+
+    def _shares_a_file(self, file: str) -> StoreError:
+        return StoreError(
+            f"{self.path} is a copy of another log's first file, and goes on in {file}, which belongs to that log: both"
+            f" would be one store. `fscoord cp {self.path} NEW` makes a log of its own; then remove {self.path}",
+            path=self.path,
+        )
 
     def _look(self, now: float) -> None:
         """Make sure that the log's name still leads to its file, and that what was read has not shrunk or gone."""

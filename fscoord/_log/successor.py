@@ -5,6 +5,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
+from fscoord._log.malformed import MalformedRecord
+
 __all__ = ["Place", "Successor", "generation_name", "parse_name"]
 
 _SEAL = Struct("<I16sQIH")
@@ -28,7 +30,7 @@ class Successor(NamedTuple):
         generation: its number, from 1 on.
         log_id: the id in its header.
         size: how long its snapshot is, in bytes from the start of the file; 0 in a forward record, which does not say.
-        chain: the checksum of the snapshot's last record.
+        chain: the chain there, after the snapshot.
         name: the name of its file, in the directory of the log.
     """
 
@@ -52,14 +54,16 @@ class Successor(NamedTuple):
         """Return what the value of a SEAL record names; bytes behind the name are ignored.
 
         Raises:
-            ValueError: `data` is no such value, or does not name the generation behind `sealed`, if that is given: a
-                way that leads back would never end.
+            MalformedRecord: `data` is not such a value, or does not name the generation after `sealed`, if that is
+                given: a way that leads back would never end.
         """
         if len(data) < _SEAL.size:
-            raise ValueError("a seal is cut short")
+            raise MalformedRecord("a seal is cut short")
         generation, log_id, size, chain, length = _SEAL.unpack_from(data)
         if sealed is not None and generation != sealed + 1:
-            raise ValueError(f"the seal of generation {sealed} names generation {generation}, which is not the next")
+            raise MalformedRecord(
+                f"the seal of generation {sealed} names generation {generation}, which is not the next"
+            )
         return cls(generation, log_id, size, chain, _name(data, _SEAL.size, length, generation))
 
     @classmethod
@@ -67,10 +71,10 @@ class Successor(NamedTuple):
         """Return what the value of a FORWARD record names; bytes behind the name are ignored.
 
         Raises:
-            ValueError: `data` is no such value.
+            MalformedRecord: `data` is not such a value.
         """
         if len(data) < _FORWARD.size:
-            raise ValueError("a forward record is cut short")
+            raise MalformedRecord("a forward record is cut short")
         generation, log_id, length = _FORWARD.unpack_from(data)
         return cls(generation, log_id, 0, 0, _name(data, _FORWARD.size, length, generation))
 
@@ -79,7 +83,7 @@ def _name(data: bytes, start: int, length: int, generation: int) -> bytes:
     name = data[start : start + length]
     number = parse_name(name)
     if len(name) < length or number != generation or length > NAME_MAX or b"\0" in name:
-        raise ValueError(f"{name!r} is no name for generation {generation}")
+        raise MalformedRecord(f"{name!r} is no name for generation {generation}")
     return name
 
 

@@ -10,9 +10,13 @@ from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._log import path as paths, record, signpost
+from fscoord._log.header import Header
+from fscoord._log.identity import Standing, standing
+from fscoord._log.malformed import MalformedRecord
+from fscoord._log.meaning import meaning_of
+from fscoord._log.mount import find_mount
 from fscoord._log.opening import read_header
-from fscoord._log.record import Header
-from fscoord._log.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn, check_content, each
+from fscoord._log.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn, each
 from fscoord._log.successor import Place, Successor, parse_name
 from fscoord.errors import FscoordError
 
@@ -142,12 +146,16 @@ class _Verification:
         self._findings: list[Finding] = []
         self._more = 0
         self._root: Header | None = None
+        self._inodes_last = find_mount(path).inodes_last
+        self._root_inode = 0
+        self._newest: tuple[str, Header, int] | None = None  # the last file whose header was sound, and its inode
 
     def run(self) -> Report:
         successor = self._read_file(self._path, None)
         while successor is not None:
             directory = system.os.path.dirname(self._path)
             successor = self._read_file(system.os.path.join(directory, system.os.fsdecode(successor.name)), successor)
+        self._identify()
         self._look_beside()
         ends = self.generations[-1].ends
         if any(finding.is_damage for finding in self._findings):
@@ -208,19 +216,38 @@ class _Verification:
         try:
             header, size, chain = Header.decode(data)
             if named is not None and (header.log_id, header.generation) != (named.log_id, named.generation):
-                raise ValueError("it is not the generation that was to follow")
+                raise MalformedRecord("it is not the generation that was to follow")
             if self._root is not None and (header.lock_kind, header.durable) != (
                 self._root.lock_kind,
                 self._root.durable,
             ):
-                raise ValueError(f"its kind of lock, or durability, is not that of {self._path}")
-        except ValueError as error:
+                raise MalformedRecord(f"its kind of lock, or durability, is not that of {self._path}")
+        except MalformedRecord as error:
             size = system.os.fstat(fd).st_size
             self.damage(file, 0, size, str(error))
             self.generations.append(Generation(file, named.generation if named else 0, size, 0, 0, DAMAGED))
             return None
-        self._root = self._root or header
+        inode = system.os.fstat(fd).st_ino if self._inodes_last else 0
+        if self._root is None:
+            self._root, self._root_inode = header, inode
+        self._newest = file, header, inode
         return header, Place(size, chain)
+
+    def _identify(self) -> None:
+        """Report it if the files were copied or restored since they were made."""
+        if self._newest is None:
+            return
+        file, header, inode = self._newest
+        stands = standing(header, self._root_inode, inode)
+        if stands is Standing.COPY:
+            says = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
+            self.find(Finding(self._path, 0, 0, False, says, "nothing"))
+        elif stands is Standing.OTHER_ROOT:
+            says = f"it is a copy of the first file of another log, to which {file} belongs"
+            self.damage(self._path, 0, 0, says, "make a log of its own with `fscoord cp`, then remove it")
+        elif stands is Standing.OTHER_FILE:
+            says = f"it was copied or restored, and {self._path} was not, so that they do not belong together"
+            self.damage(file, 0, 0, says)
 
     def _look_beside(self) -> None:
         """Tell of files beside the log that look like a part of it and are none."""
@@ -293,25 +320,18 @@ class _Reading:
         if not is_special and (self._is_snapshot_seen or piece.end < self._promised.offset):
             return
         for start, end, found in each(piece):
-            if self._sealed_at and found[0] != record.FORWARD:
-                says = "it was written behind the seal, where nobody reads on: whoever wrote it was told that it counts"
-                self._bad(start, end, f"a record of kind {chr(found[0])!r} at {start}: {says}")
             self._note(start, end, found)
-            self._pass_snapshot(Place(end, record.unpack_frame(piece.data, start - piece.offset)[1]))
+            self._pass_snapshot(Place(end, record.chain_at_end(piece.data[: end - piece.offset])))
 
     def _note(self, start: int, end: int, found: record.Record) -> None:
+        is_lost = self._ends == DAMAGED and found[0] == record.FORWARD  # the seal may be what is damaged
         try:
-            successor = check_content(found)
-            if successor is not None:
-                if found[0] == record.SEAL:
-                    Successor.from_seal(found[2], self._header.generation)
-                if found[0] == record.FORWARD and self._header.generation:
-                    raise ValueError("only generation 0 may say where the log goes on without being sealed")
-                if found[0] == record.FORWARD and not self._sealed_at and self._ends != DAMAGED:
-                    raise ValueError("it says where the log goes on, and there is no seal before it")
-                if self._successor is None or successor.generation > self._successor.generation:
-                    self._successor = successor
-        except ValueError as error:
+            meaning = meaning_of(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_lost)
+            if isinstance(meaning, Successor) and (
+                self._successor is None or meaning.generation > self._successor.generation
+            ):
+                self._successor = meaning
+        except MalformedRecord as error:
             self._bad(start, end, str(error))
         if found[0] == record.SEAL:
             self._sealed_at = self._sealed_at or start

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fscoord import _events as events, _system as system
 from fscoord._log.bell import Bell
 from fscoord._log.node import Post
+from fscoord._log.shared import LogKey
 from fscoord._logger import logger
 from fscoord._naps import THREADS, Naps, Sleepers
 from fscoord.errors import UnsupportedFilesystemError
@@ -243,23 +244,23 @@ def _call_all(watch: Watch | None) -> None:
         watch.look_about()
 
 
-_watches: weakref.WeakValueDictionary[tuple[bytes, str, Sleepers], Watch] = weakref.WeakValueDictionary()
+_watches: weakref.WeakValueDictionary[tuple[LogKey, str, Sleepers], Watch] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]
 
 
-def shared_watch(log_id: bytes, kind: str, sleepers: Sleepers, make: Callable[[], Watch]) -> Watch:
-    """Return the watch that `sleepers` of this process have on the log `log_id`, made by `make` if none hears.
+def shared_watch(key: LogKey, kind: str, sleepers: Sleepers, make: Callable[[], Watch]) -> Watch:
+    """Return the watch that `sleepers` of this process have on the log `key`, made by `make` if none hears.
 
     `kind` tells those apart that hear in different ways.
     """
-    watch = _watches.get((log_id, kind, sleepers))
+    watch = _watches.get((key, kind, sleepers))
     if watch is not None and not watch.is_stale:
         return watch
     made = make()
     with _guard[0]:
-        watch = _watches.get((log_id, kind, sleepers))
+        watch = _watches.get((key, kind, sleepers))
         if watch is None or watch.is_stale:
-            watch = _watches[log_id, kind, sleepers] = made
+            watch = _watches[key, kind, sleepers] = made
     if watch is not made:
         made.close()
     return watch

@@ -14,6 +14,7 @@ from fscoord.cli.barrier import barrier
 from fscoord.cli.breaking import break_lock, holders
 from fscoord.cli.compact import compact
 from fscoord.cli.completion import completion
+from fscoord.cli.copying import cp
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
 from fscoord.cli.dump import dump
@@ -73,7 +74,7 @@ def cli(ctx: click.Context) -> int:
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
     *(put, take, items, lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
-    *(members, dump, verify, repair, compact, completion),
+    *(members, dump, verify, repair, cp, compact, completion),
 )
 for verb in VERBS:
     cli.add_command(verb)

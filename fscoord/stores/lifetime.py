@@ -11,7 +11,7 @@ from fscoord import _system as system
 from fscoord._log import path as paths
 from fscoord._log.alive import ALIVE_SUFFIX, Home
 from fscoord._log.file import LogFile
-from fscoord._log.record import Session
+from fscoord._log.session import Session
 from fscoord.errors import FscoordError, StoreGoneError
 from fscoord.stores.waiting import BELL_SUFFIX
 

@@ -14,7 +14,7 @@ from fscoord._log.alive import Home
 from fscoord._log.file import LogFile
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import Suspect
-from fscoord._log.record import Session
+from fscoord._log.session import Session
 from fscoord._log.spill import Fetch
 from fscoord._naps import THREADS, Naps, Sleepers, sleep_through
 from fscoord._patience import Patience

@@ -15,7 +15,7 @@ __all__ = ["State", "whole"]
 BATCH: Final = 1 << 16
 """How many bytes of keys and values one record of a snapshot holds, unless a single value is longer."""
 PAIR_SIZE: Final = 6
-RECORD_SIZE: Final = record.FRAME_SIZE + record.BODY_MIN
+RECORD_SIZE: Final = record.RECORD_MIN
 
 _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
 _NOWHERE: Final = Spot(0, b"", 0, -1)

@@ -156,9 +156,8 @@ class Waiting:
     def _listen(self, deadline: float) -> Watch:
         watch = self._watch
         if watch is None or watch.is_closed or watch.is_past:
-            log_id = self._log.root.header.log_id
             kind = self._mode + " for all" * self._is_for_all
-            watch = self._watch = shared_watch(log_id, kind, self._sleepers, self._make_watch)
+            watch = self._watch = shared_watch(self._log.root.key, kind, self._sleepers, self._make_watch)
         if not watch.is_announced:
             self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
         return watch
@@ -190,8 +189,8 @@ class Waiting:
 
     def _find_bell(self, *, create: bool) -> Bell:
         if self._is_of_node:
-            return Bell(node_bell_path(self._log.root.header.log_id), 0o600, create=create)
-        return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create)
+            return Bell(node_bell_path(self._log.root.key), 0o600, create=create)
+        return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
     def _open_bell(self) -> Bell | None:
         try:

@@ -13,11 +13,12 @@ from fscoord._log import record
 from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD
 from fscoord._log.opening import Wanted
-from fscoord._log.record import Record, Session
+from fscoord._log.record import Record
+from fscoord._log.session import Session
 
 SECTOR = 512
-VOID_SIZE = 35
-HEADER_SIZE = 82
+VOID_SIZE = 37
+HEADER_SIZE = 114
 LIMIT_S = 60
 """How long a test's handles wait for the lock: nobody holds it so long, so that this is a hang."""
 
@@ -100,7 +101,7 @@ def steps(data: bytes) -> list[Step]:
     assert log.ends == "whole"
     found = []
     for start, kind, key, value, writer, time in log.records:
-        end = start + 12 + int.from_bytes(data[start : start + 4], "little")
+        end = start + int.from_bytes(data[start : start + 4], "little")
         found.append(Step(start, end, (ord(kind), key, value, writer, time) if kind in DATA_KINDS else None))
     return found
 

@@ -17,8 +17,8 @@ from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log import record
+from fscoord._log.header import Header
 from fscoord._log.lock import FLOCK
-from fscoord._log.record import Header
 from fscoord._log.successor import Successor, generation_name
 from fscoord.stores.repair import Dropped, Repair, repair
 from fscoord.stores.verify import verify

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log import record, resync, scan
-from fscoord._log.record import Header
+from fscoord._log.header import Header
 from fscoord._log.successor import Place, Successor, generation_name
 from fscoord.stores.verify import Report, verify
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from fscoord._log import record
-from fscoord._log.record import Header
+from fscoord._log.header import Header
 from fscoord._log.session import Session, encode_death
 from fscoord._log.successor import Successor, generation_name
 

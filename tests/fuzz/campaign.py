@@ -20,7 +20,8 @@ with atheris.instrument_imports(include=["fscoord"]):
     from fuzz.exercise import exercise_log, run
 
     from fscoord._log import record
-    from fscoord._log.record import Header, Session
+    from fscoord._log.header import Header
+    from fscoord._log.session import Session
     from fscoord._log.successor import Successor
 
 HEADER = Header(bytes(16), 1).encode()

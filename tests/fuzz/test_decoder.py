@@ -131,9 +131,9 @@ def judge(log: Written, data: bytes) -> str:
     assert others == [each for each in whole if each[0] not in record.DATA_KINDS]
     assert (used, chain) == (log.ends[count], log.chains[count])
     left = len(data) - used
-    is_promised = count < RECORDS and sound >= used + record.FRAME_SIZE
-    size = log.ends[count + 1] - used if is_promised else record.FRAME_SIZE
-    if 0 < left < size:
+    is_promised = count < RECORDS and sound >= used + record.PREFIX_SIZE
+    size = log.ends[count + 1] - used if is_promised else record.HEAD_SIZE
+    if 0 < left < (size if is_promised else record.PREFIX_SIZE):
         assert missing == size - left
         return "unfinished"
     assert missing == (-1 if left else 0)

@@ -10,8 +10,9 @@ from faults.logs import look_at, make, opened, put, write_every_kind
 
 from fscoord import CorruptLogError, FileStore, LimitExceededError, StoreGoneError
 from fscoord._log import record
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD
-from fscoord._log.record import Header, Session
+from fscoord._log.session import Session
 from fscoord._log.successor import Successor, generation_name
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,9 @@ from hypothesis import given, settings, strategies as st
 
 from fscoord import FileStore
 from fscoord._log import record
-from fscoord._log.record import Header, Session
-from fscoord._log.session import decode_death
+from fscoord._log.header import MAGIC, Header
+from fscoord._log.malformed import MalformedRecord
+from fscoord._log.session import Session, decode_death
 from fscoord._log.successor import Successor
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
@@ -59,7 +61,7 @@ def test_the_logs_are_neither_all_sound_nor_all_damaged() -> None:
         files = build(Source(random.Random(seed).randbytes(SIZE)))
         try:
             header, size, chain = Header.decode(files["log"])
-        except ValueError:
+        except MalformedRecord:
             headers["no header"] += 1
             continue
         *_, missing = record.decode(files["log"][size:], chain)
@@ -77,9 +79,9 @@ def test_the_decoder_takes_any_bytes(data: bytes, chain: int) -> None:
     records, others, used, _, missing = record.decode(data, chain)
     assert 0 <= used <= len(data)
     assert missing >= -1
-    assert len(records) + len(others) <= used // (record.FRAME_SIZE + record.BODY_MIN)
+    assert len(records) + len(others) <= used // record.RECORD_MIN
     for part in (data, data[:12]):
-        assert -1 <= record.frame_length(part, chain) <= record.BODY_MAX
+        assert -1 <= record.record_length(part, chain) <= record.RECORD_MAX
         record.decode_void(part, chain)
 
 
@@ -92,11 +94,11 @@ def test_what_records_hold_is_read_or_refused_with_words(data: bytes) -> None:
         Successor.from_seal,
         Successor.from_forward,
         Header.decode,
-        lambda value: Header.decode(record.MAGIC + b"\1\0" + value),
+        lambda value: Header.decode(MAGIC + b"\2\0" + value),
     ):
         try:
             decode(data)
-        except ValueError as error:
+        except MalformedRecord as error:
             assert str(error)
 
 
@@ -144,14 +146,13 @@ def bombs() -> dict[str, Callable[[bytes, int, int], bytes]]:
     """Logs that promise more than they hold, made of the bytes, the size and the chain of an empty one."""
 
     def frame(length: int, chain: int) -> bytes:
-        head = length.to_bytes(4, "little") + bytes(4)
-        return head + record.crc32(head, chain).to_bytes(4, "little")
+        return struct.pack("<II", length, (length * 2_654_435_761 + chain) % 2**32) + bytes(15)
 
     return {
-        "the longest record": lambda data, _, chain: data + frame(record.BODY_MAX, chain),
+        "the longest record": lambda data, _, chain: data + frame(record.RECORD_MAX, chain),
         "a record longer than any": lambda data, _, chain: data + frame(0xFFFFFFFF, chain),
-        "a hole of a gigabyte": lambda data, _, chain: data + frame(record.BODY_MAX, chain) + bytes(100),
-        "a header that names many runs": lambda data, *_: data[:76] + b"\xff\xff" + data[78:],
+        "a hole of a gigabyte": lambda data, _, chain: data + frame(record.RECORD_MAX, chain) + bytes(100),
+        "a header that names many runs": lambda data, *_: data[:108] + b"\xff\xff" + data[110:],
         "a header of 64 KiB": lambda data, *_: data[:12] + (65536).to_bytes(4, "little") + data[16:],
     }
 

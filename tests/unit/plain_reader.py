@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SECTOR = 512
-LONGEST = 15 + 1024 + 2 * 67_108_864
+LONGEST = 29 + 1024 + 2 * 67_108_864
 KNOWN = "SICAMDPOVXZEsblf"
 
 
@@ -49,12 +49,12 @@ def read_log(data: bytes) -> Log:
         record = read_record(data, offset, chain)
         if record == "bad":
             durable = log.header["durable"] or any(kind == "Z" for _, kind, *_ in log.records)
-            verdict, offset_behind, chain_behind = behind_bad(data, offset, chain, durable)
+            verdict, offset_after, chain_after = after_bad(data, offset, chain, durable)
             if verdict == "void":
-                body = data[offset_behind - 23 : offset_behind]
-                writer, time = struct.unpack_from("<IQ", body)
-                log.records.append((offset_behind - 35, "V", b"", body[14:22], writer, time))
-                offset, chain = offset_behind, chain_behind
+                void = data[offset_after - 37 : offset_after]
+                writer, time = struct.unpack_from("<IQ", void, 8)
+                log.records.append((offset_after - 37, "V", b"", void[23:31], writer, time))
+                offset, chain = offset_after, chain_after
                 continue
             log.ends = verdict
         elif isinstance(record, str):
@@ -86,20 +86,20 @@ def read_newest(path: Path, read: Callable[[Path], bytes] = lambda file: file.re
 def read_header(data: bytes) -> dict[str, Any]:
     if data[:8] != b"fscoord\n":
         raise Refused("no log")
-    if data[8:10] != b"\1\0":
+    if data[8:10] != b"\2\0":
         raise Refused("another version")
-    if len(data) < 82:
+    if len(data) < 114:
         raise Refused("no whole header")
     flags, size = struct.unpack_from("<HI", data, 10)
-    if not 82 <= size <= min(65536, len(data)) or crc(data[: size - 4]) != int.from_bytes(
+    if not 114 <= size <= min(65536, len(data)) or crc(data[: size - 4]) != int.from_bytes(
         data[size - 4 : size], "little"
     ):
         raise Refused("damaged header")
-    longest_key, longest_value, runs_left = struct.unpack_from("<IIH", data, 68)
-    if flags > 1 or (longest_key, longest_value) != (1024, 67_108_864):
-        raise Refused("unknown flags or limits")
-    runs, position = [], 78
-    for _ in range(runs_left):
+    root_inode, inode, created, longest_key, longest_value = struct.unpack_from("<QQQII", data, 60)
+    if flags > 1 or (longest_key, longest_value) != (1024, 67_108_864) or any(data[17:20] + data[92:108]):
+        raise Refused("unknown flags, limits or fields")
+    runs, position = [], 110
+    for _ in range(int.from_bytes(data[108:110], "little")):
         length, count = struct.unpack_from("<Hq", data, position)
         runs.append((data[position + 10 : position + 10 + length], count))
         position += 10 + length
@@ -110,47 +110,56 @@ def read_header(data: bytes) -> dict[str, Any]:
         "generation": int.from_bytes(data[20:24], "little"),
         "life": int.from_bytes(data[24:28], "little"),
         "id": data[28:44],
-        "created": int.from_bytes(data[60:68], "little"),
+        "lineage": data[44:60],
+        "root inode": root_inode,
+        "inode": inode,
+        "created": created,
         "runs": runs,
         "checksum": int.from_bytes(data[size - 4 : size], "little"),
     }
 
 
-def sound_length(frame: bytes, chain: int) -> int:
-    """The length of the body that the 12 bytes `frame` promise, or 0."""
-    length, _, checksum = struct.unpack("<III", frame)
-    return length if crc(frame[:8], chain) == checksum and 15 <= length <= LONGEST else 0
+def sound_length(prefix: bytes, chain: int) -> int:
+    """The length of the record that the 8 bytes `prefix` promise, or 0."""
+    length, check = struct.unpack("<II", prefix)
+    return length if (length * 2_654_435_761 + chain) % 2**32 == check and 29 <= length <= LONGEST else 0
 
 
 def read_record(data: bytes, offset: int, chain: int) -> Any:
     """The record at `offset`, or "whole", "torn" (unfinished) or "bad"."""
     if offset == len(data):
         return "whole"
-    frame = data[offset : offset + 12]
-    if len(frame) < 12:
+    prefix = data[offset : offset + 8]
+    if len(prefix) < 8:
         return "torn"
-    length = sound_length(frame, chain)
+    length = sound_length(prefix, chain)
     if not length:
         return "bad"
-    end = offset + 12 + length
+    end = offset + length
     if end > len(data):
         return "torn"
-    body = data[offset + 12 : end]
-    checksum = int.from_bytes(frame[4:8], "little")
-    writer, time, key_length = struct.unpack_from("<IQH", body)
-    if crc(body, chain) != checksum or 15 + key_length > length or body[-1] == 0 or chr(body[-1]) == "V":
+    writer, time, key_length, kind = struct.unpack_from("<IQHB", data, offset + 8)
+    key_end = offset + 23 + key_length
+    if not is_sound(data[offset:end], chain) or key_end > end - 6 or key_length > 1024 or kind in b"\0V":
         return "bad"
-    return end, checksum, chr(body[-1]), body[14 : 14 + key_length], body[14 + key_length : -1], writer, time
+    key, value = data[offset + 23 : key_end], data[key_end : end - 6]
+    return end, crc(data[offset:end], chain), chr(kind), key, value, writer, time
+
+
+def is_sound(record: bytes, chain: int) -> bool:
+    """Whether the checksum and the newlines of `record`, whose length is right, are as they should be."""
+    checksum = crc(record[:-6], chain)
+    return record[-6:] == b"\n" + checksum.to_bytes(4, "little") + b"\n"
 
 
 def only_zeros(data: bytes, start: int, end: int) -> bool:
     return not any(data[start:end])
 
 
-def behind_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str, int, int]:
+def after_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str, int, int]:
     """What follows a bad record: ("void", where to go on, chain), ("torn", 0, 0) or ("damaged", 0, 0)."""
-    length = sound_length(data[offset : offset + 12].ljust(12, b"\0"), chain)
-    end = offset + 12 + length
+    length = sound_length(data[offset : offset + 8].ljust(8, b"\0"), chain)
+    end = offset + (length or 8)
     place = -(-(end + SECTOR) // SECTOR) * SECTOR
     torn = data[end - 1 : end] in (b"", b"\0")
     if durable and length and not torn:
@@ -158,41 +167,38 @@ def behind_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str
         torn = any(only_zeros(data, start, start + SECTOR) for start in starts)
     verdict = "damaged", 0, 0
     if torn and only_zeros(data, end, place):
-        verdict = behind_torn(data, offset, chain, place)
-    if verdict[0] == "damaged" and durable and not length and frame_is_lost(data, offset):
-        verdict = behind_lost(data, offset, chain, place)
+        verdict = after_torn(data, offset, chain, place)
+    if verdict[0] == "damaged" and durable and not length and prefix_is_lost(data, offset):
+        verdict = after_lost(data, offset, chain, place)
     return verdict
 
 
 def is_void(data: bytes, start: int, offset: int, chain: int) -> bool:
-    void = data[start : start + 35]
-    if len(void) < 35 or sound_length(void[:12], chain) != 23:
+    void = data[start : start + 37]
+    if len(void) < 37 or sound_length(void[:8], chain) != 37 or not is_sound(void, chain):
         return False
-    return (
-        crc(void[12:], chain) == int.from_bytes(void[4:8], "little")
-        and void[24:] == b"\0\0" + offset.to_bytes(8, "little") + b"V"
-    )
+    return void[20:31] == b"\0\0V" + offset.to_bytes(8, "little")
 
 
-def behind_torn(data: bytes, offset: int, chain: int, place: int) -> tuple[str, int, int]:
+def after_torn(data: bytes, offset: int, chain: int, place: int) -> tuple[str, int, int]:
     while True:
         found = next((index for index in range(place, len(data)) if data[index]), None)
         if found is None:
             return "torn", 0, 0
         start = found - found % SECTOR
         if is_void(data, start, offset, chain):
-            return "void", start + 35, int.from_bytes(data[start + 4 : start + 8], "little")
-        begins = data[start : start + 4].ljust(4, b"\0") == b"\x17\0\0\0"
-        if not begins or data[start + 34 : start + 35] not in (b"", b"\0"):
+            return "void", start + 37, crc(data[start : start + 37], chain)
+        begins = data[start : start + 4].ljust(4, b"\0") == b"\x25\0\0\0"
+        if not begins or data[start + 36 : start + 37] not in (b"", b"\0"):
             return "damaged", 0, 0
-        if not only_zeros(data, start + 35, start + 1024):
+        if not only_zeros(data, start + 37, start + 1024):
             return "damaged", 0, 0
         place = start + 1024
 
 
-def frame_is_lost(data: bytes, offset: int) -> bool:
+def prefix_is_lost(data: bytes, offset: int) -> bool:
     start = offset
-    while start < min(offset + 12, len(data)):
+    while start < min(offset + 8, len(data)):
         end = (start // SECTOR + 1) * SECTOR
         if only_zeros(data, start, end):
             return True
@@ -200,24 +206,23 @@ def frame_is_lost(data: bytes, offset: int) -> bool:
     return False
 
 
-def behind_lost(data: bytes, offset: int, chain: int, place: int) -> tuple[str, int, int]:
+def after_lost(data: bytes, offset: int, chain: int, place: int) -> tuple[str, int, int]:
     for start in range(place, len(data), SECTOR):
         if is_void(data, start, offset, chain):
-            return "void", start + 35, int.from_bytes(data[start + 4 : start + 8], "little")
-    if len(data) - offset > 12 + LONGEST or any(sound_in_itself(data, at) for at in range(offset + 27, len(data))):
+            return "void", start + 37, crc(data[start : start + 37], chain)
+    if len(data) - offset > LONGEST or any(sound_in_itself(data, at) for at in range(offset + 29, len(data))):
         return "damaged", 0, 0
     return "torn", 0, 0
 
 
 def sound_in_itself(data: bytes, start: int) -> bool:
-    if start + 27 > len(data):
+    if start + 29 > len(data):
         return False
-    length, checksum, frame_checksum = struct.unpack_from("<III", data, start)
-    body = data[start + 12 : start + 12 + length]
-    if length < 15 or len(body) < length:
+    length, check = struct.unpack_from("<II", data, start)
+    record = data[start : start + length]
+    if not 29 <= length <= LONGEST or len(record) < length or not chr(record[22]).isalpha():
         return False
-    zeros = bytes(length - 8)
-    return crc(body) ^ crc(zeros, crc(data[start : start + 8]) ^ frame_checksum) ^ crc(zeros) == checksum
+    return is_sound(record, (check - length * 2_654_435_761) % 2**32)
 
 
 def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
@@ -272,12 +277,14 @@ def read_pairs(value: bytes) -> dict[bytes, bytes]:
 
 def read_session(value: bytes) -> dict[str, Any]:
     pid, start = struct.unpack_from("<IQ", value)
-    rank, host, label = struct.unpack_from("<qHH", value, 44)
+    rank, pid_space, time_space, host, label = struct.unpack_from("<qQQHH", value, 44)
     return {
         "pid": pid,
         "start": start,
         "boot": value[12:28],
         "rank": rank,
-        "host": value[56 : 56 + host],
-        "label": value[56 + host : 56 + host + label],
+        "pid space": pid_space,
+        "time space": time_space,
+        "host": value[72 : 72 + host],
+        "label": value[72 + host : 72 + host + label],
     }

@@ -12,8 +12,8 @@ from unit.plain_reader import read_log
 
 from fscoord._log import copying, record
 from fscoord._log.copying import Copy
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD
-from fscoord._log.record import Header
 
 
 def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(

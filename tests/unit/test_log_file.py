@@ -21,7 +21,7 @@ from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD, SOFT
 from fscoord._log.mount import Mount
 from fscoord._log.opening import Wanted
-from fscoord._log.record import Session
+from fscoord._log.session import Session
 
 
 @pytest.fixture

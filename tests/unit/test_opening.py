@@ -25,9 +25,9 @@ from fscoord import (
     _system as system,
 )
 from fscoord._log import path as paths, shared
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD, LogLock
 from fscoord._log.opening import read_header
-from fscoord._log.record import Header
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import CHUNK
-from fscoord._log.record import Record, Session
+from fscoord._log.record import Record
+from fscoord._log.session import Session
 from fscoord._log.tail import examine
 
 

@@ -14,8 +14,8 @@ from unit.plain_reader import read_log
 
 from fscoord import _system as system
 from fscoord._log import record, signpost
+from fscoord._log.header import Header
 from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
-from fscoord._log.record import Header
 from fscoord._log.signpost import Root
 from fscoord._log.successor import Place, Successor, generation_name
 

@@ -23,10 +23,11 @@ from fscoord import (
 )
 from fscoord._log import record, signpost
 from fscoord._log.file import LogFile
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD, _nothing
 from fscoord._log.opening import Wanted
 from fscoord._log.reader import APPLYING, ASTRAY, REOPEN
-from fscoord._log.record import Header, Session
+from fscoord._log.session import Session
 from fscoord._log.successor import Successor
 from fscoord.stores import lifetime
 

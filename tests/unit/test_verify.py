@@ -11,8 +11,8 @@ from faults.logs import make, put, steps
 
 from fscoord import FileStore
 from fscoord._log import record, resync
+from fscoord._log.header import Header
 from fscoord._log.lock import OFD
-from fscoord._log.record import Header
 from fscoord._log.successor import Place, Successor, generation_name
 from fscoord._log.verify import Generation, Report
 from fscoord.stores.verify import verify
