@@ -1,7 +1,9 @@
 """Write the golden logs: `python tests/data/make_logs.py DIRECTORY`.
 
-They were made once, by version 0.1.0, and are never made anew: whatever they hold must stay readable. A test runs this
-again, elsewhere, to see that the same operations still give the same bytes.
+They were made once, and are never made anew: whatever they hold must stay readable. A test runs this again, elsewhere,
+to see that the same operations still give the same bytes.
+
+Their headers name no inode numbers, as on a file system where these do not last: a checkout gives the files others.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from typing import Any
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError, _system as system
+from fscoord._log.opening import Wanted
 from fscoord._log.session import Session
+from fscoord._log.successor import parse_name
 from fscoord.stores.lifetime import introduction
 
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 
 
 class World:
-    """The clock and the random numbers, the same wherever this runs. Time stands still unless it is told to go on."""
+    """The clock and the random numbers, the same wherever this runs. The clock stands still unless it is told to go on:
+    then each record of a session is a nanosecond later than the one before.
+    """
 
     monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
     now = START_NS
@@ -42,15 +48,14 @@ def same_everywhere() -> Iterator[World]:
     world, encode = World(), Session.encode
 
     def encode_another(session: Session) -> bytes:
-        known = session._replace(
-            host="node1", pid=4242, start_time=123456, boot_id=bytes(range(16)), alive_id=bytes(16)
-        )
-        return encode(known)[:-16]  # without the namespaces, which were added later
+        process = {"host": "node1", "pid": 4242, "start_time": 123456, "pid_space": 4026531836, "time_space": 4026531834}
+        return encode(session._replace(**process, boot_id=bytes(range(16)), alive_id=bytes(16)))
 
     with (
         patch.object(system, "time", world),
         patch.object(system, "random_bytes", world.random_bytes),
         patch.object(Session, "encode", encode_another),
+        patch.object(Wanted, "inode", lambda wanted, fd: 0),
     ):
         yield world
 
@@ -120,19 +125,19 @@ def make_torn(path: Path, world: World) -> None:
 
 
 def make_voided(path: Path, world: World) -> None:
-    """Torn and voided: in the frame, in the body, and twice at one place, so that the first void is torn itself."""
+    """Torn and voided: in the prefix, further on, and twice at one place, so that the first void is torn itself."""
     write(path, "one", "1")
     write(path, "lost", "x", torn=5)
     write(path, "two", "2")
     write(path, "lost", "x" * 700, torn=300)
     torn = path.stat().st_size
     write(path, "lost", "too")
-    os.truncate(path, path.read_bytes().index(b"\x17\0\0\0", torn) + 20)
+    os.truncate(path, path.read_bytes().index(b"\x25\0\0\0", torn) + 20)
     write(path, "three", "3")
 
 
 def make_durable(path: Path, world: World) -> None:
-    """A durable log whose power failed twice: a record has lost a sector of its value, another that of its frame."""
+    """A durable log whose power failed twice: a record has lost a sector of its value, another that of its prefix."""
     write(path, "one", "1", durable=True)
     for key, lost in (("two", 1), ("three", 0)):
         start = write(path, "lost", b"x" * 2000)
@@ -171,6 +176,9 @@ def make_generations(directory: Path) -> None:
             store.delete_key("b")
             store.compact()
             store.set("behind", "the snapshot")
+    for file in sorted(directory.iterdir()):
+        if parse_name(os.fsencode(file.name)) in (1, 2):  # without inode numbers the log does not remove them
+            file.unlink()
     for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive")]:
         side_car.unlink()
 

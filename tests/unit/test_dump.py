@@ -31,7 +31,7 @@ def test_records_are_told_in_order_whatever_their_kind(path: str) -> None:
 
 
 def test_of_records_longer_than_what_is_read_at_once_all_are_told(path: str) -> None:
-    sizes = [1 << 18, (1 << 18) - 27, 5, 3 << 20, 0]
+    sizes = [1 << 18, (1 << 18) - 29, 5, 3 << 20, 0]
     make(path, lambda handle: [handle.write(b"k", b"x" * size) for size in sizes])
     assert [len(entry.value) for entry in dump(path)][1:] == sizes
     with faulty_os() as faulty:
@@ -52,11 +52,12 @@ def test_a_torn_tail_ends_it_and_a_voided_one_does_not(path: str) -> None:
     assert abs(void.time - entries[3].time) < 60
 
 
-@pytest.mark.parametrize("part", ["frame", "body", "kind"])
+@pytest.mark.parametrize("part", ["length", "check", "time", "kind", "value", "newline", "checksum", "end"])
 def test_damage_is_told_after_what_comes_before_it(part: str, path: str) -> None:
     data = make(path, write_every_kind)
     bad = steps(data)[4]
-    offset = {"frame": bad.start + 2, "body": bad.start + 20, "kind": bad.end - 1}[part]
+    head = {"length": 2, "check": 6, "time": 15, "kind": 22}
+    offset = bad.start + head[part] if part in head else bad.end - {"value": 7, "newline": 6, "checksum": 3, "end": 1}[part]
     put(path, data[:offset] + bytes([data[offset] ^ 8]) + data[offset + 1 :])
     entries = dump(path)
     assert [next(entries).offset for _ in range(4)] == [step.start for step in steps(data)[:4]]
@@ -97,7 +98,7 @@ def test_what_is_no_log_is_said_so(path: str, tmp_path: Path) -> None:
     with pytest.raises(InsecurePathError):
         list(dump(tmp_path))
     Path(path).write_bytes(b"text")
-    with pytest.raises(CorruptLogError, match="no fscoord log"):
+    with pytest.raises(CorruptLogError, match="not a log of fscoord"):
         list(dump(path))
 
 
@@ -119,8 +120,7 @@ def compacted(path: str) -> str:
 
 def next_record(data: bytes, kind: int, value: bytes) -> bytes:
     """A record that follows the last of the whole log `data`."""
-    last, *_ = read_log(data).records[-1]
-    return record.encode(kind, b"", value, 9, 1, int.from_bytes(data[last + 4 : last + 8], "little"))[0]
+    return record.encode(kind, b"", value, 9, 1, record.chain_at_end(data))[0]
 
 
 def test_what_others_may_write_can_be_read_by_people(path: str) -> None:
@@ -156,16 +156,16 @@ def test_a_generation_that_is_not_what_was_to_follow_is_damage_at_its_beginning(
     with (
         faulty_system() as faulty,
         faulty.instead(note),
-        pytest.raises(CorruptLogError, match="no fscoord log" if how == "header" else "to follow") as caught,
+        pytest.raises(CorruptLogError, match="not a log of fscoord" if how == "header" else "to follow") as caught,
     ):
         list(dump(path))
     assert (caught.value.offset, caught.value.path) == (0, path)
     assert opened == closed == [path, file]
 
 
-def test_a_bad_frame_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
+def test_a_bad_prefix_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
     data = make(path, write_every_kind)
-    put(path, data + b"no frame" + b"\xff" * 4)
+    put(path, data + b"no prefix" + b"\xff" * 4)
     with pytest.raises(CorruptLogError) as caught:
         list(dump(path))
     assert caught.value.offset == len(data)
@@ -182,7 +182,7 @@ def test_a_lost_sector_is_torn_where_records_are_synced_as_behind_a_seal_and_dam
     before = Path(path).read_bytes()
     log = read_log(before)
     data = bytearray(before + next_record(before, record.FORWARD, b"n" * 1500))
-    sector = -(-(len(before) + 12) // 512) * 512
+    sector = -(-(len(before) + record.PREFIX_SIZE) // 512) * 512
     data[sector : sector + 512] = bytes(512)
     put(path, bytes(data))
     told = []

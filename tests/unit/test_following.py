@@ -306,7 +306,7 @@ def test_a_generation_that_cannot_be_dumped_is_said_and_closed(what: str, path: 
     before = len(os.listdir("/proc/self/fd"))
     entries = dump(path)
     assert next(entries).generation == 0
-    with pytest.raises(CorruptLogError, match=r"not the generation|no fscoord log"):
+    with pytest.raises(CorruptLogError, match=r"not the generation|not a log of fscoord"):
         list(entries)
     assert len(os.listdir("/proc/self/fd")) == before
 

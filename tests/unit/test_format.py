@@ -1,4 +1,4 @@
-"""docs/format.md, and the logs of its version 1: readable, by fscoord and by a reader written from that page alone."""
+"""docs/format.md, and the logs of its version 2: readable, by fscoord and by a reader written from that page alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import runpy
 import shutil
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from unit.plain_reader import Log, Refused, read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StaleRunError, StoreError
 from fscoord.stores.dump import dump
+from fscoord.stores.verify import verify
 
 DATA = Path(__file__).parent.parent / "data"
-GOLDEN = DATA / "v1"
-GENERATIONS = DATA / "v1-generations"
+GOLDEN = DATA / "v2"
+GENERATIONS = DATA / "v2-generations"
+PRE_RELEASE = DATA / "v1" / "torn.log"
 NEWEST = {b"a": b"1", b"behind": b"the snapshot"}
 
 EVERY_KIND = {
@@ -63,14 +66,19 @@ def test_the_plain_reader_finds_what_was_written(name: str) -> None:
     assert log.queues == ({b"queue": [b"second", b"\0"]} if name == "every-kind" else {})
     assert log.header["durable"] == (name == "durable")
     assert (log.header["lock"], log.header["generation"], log.header["runs"]) == (1, 0, [])
+    assert log.header["lineage"] == log.header["id"]
+    assert log.header["inode"] == log.header["root inode"] == 0, "or a checkout would be a copy"
 
 
 def test_the_plain_reader_finds_who_wrote() -> None:
     log = plain("every-kind")
     process = {"pid": 4242, "start": 123456, "boot": bytes(range(16)), "host": b"node1"}
+    process |= {"pid space": 4026531836, "time space": 4026531834}
     assert log.sessions == {1: process | {"rank": 0, "label": b"first"}, 2: process | {"rank": 1, "label": b""}}
     times = [time for *_, time in log.records]
     assert times == sorted(times)
+    signed = [(writer, time) for *_, writer, time in log.records]
+    assert len(set(signed)) == len(signed), "no two records of a session have the same time"
     assert times[0] == log.header["created"] == 1_767_225_600_000_000_000
 
 
@@ -125,6 +133,7 @@ def test_the_plain_reader_follows_a_golden_log_to_its_newest_generation() -> Non
     assert "".join(kind for _, kind, *_ in newest.records) == "sMPS"
     assert (first.header["generation"], first.header["runs"]) == (0, [(b"job", 3)])
     assert (newest.header["generation"], newest.header["runs"]) == (3, [(b"job", 4)])
+    assert newest.header["lineage"] == first.header["lineage"] == first.header["id"]
     assert (newest.ends, newest.values, newest.queues) == ("whole", NEWEST, {b"queue": [b"first"]})
     assert {number: session["rank"] for number, session in newest.sessions.items()} == {1: 2}
 
@@ -155,30 +164,36 @@ def test_the_same_generations_still_give_the_same_bytes(tmp_path: Path) -> None:
     }
 
 
-# -- what a reader of version 1 does with what it does not know --------------------------------------------------------
+# -- what a reader of version 2 does with what it does not know --------------------------------------------------------
 
 
 def header_bytes(
-    version: int = 1, flags: int = 0, limits: tuple[int, int] = (1024, 1 << 26), more: bytes = b""
+    version: int = 2,
+    flags: int = 0,
+    limits: tuple[int, int] = (1024, 1 << 26),
+    reserved: tuple[bytes, bytes] = (b"", b""),
+    more: bytes = b"",
 ) -> bytes:
     runs = struct.pack("<Hq", 3, 2) + b"job"
-    start = struct.pack("<8sHHI", b"fscoord\n", version, flags, 78 + len(runs) + len(more) + 4)
-    rest = struct.pack("<B3sI4s16s16sQIIH", 1, b"\1\2\3", 0, b"\4\5\6\7", b"i" * 16, b"a" * 16, 0, *limits, 1)
+    start = struct.pack("<8sHHI", b"fscoord\n", version, flags, 110 + len(runs) + len(more) + 4)
+    named = (b"i" * 16, b"i" * 16, 0, 0, 0)
+    rest = struct.pack("<B3sII16s16sQQQII16sH", 1, reserved[0], 0, 0, *named, *limits, reserved[1], 1)
     data = start + rest + runs + more
     return data + struct.pack("<I", zlib.crc32(data))
 
 
 def record_bytes(kind: str, key: bytes, value: bytes, chain: int) -> bytes:
-    body = struct.pack("<IQH", 1, 0, len(key)) + key + value + kind.encode("latin-1")
-    frame = struct.pack("<II", len(body), zlib.crc32(body, chain))
-    return frame + struct.pack("<I", zlib.crc32(frame, chain)) + body
+    length = 29 + len(key) + len(value)
+    check = (length * 2_654_435_761 + chain) % 2**32
+    data = struct.pack("<IIIQHB", length, check, 1, 0, len(key), ord(kind)) + key + value
+    return data + b"\n" + struct.pack("<I", zlib.crc32(data, chain)) + b"\n"
 
 
 def log_bytes(header: bytes, *records: tuple[str, bytes, bytes]) -> bytes:
     data, chain = header, int.from_bytes(header[-4:], "little")
     for kind, key, value in records:
         record = record_bytes(kind, key, value, chain)
-        chain = int.from_bytes(record[4:8], "little")
+        chain = zlib.crc32(record, chain)
         data += record
     return data
 
@@ -193,11 +208,15 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (header_bytes(version=2), "version 2"),
+        (header_bytes(version=1), "version 1 and was written by a pre-release: remove it"),
+        (header_bytes(version=3), "version 3, .*upgrade"),
         (header_bytes(flags=2), "upgrade"),
         (header_bytes(flags=1 << 15), "upgrade"),
         (header_bytes(limits=(2048, 1 << 26)), "upgrade"),
         (header_bytes(limits=(1024, 1 << 27)), "upgrade"),
+        (header_bytes(reserved=(b"\0\0\1", b"")), "upgrade"),
+        (header_bytes(reserved=(b"", b"\1")), "upgrade"),
+        (header_bytes(reserved=(b"", bytes(15) + b"\1")), "upgrade"),
         (header_bytes()[:-1] + b"\0", "checksum"),
         (header_bytes()[:-1], "incomplete"),
         (b"", "no writer has opened it yet"),
@@ -216,8 +235,24 @@ def test_a_header_that_means_something_else_is_refused_by_both_readers(header: b
         assert path.read_bytes() == header
 
 
-def test_reserved_and_later_bytes_and_small_letters_are_ignored(path: Path) -> None:
-    session = struct.pack("<IQ16s16sqHH", 1, 2, b"b" * 16, b"a" * 16, -1, 4, 2) + b"hostlb" + b"what comes later"
+def test_a_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Path) -> None:
+    data = PRE_RELEASE.read_bytes()
+    path.write_bytes(data)
+    remedy = "it has format version 1 and was written by a pre-release: remove it"
+    for use in (FileStore, partial(FileStore, read_only=True), lambda path: list(dump(path))):
+        with pytest.raises(CorruptLogError, match=remedy):
+            use(path)
+    report = verify(path)
+    assert (report.verdict, [finding.says for finding in report.findings]) == ("damaged", [remedy])
+    with pytest.raises(Refused, match="another version"):
+        read_log(data)
+    assert path.read_bytes() == data
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_later_bytes_and_small_letters_are_ignored(path: Path) -> None:
+    fixed = struct.pack("<IQ16s16sqQQHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 4, 2)
+    session = fixed + b"hostlb" + b"what comes later"
     records = [("s", b"", session), ("S", b"k", b"v"), ("z", b"x", b"unknown"), ("S", b"l", b"w")]
     data = log_bytes(header_bytes(more=b"what comes later"), *records)
     path.write_bytes(data)

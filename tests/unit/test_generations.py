@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from unit.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
 from fscoord._log import reader, signpost
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.reader import ASTRAY
 from fscoord._log.successor import Successor, generation_name, parse_name
 from fscoord.stores.dump import dump
@@ -115,10 +117,10 @@ def test_the_seal_says_where_the_snapshot_ends_and_the_chain_there(path: Path) -
     old, new = read_log(path.read_bytes()), read_newest(path)
     size, chain = old.snapshot or (0, 0)
     data = path.with_name(names(path)[0]).read_bytes()
+    assert data[:size].endswith(b"\n")
     (last,) = [record for record in new.records if record[2] == b"behind"]
     assert last[0] == size
-    before = [record for record in new.records if record[0] < size][-1]
-    assert int.from_bytes(data[before[0] + 4 : before[0] + 8], "little") == chain
+    assert chain == zlib.crc32(data[size - 6 : size], int.from_bytes(data[size - 5 : size - 1], "little"))
 
 
 def test_who_was_up_to_date_reads_nothing_twice(path: Path) -> None:
@@ -162,6 +164,13 @@ def test_old_generations_are_removed_and_generation_0_stays(path: Path) -> None:
         assert path.stat().st_size - grown < 80
 
 
+def make_orphan(file: Path, store: FileStore) -> None:
+    """What is left of a process that dies before it can seal the generation before."""
+    file.touch()
+    known = store._log.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
+    file.write_bytes(known.encode())
+
+
 def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
     with FileStore(path) as store, FileStore(path.with_name("other")) as unrelated:
         store.set("k", "v")
@@ -171,7 +180,7 @@ def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
         orphan, locked = path.with_name("store.1.00000000000a"), path.with_name("store.1.00000000000b")
         odd = [path.with_name(name) for name in ("store.1.x", "store.01.00000000000a", "store.x.00000000000a")]
         for file in (orphan, locked, *odd):
-            file.write_bytes(b"")
+            make_orphan(file, store)
         with FileStore(path.with_name("holder")) as holder:
             lock = holder._log._lock.next_on(os.open(locked, os.O_RDWR))
             lock.try_lock()
@@ -482,7 +491,7 @@ def test_names_of_generations_are_told_from_all_others() -> None:
     assert Successor.from_seal(successor.seal() + b"later") == successor
     assert Successor.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
     for cut in range(len(successor.forward())):
-        with pytest.raises(ValueError, match=r"cut short|no name"):
+        with pytest.raises(MalformedRecord, match=r"cut short|no name"):
             Successor.from_forward(successor.forward()[:cut])
 
 
@@ -494,17 +503,17 @@ def test_a_generation_has_a_number_of_ten_digits_and_a_name_of_255_bytes_at_most
     longest = Successor(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
     assert Successor.from_seal(longest.seal(), 6) == longest
     for sealed in (5, 7):
-        with pytest.raises(ValueError, match="not the next"):
+        with pytest.raises(MalformedRecord, match="not the next"):
             Successor.from_seal(longest.seal(), sealed)
     for cut in range(len(longest.seal())):
-        with pytest.raises(ValueError, match=r"cut short|no name"):
+        with pytest.raises(MalformedRecord, match=r"cut short|no name"):
             Successor.from_seal(longest.seal()[:cut])
     for name in (b"l" + longest.name, longest.name.replace(b"l", b"\0", 1), longest.name.replace(b".7.", b".8.")):
         for value, decode in (
             (longest._replace(name=name).seal(), Successor.from_seal),
             (longest._replace(name=name).forward(), Successor.from_forward),
         ):
-            with pytest.raises(ValueError, match="is no name for generation 7"):
+            with pytest.raises(MalformedRecord, match="is no name for generation 7"):
                 decode(value)
 
 
@@ -637,7 +646,8 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
     log = read_log(path.read_bytes())
     assert log.ends == "whole"
     named = Successor(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
-    assert signpost.post(str(path), root, named, session, os.O_RDONLY, os.O_RDWR | os.O_APPEND, set()) is not None
+    ways = os.O_RDONLY, os.O_RDWR | os.O_APPEND
+    assert signpost.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
     found = verify(path)
     assert found.verdict == "damaged"
     assert "no seal before it" in str(found.findings[0].says)
@@ -655,7 +665,7 @@ def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either
         with path.open("ab") as file:
             file.write(b"torn")
         named = Successor(number, bytes([number]) * 16, 0, 0, b"elsewhere")
-        place = signpost.post(str(path), root, named, 1, os.O_RDONLY, os.O_RDWR, set(), place)
+        place = signpost.post(str(path), root, named, 1, time.time_ns(), os.O_RDONLY, os.O_RDWR, set(), place)
         assert place is not None
         assert place.offset == path.stat().st_size
         log = read_log(path.read_bytes())

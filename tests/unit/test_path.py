@@ -141,7 +141,7 @@ def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
     old = os.umask(0o077)
     try:
         with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",)):
-            paths.create(path, b"header", 0o640, durable=False)
+            paths.create(path, lambda _: b"header", 0o640, durable=False)
     finally:
         os.umask(old)
     assert Path(path).read_bytes() == b""
@@ -152,7 +152,7 @@ def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
 def test_a_link_that_fails_otherwise_is_an_error_and_nothing_appears(path: str) -> None:
     failing = pytest.raises(OSError, match="Input/output error")
     with faulty_os() as faulty, faulty.fail(0, errno.EIO, names=("link",)), failing:
-        paths.create(path, b"header", 0o600, durable=False)
+        paths.create(path, lambda _: b"header", 0o600, durable=False)
     assert os.listdir(os.path.dirname(path)) == []
 
 
@@ -169,7 +169,7 @@ def test_a_log_without_the_mode_that_was_asked_for_does_not_stay(path: str) -> N
     try:
         failing = pytest.raises(OSError, match="refused")
         with faulty_os() as faulty, faulty.instead(fail), failing:
-            paths.create(path, b"header", 0o640, durable=False)
+            paths.create(path, lambda _: b"header", 0o640, durable=False)
     finally:
         os.umask(old)
     assert os.listdir(os.path.dirname(path)) == []
@@ -186,7 +186,7 @@ def test_what_stands_where_an_empty_log_was_to_appear_stays_whatever_goes_wrong(
 
     failing = pytest.raises(OSError, match="refused")
     with faulty_os() as faulty, faulty.instead(fail), failing:
-        paths.create(path, b"header", 0o600, durable=False)
+        paths.create(path, lambda _: b"header", 0o600, durable=False)
     assert Path(path).read_bytes() == b"somebody's"
 
 
@@ -200,7 +200,7 @@ def test_a_directory_whose_syncing_is_interrupted_is_closed(path: str, monkeypat
 
     monkeypatch.setattr(paths, "sync_directory", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        paths.create(path, b"header", 0o600, durable=True)
+        paths.create(path, lambda _: b"header", 0o600, durable=True)
     (fd,) = opened
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)

@@ -22,11 +22,11 @@ def test_a_life_is_over_when_all_participants_have_left(participants: int, left:
 
 def test_who_said_more_of_itself_is_known_since_it_said_something_and_keeps_its_rank() -> None:
     roster = Roster(0)
-    roster._meet(3, Session("host", 1, rank=7).encode(), 100)
-    roster._meet(3, Session("host", 1, label="more").encode(), 200)
+    roster._meet(3, Session("host", 1, rank=7, since_ns=100))
+    roster._meet(3, Session("host", 1, label="more", since_ns=200))
     assert roster.sessions[3] == Session("host", 1, label="more", since_ns=100)
     assert roster.ranks == {7: {3}}
-    roster._meet(2, Session("host", 2, rank=7).encode(), 300)
+    roster._meet(2, Session("host", 2, rank=7, since_ns=300))
     assert (roster.ranks, roster._last_session) == ({7: {2, 3}}, 3)
 
 
@@ -39,7 +39,7 @@ def test_the_first_record_of_a_death_counts() -> None:
 
 def test_of_a_life_that_is_over_nothing_is_known_in_the_next() -> None:
     roster = Roster(1)
-    roster._meet(3, Session("host", 1, rank=7).encode(), 100)
+    roster._meet(3, Session("host", 1, rank=7, since_ns=100))
     roster._mourn(3, 100)
     roster.left, roster._is_ended = 1, True
     roster._forget_sessions()

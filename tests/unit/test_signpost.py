@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,15 +13,18 @@ import pytest
 from faults.faulty import faulty_os
 from unit.plain_reader import read_log
 
-from fscoord import _system as system
 from fscoord._log import record, signpost
 from fscoord._log.header import Header
+from fscoord._log.identity import Identity
 from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.signpost import Root
-from fscoord._log.successor import Place, Successor, generation_name
+from fscoord._log.successor import Place, Successor, generation_name, parse_name
 
 CHAIN = 77
 WRITER = 5
+TIME_NS = 10**18
+LINEAGE = b"i" * 16
 
 
 def successor(generation: int, base: bytes = b"log") -> Successor:
@@ -33,14 +37,15 @@ class Log:
 
     def __init__(self, path: Path, kind: int = OFD) -> None:
         self.path = path
-        self.header = Header(b"i" * 16, kind)
+        path.touch(0o600)
+        found = path.stat()
+        self.header = Header(LINEAGE, kind, lineage=LINEAGE, root_inode=found.st_ino, inode=found.st_ino)
         data = self.header.encode()
         _, size, chain = Header.decode(data)
         path.write_bytes(data)
-        path.chmod(0o600)
         self.place = self.start = Place(size, chain)
-        found = path.stat()
-        self.root = Root(self.header, self.start, (found.st_dev, found.st_ino))
+        self.root = Root(self.header, self.start, (found.st_dev, found.st_ino), found.st_ino)
+        self.owner = Identity(LINEAGE, found.st_ino)
         self.keep: set[int] = set()
 
     def add(self, kind: int, value: bytes, key: bytes = b"") -> Place:
@@ -72,8 +77,9 @@ class Log:
     def post(
         self, generation: int, known: Place | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
     ) -> Place | None:
+        ways = os.O_RDONLY, writing
         place = signpost.post(
-            str(self.path), self.root, successor(generation), WRITER, os.O_RDONLY, writing, self.keep, known
+            str(self.path), self.root, successor(generation), WRITER, TIME_NS, *ways, self.keep, known
         )
         assert not self.keep
         return place
@@ -87,7 +93,7 @@ def path(memory: Path) -> Path:
 # -- the hint
 
 
-@pytest.mark.parametrize("before", [0, 1, 11, 12, 26, 27, 300, 430, 431, 432, 433, 512, 5000])
+@pytest.mark.parametrize("before", [0, 1, 7, 8, 28, 29, 207, 208, 209, 300, 444, 445, 446, 512, 5000])
 @pytest.mark.parametrize("base", [b"l", b"l" * 238])
 def test_what_a_forward_record_at_the_end_names_is_seen_whatever_stands_before(
     before: int, base: bytes, path: Path
@@ -154,7 +160,7 @@ def test_a_way_is_read_in_pieces_of_any_size(chunk: int, path: Path, monkeypatch
     assert log.newest() == (2, log.place, False)
 
 
-@pytest.mark.parametrize("kept", [3, 12, 20])
+@pytest.mark.parametrize("kept", [3, 8, 12, 22])
 def test_what_is_torn_ends_the_way_until_it_is_stepped_over(kept: int, path: Path) -> None:
     log = Log(path)
     log.add(record.SEAL, successor(1).seal())
@@ -167,10 +173,9 @@ def test_what_is_torn_ends_the_way_until_it_is_stepped_over(kept: int, path: Pat
 
 
 def read_chain(path: Path) -> int:
-    """The checksum of the last record."""
+    """The chain after the last record."""
     data = path.read_bytes()
-    start = read_log(data).records[-1][0]
-    return int.from_bytes(data[start + 4 : start + 8], "little")
+    return zlib.crc32(data[-6:], int.from_bytes(data[-5:-1], "little"))
 
 
 def test_damage_ends_the_way(path: Path) -> None:
@@ -182,7 +187,7 @@ def test_damage_ends_the_way(path: Path) -> None:
     path.write_bytes(data[: good.offset + 20] + b"x" + data[good.offset + 21 :])
     assert log.newest() == (1, good, True)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="checksum"):
+    with pytest.raises(MalformedRecord, match="checksum"):
         log.post(4)
     assert (path.read_bytes(), log.keep) == (before, set())
 
@@ -201,7 +206,7 @@ def test_what_is_posted_is_a_record_of_the_poster_at_the_end_and_synced(kind: in
     assert place == Place(path.stat().st_size, read_chain(path))
     found = read_log(path.read_bytes())
     assert (found.ends, found.successor) == ("whole", (2, b"\2" * 16, "log.2.020202020202"))
-    assert found.records[-1][4] == WRITER
+    assert found.records[-1][4:] == (WRITER, TIME_NS)
     assert not os.path.lexists(f"{path}.lock")
 
 
@@ -320,7 +325,7 @@ def test_a_file_that_has_taken_the_log_s_place_is_not_written_to(path: Path) -> 
     log = Log(path)
     path.write_bytes(Header(b"j" * 16, OFD).encode())
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="another log by now"):
+    with pytest.raises(MalformedRecord, match="another log by now"):
         log.post(2)
     assert (path.read_bytes(), log.keep) == (before, set())
     path.unlink()
@@ -332,22 +337,37 @@ def test_a_file_that_has_taken_the_log_s_place_is_not_written_to(path: Path) -> 
 # -- removing
 
 
-def make_files(path: Path, names: list[bytes]) -> None:
+def make_files(log: Log, names: list[bytes], **changed: object) -> None:
+    """Make files that belong to `log`, unless what their headers say is `changed`."""
     for name in names:
-        path.with_name(os.fsdecode(name)).write_bytes(b"")
+        file = log.path.with_name(os.fsdecode(name))
+        file.touch()
+        known = log.header._replace(log_id=b"g" * 16, generation=parse_name(name) or 0, inode=file.stat().st_ino)
+        file.write_bytes(known._replace(**changed).encode())  # type: ignore[arg-type]
 
 
 def beside(path: Path) -> set[bytes]:
     return {os.fsencode(name) for name in os.listdir(path.parent)} - {os.fsencode(path.name)}
 
 
+def remove_superseded(log: Log, newest: Successor, before: bytes | None) -> None:
+    signpost.remove_superseded(str(log.path), log.owner, newest, before, log.header.lock_kind, log.keep)
+    assert not log.keep
+
+
+def another(generation: int, random: bytes) -> bytes:
+    """The name of another file of this generation."""
+    return generation_name(b"log", generation, random)
+
+
 @pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
 def test_what_is_superseded_goes_and_what_somebody_may_need_stays(kind: int, path: Path) -> None:
-    Log(path, kind)
-    current, before, left, locked = (successor(number).name for number in (4, 3, 5, 6))
+    log = Log(path, kind)
+    newest, before = successor(4), successor(3).name
+    left, locked = another(4, b"orphan"), another(2, b"locked")
     foreign = [successor(2, b"other").name, b"log.3", b"log.alive", b"log.bell", b"log.3.nothexnothex"]
-    make_files(path, [current, before, left, locked, *foreign])
-    linked = generation_name(b"log", 9, b"linked")
+    make_files(log, [newest.name, before, left, locked, *foreign])
+    linked = another(3, b"linked")
     path.with_name(os.fsdecode(linked)).symlink_to(path.with_name("log.alive"))
     holders = []
     for name in (before, locked):
@@ -356,43 +376,95 @@ def test_what_is_superseded_goes_and_what_somebody_may_need_stays(kind: int, pat
         if kind != SOFT:  # then nobody holds a generation's own lock
             lock.try_lock()
         holders.append(fd)
-    keep: set[int] = set()
     try:
-        signpost.remove_superseded(str(path), current, before, kind, keep)
+        remove_superseded(log, newest, before)
     finally:
         for fd in holders:
             os.close(fd)
-    assert not keep
-    assert beside(path) == {current, *foreign} | ({locked, linked} if kind != SOFT else set())
+    assert beside(path) == {newest.name, linked, *foreign} | ({locked} if kind != SOFT else set())
+
+
+NOT_OWNED = {
+    "another lineage": {"lineage": b"j" * 16},
+    "another first file": {"root_inode": 1},
+    "no number of the first file": {"root_inode": 0},
+    "another file": {"inode": 1},
+    "no number of the file": {"inode": 0},
+}
+
+
+@pytest.mark.parametrize("changed", NOT_OWNED.values(), ids=NOT_OWNED)
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_what_does_not_prove_that_it_belongs_to_the_log_stays(
+    kind: int, changed: dict[str, object], path: Path
+) -> None:
+    log = Log(path, kind)
+    newest, before, left = successor(4), successor(3).name, another(2, b"orphan")
+    make_files(log, [before, left], **changed)
+    remove_superseded(log, newest, before)
+    remove(log)
+    assert beside(path) == {before, left}
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"fscoord\n", b"something else"])
+def test_what_is_not_a_part_of_a_log_stays(content: bytes, path: Path) -> None:
+    log = Log(path)
+    before, left = successor(3).name, another(2, b"orphan")
+    for name in (before, left):
+        path.with_name(os.fsdecode(name)).write_bytes(content)
+    remove_superseded(log, successor(4), before)
+    remove(log)
+    assert beside(path) == {before, left}
+
+
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_a_later_generation_than_the_newest_stays(kind: int, path: Path) -> None:
+    """It is there if the log was restored from a backup: then it is what has happened since."""
+    log = Log(path, kind)
+    newest = successor(4)
+    make_files(log, [another(4, b"orphan"), another(5, b"future")])
+    remove_superseded(log, newest, None)
+    assert beside(path) == {another(5, b"future")}
+    make_files(log, [another(2, b"lesser")], generation=5)
+    remove_superseded(log, newest, another(2, b"lesser"))
+    assert beside(path) == {another(5, b"future"), another(2, b"lesser")}, "what its header says counts"
+
+
+def test_where_inode_numbers_do_not_last_nothing_goes(path: Path) -> None:
+    log = Log(path)
+    before, left = successor(3).name, another(2, b"orphan")
+    make_files(log, [before, left], root_inode=0, inode=0)
+    log.owner = Identity(LINEAGE, 0)
+    remove_superseded(log, successor(4), before)
+    remove(log)
+    assert beside(path) == {before, left}
 
 
 def test_without_a_generation_before_only_what_nobody_locks_goes(path: Path) -> None:
-    Log(path)
-    current, left = successor(1).name, successor(2).name
-    make_files(path, [current, left])
-    keep: set[int] = set()
-    signpost.remove_superseded(str(path), current, None, OFD, keep)
-    assert beside(path) == {current}
-    fd = os.open(path.with_name(os.fsdecode(current)), os.O_RDWR)
+    log = Log(path)
+    newest, left, locked = successor(2), another(1, b"orphan"), another(1, b"locked")
+    make_files(log, [newest.name, left, locked])
+    fd = os.open(path.with_name(os.fsdecode(locked)), os.O_RDWR)
     try:
         lock = LogLock(str(path), fd, OFD, threading.RLock(), set())
         lock.try_lock()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(system.os, "listdir", lambda _: [os.fsdecode(current)])
-            signpost.remove_superseded(str(path), left, None, OFD, keep)
+        remove_superseded(log, newest, None)
     finally:
         os.close(fd)
-    assert (beside(path), keep) == ({current}, set())
+    assert beside(path) == {newest.name, locked}
+    remove_superseded(log, newest, None)
+    assert beside(path) == {newest.name}
 
 
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
-    signpost.remove_log(str(log.path), log.root, cleared, log.keep)
+    signpost.remove_log(str(log.path), log.root, log.owner, cleared, log.keep)
     assert not log.keep
 
 
 def test_a_finished_log_goes_with_its_generations_and_what_stands_beside_it_goes_first(path: Path) -> None:
     log = Log(path)
-    make_files(path, [successor(1).name, successor(2).name, successor(1, b"other").name, b"log.1"])
+    make_files(log, [successor(1).name, successor(2).name, successor(1, b"other").name, b"log.1"])
     cleared: list[tuple[str, bool]] = []
     remove(log, lambda name: cleared.append((name, path.exists())))
     assert cleared == [(str(path), True)]
@@ -403,7 +475,7 @@ def test_a_finished_log_goes_with_its_generations_and_what_stands_beside_it_goes
 @pytest.mark.parametrize("why", ["another name", "another log", "no log", "nothing", "a link"])
 def test_what_is_not_only_the_finished_log_stays_with_all_beside_it(why: str, path: Path) -> None:
     log = Log(path)
-    make_files(path, [successor(1).name])
+    make_files(log, [successor(1).name])
     elsewhere = path.with_name("elsewhere")
     if why == "another name":
         elsewhere.hardlink_to(path)
@@ -424,7 +496,7 @@ def test_what_is_not_only_the_finished_log_stays_with_all_beside_it(why: str, pa
 
 def test_a_log_that_can_t_be_cleared_stays(path: Path) -> None:
     log = Log(path)
-    make_files(path, [successor(1).name])
+    make_files(log, [successor(1).name])
 
     def refuse(_: str) -> None:
         raise PermissionError(errno.EPERM, "no")
