@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from faults.faulty import faulty_os
-from faults.logs import Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
+from faults.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
 from faults.processes import Processes, result
 from faults.test_flips import LOGS, contents, flip
 from hypothesis import given, strategies as st
@@ -49,11 +49,11 @@ def reported(path: str) -> int | None:
 @pytest.mark.parametrize(
     ("name", "verdict", "records", "voids"),
     [
-        ("v1/every-kind.log", "sound", [24], 0),
-        ("v1/torn.log", "torn", [5], 0),
-        ("v1/voided.log", "sound", [13], 2),
-        ("v1/durable.log", "sound", [13], 2),
-        ("v1-generations/generations.log", "sound", [5, 4], 0),
+        ("v2/every-kind.log", "sound", [24], 0),
+        ("v2/torn.log", "torn", [5], 0),
+        ("v2/voided.log", "sound", [13], 2),
+        ("v2/durable.log", "sound", [13], 2),
+        ("v2-generations/generations.log", "sound", [5, 4], 0),
     ],
 )
 def test_the_golden_logs_are_sound(name: str, verdict: str, records: list[int], voids: int) -> None:
@@ -67,14 +67,14 @@ def test_the_golden_logs_are_sound(name: str, verdict: str, records: list[int], 
 def test_a_log_that_is_cut_anywhere_is_torn_and_never_damaged(durable: bool, path: str, rng: random.Random) -> None:
     data = make(path, write_every_kind, durable=durable)
     ends = {step.end for step in steps(data)}
-    for size in rng.sample(moments(data, 82, all_of_them=True), 120):
+    for size in rng.sample(moments(data, HEADER_SIZE, all_of_them=True), 120):
         put(path, data[:size])
         report = verify(path)
-        assert report.verdict == ("sound" if size == 82 or size in ends else "torn")
+        assert report.verdict == ("sound" if size == HEADER_SIZE or size in ends else "torn")
         assert report.generations[0].records == len([end for end in ends if end <= size])
 
 
-@pytest.mark.parametrize("size", [0, 8, 81])
+@pytest.mark.parametrize("size", [0, 8, HEADER_SIZE - 1])
 def test_a_part_of_a_header_is_an_empty_log(size: int, path: str) -> None:
     put(path, make(path, write_every_kind)[:size])
     report = verify(path)
@@ -99,7 +99,7 @@ def test_a_path_that_leads_to_no_log_is_an_error(path: str, tmp_path: Path) -> N
         verify(path)
     with pytest.raises(InsecurePathError):
         verify(tmp_path)
-    os.symlink(DATA / "v1/torn.log", path)
+    os.symlink(DATA / "v2/torn.log", path)
     with pytest.raises(InsecurePathError):
         verify(path)
 
@@ -124,7 +124,7 @@ def test_what_stands_behind_a_damaged_record_is_found_again(path: str) -> None:
     data = make(path, write_every_kind)
     found = steps(data)
     for bad in found[1:-1]:
-        for offset in (bad.start, bad.start + 5, bad.start + 9, bad.start + 13, bad.end - 1):
+        for offset in (*(bad.start + place for place in (0, 5, 9, 13, 20, 22)), bad.end - 6, bad.end - 3, bad.end - 1):
             put(path, flip(data, 8 * offset))
             report = verify(path)
             assert damage(report) == [(bad.start, bad.end - bad.start)]
@@ -198,7 +198,12 @@ def test_a_record_that_says_nothing_sensible_is_damage_whatever_its_checksum(kin
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(b"hello, world", "no fscoord log"), (b"fscoord\n\2\0" + bytes(90), "version 2")]
+    ("data", "says"),
+    [
+        (b"hello, world", "not a log of fscoord"),
+        (b"fscoord\n\1\0" + bytes(120), "version 1 and was written by a pre-release: remove it"),
+        (b"fscoord\n\3\0" + bytes(120), "version 3"),
+    ],
 )
 def test_a_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str) -> None:
     put(path, data)
@@ -269,13 +274,13 @@ def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
         store.set("k", "v")
         store.compact()
     last = steps(contents(path))[-1]
-    chain = int.from_bytes(contents(path)[last.start + 4 : last.start + 8], "little")
+    chain = record.chain_at_end(contents(path))
     behind, _ = record.encode(record.SET, b"k", b"lost", 1, 0, chain)
     with open(path, "ab") as file:
         file.write(behind)
     report = verify(path)
     assert damage(report) == [(last.end, len(behind))]
-    assert "behind the seal" in report.findings[0].says
+    assert "after the seal" in report.findings[0].says
 
 
 def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(
@@ -286,9 +291,9 @@ def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation
     data = contents(file)
     named = Successor(9, bytes(16), 0, 0, generation_name(b"log", 9, bytes(6)))
     forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
-    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    chain = record.chain_at_end(data)
     last, _ = record.encode(record.SET, b"k", forward + b"more", 1, 2, chain)
-    put(file, data + last[: -len(b"moreS")])
+    put(file, data + last[: -len(b"more") - record.TAIL_SIZE])
     assert verify(path).verdict == "torn"
 
 
@@ -368,15 +373,16 @@ def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str
 
 
 @given(st.binary(max_size=40), st.binary(max_size=60), st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1))
-def test_a_frame_tells_what_it_was_chained_over(key: bytes, value: bytes, chain: int, writer: int) -> None:
+def test_a_prefix_tells_what_it_was_chained_over(key: bytes, value: bytes, chain: int, writer: int) -> None:
     data, _ = record.encode(record.SET, key, value, writer, 1, chain)
-    assert resync.implied_chain(data) == chain
+    assert record.implied_chain(data) == chain
+    assert record.chain_if_sound(data, 0) == chain
 
 
 def test_every_record_is_found_from_before_it(path: str) -> None:
     data = make(path, write_every_kind)
     found = steps(data)
-    chains = [int.from_bytes(data[step.start + 4 : step.start + 8], "little") for step in found]
+    chains = [record.chain_at_end(data[: step.end]) for step in found]
     fd = os.open(path, os.O_RDONLY)
     try:
         for before, after, chain in zip(found, found[1:], chains, strict=False):
@@ -387,9 +393,9 @@ def test_every_record_is_found_from_before_it(path: str) -> None:
 
 
 def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its bytes looks like the beginning of a record that reaches to the end."""
+    """At each 16th of its bytes begins what looks like a record of 65 kB, newlines and all."""
     monkeypatch.setattr(resync, "_WORK_MIN", 0)
-    put(path, make(path, write_every_kind) + b"\1\1\1\0" * 100_000)
+    put(path, make(path, write_every_kind) + b"\x0e\1\1\0" + b"\1\1A\1\n\1\1\0\1\n\1\1\x0e\1\1\0" * 25_000)
     with faulty_os() as faulty:
         report = verify(path)
     assert report.verdict == "damaged"
@@ -397,7 +403,7 @@ def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, mon
 
 
 def test_records_longer_than_what_is_read_at_once_are_read_whole(path: str) -> None:
-    sizes = [scan.CHUNK, scan.CHUNK - 27, 5, 3 << 20, 0]
+    sizes = [scan.CHUNK, scan.CHUNK - 29, 5, 3 << 20, 0]
 
     def write(handle: Handle) -> None:
         for size in sizes:

@@ -398,11 +398,11 @@ def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> 
     """A read that brings all that was asked for is not the last one."""
     with FileStore(path) as store, FileStore(path) as reader:
         header = os.path.getsize(path)
-        frame = 27 + len("k0")
-        store.set("k0", b"x" * ((1 << 16) - header - frame))
+        around = 29 + len("k0")
+        store.set("k0", b"x" * ((1 << 16) - header - around))
         assert os.path.getsize(path) > 1 << 16
         for number in range(1, 4):
-            store.set(f"k{number}", b"x" * ((1 << 16) - frame))
+            store.set(f"k{number}", b"x" * ((1 << 16) - around))
         assert reader.check([f"k{number}" for number in range(4)])
 
 

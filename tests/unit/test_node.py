@@ -24,6 +24,9 @@ from fscoord._log.node import node_bell_path
 from fscoord._log.ticket import Ticket
 from fscoord._naps import THREADS, Naps, sleep_through
 
+KEY = (b"x" * 16, 3, 4)
+"""What tells a log from others: its id, and device and inode number of its first file."""
+
 LIMIT_S = 60
 """How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
 
@@ -214,7 +217,7 @@ def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[
 
 
 def bell_of(store: FileStore) -> str:
-    return node_bell_path(store._log.header.log_id)
+    return node_bell_path(store._log.root.key)
 
 
 def _beats(path: str) -> int:
@@ -244,23 +247,26 @@ def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
 def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = Path(node_bell_path(b"x" * 16))
+    path = Path(node_bell_path(KEY))
+    log_id, device, inode = KEY
+    others = [(b"y" * 16, device, inode), (log_id, device + 1, inode), (log_id, device, inode + 1)]
+    assert len({node_bell_path(key) for key in (KEY, *others)}) == 4, "a copy of a log is another"
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     monkeypatch.setattr(system, "hostname", lambda: "another")
-    assert Path(node_bell_path(b"x" * 16)) != path
-    assert Path(node_bell_path(b"x" * 16)).parent == path.parent
+    assert Path(node_bell_path(KEY)) != path
+    assert Path(node_bell_path(KEY)).parent == path.parent
 
 
 def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = place / "runtime"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert node_bell_path(b"x" * 16).startswith(str(place / "node"))
+    assert node_bell_path(KEY).startswith(str(place / "node"))
     runtime.mkdir()
     directory = runtime / f"fscoord-{os.geteuid()}"
     directory.touch(0o600)
-    assert node_bell_path(b"x" * 16).startswith(str(place / "node")), "a file is no directory, whosever it is"
+    assert node_bell_path(KEY).startswith(str(place / "node")), "a file is no directory, whosever it is"
     directory.unlink()
-    assert node_bell_path(b"x" * 16).startswith(str(runtime))
+    assert node_bell_path(KEY).startswith(str(runtime))
 
 
 @pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
@@ -280,7 +286,7 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
         else:
             monkeypatch.setattr(node, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
     with pytest.raises(OSError) as caught:
-        node_bell_path(b"x" * 16)
+        node_bell_path(KEY)
     assert caught.value.errno not in (None, errno.ENOENT), "it says what is wrong with the directory"
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:

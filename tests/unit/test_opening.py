@@ -196,11 +196,11 @@ def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> N
 def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "_shared", weakref.WeakValueDictionary())
     monkeypatch.setattr(shared, "_guard", guard := [threading.RLock()])
-    before, log = guard[0], shared.shared_by(b"")
+    before, log = guard[0], shared.shared_by((b"", 1, 2))
     mutex, log.busy = log.mutex, True
     shared._after_fork_in_child()
     assert guard[0] is not before
     assert len(guard) == 1
     assert log.mutex is not mutex
     assert not log.busy
-    assert shared.shared_by(b"") is log
+    assert shared.shared_by((b"", 1, 2)) is log

@@ -422,7 +422,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
 
 
 def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
-    """Its body is longer by the key and what stands before it; other records hold nothing that is asked for."""
+    """It is longer by the key and what stands around both; other records hold nothing that is asked for."""
     least, chain, data = 20, 77, b""
     expected: list[spill.Spot] = []
 
@@ -430,7 +430,7 @@ def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
         nonlocal chain, data
         more, chain = record.encode(kind, key, value, 1, 2, chain)
         data += more
-        return len(data) - 1 - len(value)
+        return len(data) - 6 - len(value)
 
     add(record.SESSION, b"", bytes(100))
     add(record.BELL, b"", b"")

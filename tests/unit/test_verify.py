@@ -286,7 +286,7 @@ def test_a_record_is_found_wherever_it_begins_in_what_is_searched_at_once(
 def test_what_promises_more_than_the_file_holds_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resync, "_WORK_MIN", 0)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
-    junk = b"\1\1\1\0" * 500  # each the beginning of a record of 65 kB
+    junk = b"\1\1\1\0\1\1A\1\1\1\1\0\1\1\1\1" * 500  # each the beginning of a record of 65 kB
     assert found_behind(path, junk, data) == Place(1 + len(junk), 5)
 
 
