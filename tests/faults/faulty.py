@@ -35,6 +35,11 @@ EVERY = (
     "symlink",
     "readlink",
     "posix_fadvise",
+    "scandir",
+    "chown",
+    "getxattr",
+    "setxattr",
+    "removexattr",
     *LOCKS,
 )
 """Every call that may reach a file system."""

@@ -14,8 +14,13 @@ from contextlib import contextmanager
 from itertools import pairwise, product
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from fscoord import _system as system
+from fscoord._log.header import Header
+from fscoord._log.identity import Identity
+from fscoord._log.malformed import MalformedRecord
+from fscoord._log.opening import Wanted
 
 SECTOR, PAGE = 512, 4096
 FEW = 3
@@ -324,7 +329,7 @@ def crashes(recorder: RecordingOs, *, deep: bool = False) -> Iterator[Crash]:
 
 
 def put_state(directory: str, state: State) -> None:
-    """Let `directory` hold the files of `state` and no others."""
+    """Let `directory` hold the files of `state` and no others. See `same_files`."""
     for name in os.listdir(directory):
         os.unlink(os.path.join(directory, name))
     for name, data in state.items():
@@ -336,9 +341,30 @@ def put_state(directory: str, state: State) -> None:
 
 
 @contextmanager
+def same_files(number: Callable[[], int] | None = None) -> Iterator[None]:
+    """Let files that `put_state` has made anew be those that they stand for: after a power failure a file has the inode
+    number that it had. So it is the one that its header names; `number` gives those of new files, if not the system.
+    """
+    real_inode, owns = Wanted.inode, Identity.owns
+
+    def inode(wanted: Wanted, fd: int) -> int:
+        found = real_inode(wanted, fd)
+        try:
+            return Header.decode(os.pread(fd, 4096, 0))[0].inode
+        except (OSError, MalformedRecord):  # it is being written, by a descriptor that may read nothing
+            return found if number is None else number()
+
+    with (
+        patch.object(Wanted, "inode", inode),
+        patch.object(Identity, "owns", lambda self, header, _: owns(self, header, header.inode)),
+    ):
+        yield
+
+
+@contextmanager
 def repeatable(start: int = 0) -> Iterator[None]:
-    """Let all that is drawn at random from `start` on, and the wall clock, be the same in every repetition, so that
-    states are, too.
+    """Let all that is drawn at random from `start` on, inode numbers, and the wall clock, be the same in every
+    repetition, so that states are, too.
     """
     drawn = [start]
     real_bytes, real_time = system.random_bytes, system.time
@@ -357,6 +383,7 @@ def repeatable(start: int = 0) -> Iterator[None]:
     fake: Callable[[int], bytes] = random_bytes
     system.random_bytes, system.time = fake, Time("time")
     try:
-        yield
+        with same_files(lambda: (1 << 40) + drawn[0]):
+            yield
     finally:
         system.random_bytes, system.time = real_bytes, real_time

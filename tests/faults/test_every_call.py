@@ -13,14 +13,14 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
 from faults.faulty import EVERY, LOCKS, FaultyOs, faulty_system
-from faults.persistence import State, put_state
+from faults.persistence import State, put_state, same_files
 from unit.plain_reader import read_newest
 
 from fscoord import (
@@ -97,10 +97,11 @@ def test_every_public_operation_is_tried() -> None:
 
 
 @pytest.fixture
-def directory(memory: Path) -> Path:
+def directory(memory: Path) -> Iterator[Path]:
     directory = memory / "work"
     directory.mkdir()
-    return directory
+    with same_files():
+        yield directory
 
 
 def make_base(directory: Path, *, durable: bool, compactions: int, lock: str = "ofd") -> State:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.faulty import faulty_system
-from faults.persistence import put_state
+from faults.persistence import put_state, same_files
 from faults.test_compaction import in_child
 from faults.test_every_call import CONDITIONS, OPERATIONS, make_base, must_void, nothing
 from unit.plain_reader import read_newest
@@ -22,10 +22,11 @@ WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "que
 
 
 @pytest.fixture
-def directory(memory: Path, mounts_stay: None) -> Path:
+def directory(memory: Path, mounts_stay: None) -> Iterator[Path]:
     directory = memory / "work"
     directory.mkdir()
-    return directory
+    with same_files():
+        yield directory
 
 
 def perform(path: Path, operation: str, condition: Any, number: int, part: float, names: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from contract.places import Thread, wait_in_vain
+from faults.logs import HEADER_SIZE
 from unit.plain_reader import read_log
 
 from fscoord import (
@@ -95,7 +96,7 @@ WAYS: dict[str, tuple[Callable[[Path], None], str]] = {
     "deleted and created": (create_again, "was replaced by another file"),
     "replaced by a link": (replace_by_a_link, "was replaced by another file"),
     "truncated to nothing": (truncate_to(0), "was truncated to"),
-    "truncated to its header": (truncate_to(82), "was truncated to 82 bytes"),
+    "truncated to its header": (truncate_to(HEADER_SIZE), f"was truncated to {HEADER_SIZE} bytes"),
     "truncated by a byte": (lambda path: os.truncate(path, path.stat().st_size - 1), "was truncated"),
 }
 IN_TWO_STEPS = {"deleted and created", "replaced by a link"}
@@ -281,7 +282,9 @@ FOREIGN = {
     "the beginning of the magic": b"fsco",
     "the magic's lower half": b"fscoord",
     "something like the magic": b"fscoord\r\n" + bytes(90),
-    "a header that is cut at its end, and more": b"fscoord\n\1\0" + bytes(80),
+    "a header that is cut at its end, and more": b"fscoord\n\2\0" + bytes(HEADER_SIZE - 10),
+    "a header of version 1 and nothing more": b"fscoord\n\1\0" + bytes(72),
+    "the beginning of a header of version 3": b"fscoord\n\3\0",
 }
 
 
@@ -312,8 +315,8 @@ def test_an_empty_file_becomes_a_log_but_not_for_a_reader(path: Path) -> None:
 
 def test_a_header_that_its_writer_did_not_finish_is_written_anew(path: Path) -> None:
     make_log(path)
-    header = path.read_bytes()[:82]
-    for size in range(8, 82):
+    header = path.read_bytes()[:HEADER_SIZE]
+    for size in range(8, HEADER_SIZE):
         path.write_bytes(header[:size])
         with untouched(path.parent), pytest.raises(StoreUnavailableError, match="no writer has opened it yet"):
             FileStore(path, read_only=True)

@@ -18,8 +18,8 @@ from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError
 
-STARTS = [0, 1, 100, 500, 501, 510, 511]
-"""Where in its sector the record begins: its frame has 12 bytes, and lies in one sector or in two."""
+STARTS = [0, 1, 100, 504, 505, 510, 511]
+"""Where in its sector the record begins: its prefix has 8 bytes, and lies in one sector or in two."""
 SIZES = [60, 450, 512, 900, 1500]
 
 
@@ -37,10 +37,10 @@ def make_log(path: str, start: int, size: int, *, durable: bool = True) -> tuple
     with opened(path, durable=durable) as handle:
         handle.write(b"first", b"value")
         here = os.path.getsize(path)
-        handle.write(b"padding", b"x" * ((start - here - 12 - 15 - 7) % SECTOR))
+        handle.write(b"padding", b"x" * ((start - here - 29 - 7) % SECTOR))
         begin = os.path.getsize(path)
         assert begin % SECTOR == start
-        handle.write(b"last", b"y" * (size - 12 - 15 - 4))
+        handle.write(b"last", b"y" * (size - 29 - 4))
         assert os.path.getsize(path) == begin + size
     return contents(path), begin
 
@@ -84,7 +84,7 @@ def test_a_record_that_was_not_synced_is_torn_whatever_sectors_of_it_are_lost(st
         assert look_at(path)[:-2] == kept
 
 
-@pytest.mark.parametrize("start", [0, 100, 501, 511])
+@pytest.mark.parametrize("start", [0, 100, 505, 511])
 def test_the_power_may_fail_again_while_the_tear_is_voided(start: int, path: str) -> None:
     """The void is one sector, and was synced before the record behind it was written."""
     data, begin = make_log(path, start, 900)
@@ -97,7 +97,7 @@ def test_the_power_may_fail_again_while_the_tear_is_voided(start: int, path: str
             handle.write(b"new", b"value")
         voided = contents(path)
         void, *others = [step for step in steps(voided) if step.start >= begin]
-        for state in [first, voided[: void.start], voided[: void.start] + bytes(35), voided[: void.end]]:
+        for state in [first, voided[: void.start], voided[: void.start] + bytes(37), voided[: void.end]]:
             put(path, state)
             assert look_at(path) == kept
             with opened(path) as handle:
@@ -134,7 +134,7 @@ def test_what_no_power_failure_does_to_the_last_record_is_damage(start: int, pat
     _, (first, second), (third, end), *_ = sectors(begin, len(data))
     states = {
         "a byte changed": flipped(data, begin + 700),
-        "a byte of the frame changed": flipped(data, begin + 5),
+        "a byte of the prefix changed": flipped(data, begin + 5),
         "zeros, but not of a whole sector": data[:first] + bytes(SECTOR - 1) + data[second - 1 :],
         "something else in a sector": data[:first] + b"z" * SECTOR + data[second:],
         "something behind it": data + b"more" * 4,
@@ -151,7 +151,7 @@ def flipped(data: bytes, offset: int) -> bytes:
     return data[:offset] + bytes([data[offset] ^ 255]) + data[offset + 1 :]
 
 
-@pytest.mark.parametrize("start", [0, 501])
+@pytest.mark.parametrize("start", [0, 505])
 def test_a_log_that_is_not_durable_does_not_take_a_lost_sector_for_a_tear(start: int, path: str) -> None:
     data, begin = make_log(path, start, 1500, durable=False)
     (_, first), (middle, end), *_ = sectors(begin, len(data))
@@ -161,8 +161,8 @@ def test_a_log_that_is_not_durable_does_not_take_a_lost_sector_for_a_tear(start:
         look_at(path)
 
 
-def test_a_record_as_a_value_is_no_record_behind_a_lost_frame_unless_it_is_whole(path: str) -> None:
-    """A record that holds a copy of a log and has lost its frame can't be told from damage: then it is called that."""
+def test_a_record_as_a_value_is_no_record_behind_a_lost_prefix_unless_it_is_whole(path: str) -> None:
+    """A record that holds a copy of a log and has lost its prefix can't be told from damage: then it is called that."""
     copy = make(path + "-copy", lambda handle: handle.write(b"k", b"v"))
     for value, damaged in ((copy, True), (copy[HEADER_SIZE:-1], True), (copy[HEADER_SIZE : HEADER_SIZE + 50], False)):
         path += "+"

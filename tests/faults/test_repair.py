@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults.faulty import faulty_os
-from faults.logs import Step, complete, look_at, make, put, steps, tear, write_every_kind
+from faults.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
 from faults.test_flips import LOGS, contents, flip
 from unit.plain_reader import read_log
 
@@ -88,7 +88,7 @@ def test_all_before_the_damage_is_kept_and_all_behind_it_if_asked_for(path: str,
             (step.start, step.end - step.start) for step in found if step.start >= bad.start
         ]
         assert [one.is_certain for one in dropped] == [False] + [True] * (len(dropped) - 1)
-        assert done.kept == len([step for step in found if step.end <= bad.start and data[step.end - 1] != record.BELL])
+        assert done.kept == len([step for step in found if step.end <= bad.start and data[step.start + record.KIND_AT] != record.BELL])
         done, dropped = mend(path, output, salvage=True)
         assert look_at(output) == data_of([step for step in found if step is not bad])
         assert [(one.offset, one.size) for one in dropped] == [(bad.start, bad.end - bad.start)]
@@ -102,7 +102,7 @@ def test_what_is_left_out_is_named_by_its_kind_and_key(path: str, output: str) -
     assert (first.kind, first.key, first.value_size, first.writer, first.is_certain) == ("set", b"b", 2, 1, False)
     assert "checksum" in first.why
     assert (second.kind, second.key, second.value_size, second.writer, second.is_certain) == ("set", b"c", 1, 1, True)
-    assert "behind the damage" in second.why
+    assert "after the damage" in second.why
     put(path, flip(data, 8 * bad.start))
     _, (first, second) = mend(path, output)
     assert (first.kind, first.key, first.size) == ("", b"", bad.end - bad.start)
@@ -117,7 +117,7 @@ def test_whatever_the_damage_the_copy_holds_only_what_was_written(name: str, pat
     for _ in range(8):
         damaged = bytearray(data)
         for _ in range(rng.choice([1, 1, 3])):
-            start = rng.randrange(82, len(data))
+            start = rng.randrange(HEADER_SIZE, len(data))
             for offset in range(start, min(start + rng.choice([1, 5, 60, 600]), len(data))):
                 damaged[offset] = rng.choice([0, 255, rng.randrange(256)])
         put(path, bytes(damaged))
@@ -243,7 +243,7 @@ def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
     """Append to generation 0 that `generation` is the newest, or what names none."""
     data = contents(path)
     named = Successor(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
-    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    chain = record.chain_at_end(data)
     put(path, data + record.encode(record.FORWARD, b"", named.forward() if value is None else value, 1, 2, chain)[0])
 
 
@@ -282,7 +282,7 @@ def test_a_header_that_is_damaged_is_made_do_without_only_if_asked_for(newest: s
         repair(path, output, write=True)
     found, dropped = mend(path, output, salvage=True)
     assert found.source == newest
-    assert [(one.offset, one.size, one.why) for one in dropped] == [(0, 82, "the header is damaged")]
+    assert [(one.offset, one.size, one.why) for one in dropped] == [(0, HEADER_SIZE, "the header is damaged")]
     assert content(output) == expected
 
 
@@ -408,7 +408,7 @@ def test_what_holds_no_record_is_refused(make_bad: Callable[[bytes], bytes], pat
 
 def test_a_record_of_a_newer_version_is_left_out(path: str, output: str, rng: random.Random) -> None:
     data = make(path, lambda handle: handle.write(b"k", b"v"))
-    chain = int.from_bytes(data[steps(data)[-1].start + 4 :][:4], "little")
+    chain = record.chain_at_end(data)
     strange, chain = record.encode(ord("Q"), b"", b"", 1, 0, chain)
     behind, _ = record.encode(record.SET, b"k", b"w", 1, 0, chain)
     put(path, data + strange + behind)

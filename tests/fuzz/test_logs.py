@@ -145,13 +145,13 @@ def bounded(call: Callable[[], object]) -> str:
 def bombs() -> dict[str, Callable[[bytes, int, int], bytes]]:
     """Logs that promise more than they hold, made of the bytes, the size and the chain of an empty one."""
 
-    def frame(length: int, chain: int) -> bytes:
+    def prefix(length: int, chain: int) -> bytes:
         return struct.pack("<II", length, (length * 2_654_435_761 + chain) % 2**32) + bytes(15)
 
     return {
-        "the longest record": lambda data, _, chain: data + frame(record.RECORD_MAX, chain),
-        "a record longer than any": lambda data, _, chain: data + frame(0xFFFFFFFF, chain),
-        "a hole of a gigabyte": lambda data, _, chain: data + frame(record.RECORD_MAX, chain) + bytes(100),
+        "the longest record": lambda data, _, chain: data + prefix(record.RECORD_MAX, chain),
+        "a record longer than any": lambda data, _, chain: data + prefix(0xFFFFFFFF, chain),
+        "a hole of a gigabyte": lambda data, _, chain: data + prefix(record.RECORD_MAX, chain) + bytes(100),
         "a header that names many runs": lambda data, *_: data[:108] + b"\xff\xff" + data[110:],
         "a header of 64 KiB": lambda data, *_: data[:12] + (65536).to_bytes(4, "little") + data[16:],
     }

@@ -81,7 +81,7 @@ def test_a_void_counts_only_at_the_edge_of_a_sector(descriptor: int) -> None:
         assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
 
 
-def test_behind_a_lost_frame_too_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
+def test_behind_a_lost_prefix_too_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
     for named, verdict in ((510, Skip), (509, Damage)):
         os.ftruncate(descriptor, 0)
         write(descriptor, (1030, b"the rest of a record"), (2048, record.encode_void(named, 1, 2, CHAIN)[0]))
@@ -110,7 +110,7 @@ def test_a_void_may_lie_further_than_its_place_if_zeros_lie_between(path: str) -
     assert look_at(path)[-1][1] == b"new"
 
 
-def test_a_frame_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(path: str) -> None:
+def test_a_prefix_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(path: str) -> None:
     """Of a durable log: the zero is what was written there, so that a flipped bit elsewhere is damage."""
 
     def write_records(handle) -> None:
@@ -128,8 +128,8 @@ def test_a_frame_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(path
     assert caught.value.offset == start
 
 
-def test_a_frame_whose_end_is_zero_and_lost_with_its_sector_is_torn(path: str) -> None:
-    """Of a durable log: the frame is sound all the same, but nothing behind it is what was written."""
+def test_a_prefix_whose_end_is_zero_and_lost_with_its_sector_is_torn(path: str) -> None:
+    """Of a durable log: the prefix is sound all the same, but nothing behind it is what was written."""
     data = make(path, lambda handle: handle.write(b"k", b"x"), durable=True)
     chain = record.chain_at_end(data)
     padding, chain = record.encode(record.SET, b"", b"x" * ((505 - len(data) - 29) % SECTOR), 1, 2, chain)
@@ -146,7 +146,7 @@ def test_a_frame_whose_end_is_zero_and_lost_with_its_sector_is_torn(path: str) -
     assert [found[1] for found in look_at(path)] == [b"k", b""]
 
 
-def test_more_than_a_record_behind_a_lost_frame_is_damage(descriptor: int) -> None:
+def test_more_than_a_record_behind_a_lost_prefix_is_damage(descriptor: int) -> None:
     write(descriptor, (100, b"x" * 10), (record.RECORD_MAX + 600, b"x"))
     assert isinstance(examine(descriptor, 510, CHAIN, durable=True), Damage)
     os.ftruncate(descriptor, 0)
@@ -202,7 +202,7 @@ def test_a_bad_record_of_a_durable_log_that_ends_with_a_sector_has_lost_none(mor
 
 
 @pytest.mark.parametrize(("more", "verdict"), [(0, Torn), (1, Damage)])
-def test_a_lost_frame_is_that_of_one_record_and_no_longer_than_that(
+def test_a_lost_prefix_is_that_of_one_record_and_no_longer_than_that(
     more: int, verdict: type, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "RECORD_MAX", 1000)
