@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from faults.faulty import COUNTED, FaultyOs, faulty_os
 from faults.logs import opened, steps
+from faults.persistence import same_files
 from unit.plain_reader import read_log
 
 from fscoord import FileStore, FscoordError, StoreUnavailableError
@@ -135,7 +136,7 @@ def next_size(path: str, content: bytes, introduced: bool) -> int:
     copy = path + "-copy"
     Path(copy).write_bytes(Path(path).read_bytes())
     os.chmod(copy, 0o600)
-    with FileStore(copy) as store:
+    with same_files(), FileStore(copy) as store:
         store.set("k", content)
     starts = [record[0] for record in read_log(Path(copy).read_bytes()).records]
     return os.path.getsize(path) + (os.path.getsize(copy) - starts[-1] if introduced else starts[-1] - starts[-2])

@@ -473,7 +473,7 @@ def test_a_store_works_without_its_liveness_file(
         assert lives(store) == {1: "unknown", 2: "unknown"}
         assert store.dead_ranks([1]) == []
     assert len(caplog.records) == 2, "each handle says so once"
-    assert all("nobody can tell whether this process lives" in record.getMessage() for record in caplog.records)
+    assert all("other processes can't tell whether this one lives" in record.getMessage() for record in caplog.records)
 
 
 def test_where_the_kernel_has_no_locks_everybody_is_unknown(path: str) -> None:

@@ -572,9 +572,10 @@ def test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it(
     """A writer may be in the middle of voiding what is torn."""
     examine, looks = tail.examine, []
 
-    def examine_too_soon(fd: int, offset: int, chain: int, *, durable: bool) -> tail.Skip | tail.Torn | tail.Damage:
+    def examine_too_soon(fd: int, offset: int, chain: int, zeros: tail.Zeros, *, durable: bool) -> tail.Verdict:
         looks.append(offset)
-        return tail.Damage(offset, "seen too soon") if len(looks) == 1 else examine(fd, offset, chain, durable=durable)
+        too_soon = tail.Damage(offset, "seen too soon")
+        return too_soon if len(looks) == 1 else examine(fd, offset, chain, zeros, durable=durable)
 
     with FileStore(path) as store, FileStore(path) as reader:
         store.set("k", "1")

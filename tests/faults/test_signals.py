@@ -171,7 +171,7 @@ def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
     while reached:
         number += 1
         at = At(number, interrupt)
-        run(at, lambda: paths.create(f"{path} {number}", b"header", 0o600, durable=True))  # noqa: B023 - called at once
+        run(at, lambda: paths.create(f"{path} {number}", lambda _: b"header", 0o600, durable=True))  # noqa: B023 - called at once
         reached = at.reached
         assert descriptors() == open_before, at.where
     assert number > 10
