@@ -19,7 +19,7 @@ T = TypeVar("T")
 NAME = "log"
 LOCKS = (1, 1, 1, 1, 1, 1, 2, 7)
 KINDS = b"SICAMDPOSICAMDPOsblXZfEqQV\0"
-INTERESTING = (0, 1, 2, 11, 12, 14, 15, 16, 255, 511, 512, 1024, 1025, 65535, 1 << 26, 1 << 31, (1 << 32) - 1)
+INTERESTING = (0, 1, 2, 7, 8, 9, 22, 23, 28, 29, 30, 37, 255, 511, 512, 1024, 1025, 65535, 1 << 26, 1 << 31, (1 << 32) - 1)
 
 
 class Source:
@@ -63,6 +63,9 @@ def _header(source: Source, number: int) -> Header:
         log_id=bytes([number]) * 16,
         lock_kind=1 if not source.chance(16) else source.choice(LOCKS),
         durable=source.chance(16),
+        lineage=bytes(16),
+        root_inode=source.choice((0, 0, 0, 0, 5)),  # of a copy, if it is not 0
+        inode=source.choice((0, 0, 0, 0, 6)),
         generation=number if not source.chance(16) else source.below(4),
         runs=runs,
         life=0 if not source.chance(16) else source.choice(INTERESTING),
@@ -95,7 +98,9 @@ def _file(source: Source, header: Header, following: Successor | None) -> tuple[
 def _record(source: Source, kind: int, following: Successor | None, chain: int) -> tuple[bytes, int]:
     writer = source.choice((1, 1, 1, 2, 3, 0, (1 << 24) - 1, (1 << 32) - 1))
     time_ns = source.choice((0, 1, 1_800_000_000_000_000_000, (1 << 64) - 1))
-    key = source.choice((b"k", b"a", b"n", b"", b"\xff\0", b"k" * 1025, b"k" * 65535))
+    key = source.choice((b"k", b"a", b"n", b"", b"\xff\0", b"k" * 1024))
+    if source.chance(48):  # too long for any record
+        key = source.choice((b"k" * 1025, b"k" * 65535))
     value = _value(source, kind, following)
     if kind in b"sblXZfEMV":
         key = b""

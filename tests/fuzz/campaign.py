@@ -21,6 +21,7 @@ with atheris.instrument_imports(include=["fscoord"]):
 
     from fscoord._log import record
     from fscoord._log.header import Header
+    from fscoord._log.malformed import MalformedRecord
     from fscoord._log.session import Session
     from fscoord._log.successor import Successor
 
@@ -48,7 +49,7 @@ def decoder(data: bytes) -> None:
     for decode in (record.decode_pairs, Session.decode, Successor.from_seal, Successor.from_forward, Header.decode):
         try:
             decode(data)
-        except ValueError:
+        except MalformedRecord:
             continue
 
 

@@ -306,6 +306,11 @@ class Os(ModuleType):
         self._files.rng.shuffle(names)
         return names
 
+    def getxattr(self, path: str, _: str) -> bytes:
+        self._files.scheduler.step("getxattr", path)
+        self._find(path)
+        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
+
     def stat(self, path: str, *, follow_symlinks: bool = True) -> Any:
         self._files.scheduler.step("stat", path)
         return _status(self._find(path))
@@ -406,4 +411,5 @@ def _status(inode: Inode) -> Any:
         st_size=len(inode.data),
         st_mode=inode.mode,
         st_uid=os.geteuid(),
+        st_gid=os.getegid(),
     )
