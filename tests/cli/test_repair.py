@@ -30,7 +30,7 @@ def test_without_yes_it_only_says_what_would_be_left_out(fscoord, path, damaged,
     assert done.code == 1
     first, second, third, last = done.out.decode().splitlines()
     assert "checksum does not match (set second, a value of 15 bytes, by session 1, as it says of itself)" in first
-    assert "it stands behind the damage (set third, a value of 14 bytes, by session 1)" in second
+    assert "it stands after the damage (set third, a value of 14 bytes, by session 1)" in second
     assert "2 records would be copied, 2 would be left out" in third
     assert last == f"{path}.new was not written: that needs --yes"
     assert sorted(os.listdir(tmp_path)) == before
