@@ -235,6 +235,37 @@ def test_a_torn_tail_is_voided_before_the_seal(path: Path) -> None:
     assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-4:] == ["V", "s", "X", "Z"]
 
 
+def kill_writer(file: Path, size: int) -> None:
+    """Let a writer die after `size` bytes of a record that it appends to `file`."""
+    with FileStore(file.parent / "store", compact_bytes=None) as store:
+        store.set("introduced", "1")
+        start = file.stat().st_size
+        store.set("torn", "x" * 1000)
+    os.truncate(file, start + size)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_zeros_of_one_generation_are_not_taken_for_those_of_the_next(again: bool, path: Path) -> None:
+    """A void at the same place of the next file is found by who has looked through the zeros of the one before."""
+    with FileStore(path, compact_bytes=None) as store:
+        store.set("k", "1")
+        with FileStore(path, compact_bytes=None) as late, FileStore(path, read_only=True) as reader:
+            for _ in range(1 + again):
+                os.truncate(store._log.file, os.path.getsize(store._log.file) + 100_000)
+                assert late.get("k") == reader.get("k") == b"1"
+                store.compact()
+                assert store.get("k") == late.get("k") == reader.get("k") == b"1"
+            store.set("long", bytes(3000))
+            kill_writer(Path(store._log.file), 300)
+            store.set("k", "2")
+            assert [handle.get("k") for handle in (store, late, reader)] == [b"2"] * 3
+            with FileStore(path, read_only=True) as fresh:  # which reads generation 0, if nothing leads past it
+                assert fresh.get("k") == b"2"
+            late.set("l", "3")
+            assert store.get("l") == reader.get("l") == b"3"
+    assert verify(path).verdict == "sound"
+
+
 def test_a_torn_forward_record_is_stepped_over_by_the_next(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
