@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEDULES = "tests/simulation/test_schedules.py"
+FLIPS = "tests/faults/test_flips.py::test_every_single_flipped_bit_is_damage_or_changes_nothing"
+MOVED = "tests/faults/test_moved_logs.py"
 
 
 class Mutant(NamedTuple):
@@ -60,8 +62,8 @@ MUTANTS = (
     Mutant(
         "a torn record is taken for one byte longer than it said",
         "_log/record.py",
-        "    return int(length)\n\n\ndef encode_void",
-        "    return int(length) + 1\n\n\ndef encode_void",
+        "    return int(length)\n\n\ndef implied_chain",
+        "    return int(length) + 1\n\n\ndef implied_chain",
         ("tests/unit/test_record.py",),
     ),
     Mutant(
@@ -139,11 +141,137 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "a frame's checksum is not looked at",
+        "the check of a length is not looked at",
         "_log/record.py",
-        "    if crc32(padded[:8], chain) != checksum or not BODY_MIN <= length <= BODY_MAX:",
-        "    if not BODY_MIN <= length <= BODY_MAX:",
-        ("tests/faults/test_flips.py::test_every_single_flipped_bit_is_damage_or_changes_nothing",),
+        "    if (length * _MULTIPLIER + chain) & _MASK != check or not RECORD_MIN <= length <= RECORD_MAX:",
+        "    if not RECORD_MIN <= length <= RECORD_MAX:",
+        (FLIPS,),
+    ),
+    Mutant(
+        "the check of a length does not depend on the chain",
+        "_log/record.py",
+        "    check = (length * _MULTIPLIER + chain) & _MASK\n",
+        "    check = (length * _MULTIPLIER) & _MASK\n",
+        ("tests/unit/test_record.py",),
+    ),
+    Mutant(
+        "the checksum of the last of many records is not compared",
+        "_log/record.py",
+        "        if last != _pack_tail(10, checksum, 10):\n            return _decode_each(data, chain)\n",
+        "",
+        (FLIPS,),
+    ),
+    Mutant(
+        "nothing lies between a record and its checksum, so that the chain begins anew with each",
+        "_log/record.py",
+        "_pack_head, _pack_tail = _HEAD.pack, _TAIL.pack\n",
+        "_pack_head = _HEAD.pack\n"
+        'def _pack_tail(_, checksum, __):\n    return Struct("<IBB").pack(checksum, 10, 10)\n',
+        ("tests/unit/test_record.py::test_chain_depends_on_every_record_before",),
+    ),
+    Mutant(
+        "a key is as long as a record says",
+        "_log/record.py",
+        "        if split > stop or key_size > 1024:",
+        "        if split > stop:",
+        ("tests/unit/test_record.py",),
+    ),
+    Mutant(
+        "a record whose end is a newline may be torn",
+        "_log/tail.py",
+        '        torn = read_at(fd, end - 1, 1) in (b"", b"\\0")',
+        '        torn = read_at(fd, end - 1, 1) in (b"", b"\\0", b"\\n")',
+        (FLIPS,),
+    ),
+    Mutant(
+        "zeros that a cache has shown are believed the next time",
+        "_log/reader.py",
+        "            if self._may_lie:\n                self._zeros.forget()\n",
+        "",
+        ("tests/unit/test_coherence.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
+    ),
+    Mutant(
+        "what was read together with a seal, and stands after it, counts",
+        "_log/reader.py",
+        "                data = data[: record.end_of_first(data, record.SEAL)]\n",
+        "",
+        (
+            "tests/unit/test_following.py::"
+            "test_what_is_read_together_with_a_seal_and_stands_after_it_counts_for_nobody",
+        ),
+    ),
+    Mutant(
+        "two records of a session may have one time",
+        "_log/appending.py",
+        "        if time_ns <= self._last_time:\n            time_ns = self._last_time + 1\n",
+        "",
+        ("tests/unit/test_format.py",),
+    ),
+    Mutant(
+        "a file goes because it is called like one of the log",
+        "_log/signpost.py",
+        "        if not owner.owns(header, system.os.fstat(fd).st_ino):",
+        "        if not header:",
+        ("tests/unit/test_signpost.py",),
+    ),
+    Mutant(
+        "a generation that is later than the newest goes, too",
+        "_log/signpost.py",
+        "        if header is not None and header.generation <= newest.generation:",
+        "        if header is not None:",
+        ("tests/unit/test_signpost.py::test_a_later_generation_than_the_newest_stays",),
+    ),
+    Mutant(
+        "where inode numbers do not last all files belong to the log",
+        "_log/identity.py",
+        " and 0 not in (self.root_inode, inode)",
+        "",
+        ("tests/unit/test_identity.py",),
+    ),
+    Mutant(
+        "another first file and another later file are mistaken for each other",
+        "_log/identity.py",
+        "        return Standing.OTHER_ROOT if header.generation else Standing.COPY\n",
+        "        return Standing.COPY if header.generation else Standing.OTHER_ROOT\n",
+        ("tests/unit/test_identity.py",),
+    ),
+    Mutant(
+        "a copy goes on in the lineage of its original",
+        "_log/compaction.py",
+        "            lineage=log_id if self._is_copy else self.header.lineage,\n",
+        "            lineage=self.header.lineage,\n",
+        (
+            "tests/unit/test_generations.py::"
+            "test_a_copy_goes_on_in_a_lineage_of_its_own_and_names_the_files_as_they_are",
+        ),
+    ),
+    Mutant(
+        "a copy is written to in the generation that was copied",
+        "_log/succession.py",
+        "        if self._is_copy:\n            return 0\n",
+        "",
+        (MOVED,),
+    ),
+    Mutant(
+        "a copy and its original are one log to the handles of a process",
+        "_log/signpost.py",
+        "        return self.header.log_id, *self.identity\n",
+        "        return self.header.log_id, 0, 0\n",
+        (MOVED,),
+    ),
+    Mutant(
+        "every file system keeps the numbers of its inodes",
+        "_log/mount.py",
+        '        return not self.kind.startswith("fuse") or self.kind in FUSE_WITH_INODES\n',
+        "        return True\n",
+        (MOVED,),
+    ),
+    Mutant(
+        "what a damaged record holds is searched for records",
+        "_log/resync.py",
+        "        if record.record_length(prefix, bad.chain) >= 0:\n            start = end\n",
+        "",
+        ("tests/faults/test_verify.py::test_a_log_inside_a_value_is_not_taken_for_what_follows",),
     ),
     Mutant(
         "what stands in the place of a generation is taken for it",
@@ -156,7 +284,7 @@ MUTANTS = (
         "a seal is appended before the generation that it names is whole",
         "_log/compaction.py",
         """\
-            place = _write(fd, header, entries)
+            place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
             system.os.fsync(fd)
             paths.sync_directory(self.path, self._descriptors)
             successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
@@ -166,11 +294,11 @@ MUTANTS = (
         """\
             entries = list(entries)
             with open(system.os.devnull, "r+b") as nowhere:
-                place = _write(nowhere.fileno(), header, entries)
+                place = _write(nowhere.fileno(), header._replace(inode=self._wanted.inode(fd)), entries)
             successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._append(record.SEAL, b"", successor.seal(), session)
-            _write(fd, header, entries)
+            _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
             system.os.fsync(fd)
 """,
         ("tests/faults/test_compaction.py::test_any_call_of_a_compaction_may_fail",),
@@ -308,7 +436,7 @@ MUTANTS = (
     ),
     Mutant(
         "the first record is not chained over the header",
-        "_log/record.py",
+        "_log/header.py",
         "        return header, size, checksum\n",
         "        return header, size, 0\n",
         ("tests/unit/test_format.py",),

@@ -514,6 +514,27 @@ def test_a_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -
         assert reader.get("long") == late.get("long")
 
 
+def test_zeros_that_were_seen_where_a_void_will_be_are_read_again(path: str, mounted: object) -> None:
+    """They are no more than what has not arrived yet, however often they were seen."""
+    with FileStore(path) as writer:
+        writer.set("k", "1")
+        torn = os.path.getsize(path) + 50
+        writer.set("torn", "x" * 100)
+    os.truncate(path, torn)
+    with FileStore(path) as writer:
+        writer.set("k", "2")
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:torn].ljust(len(whole), b"\0"))
+    with FileStore(path) as reader, FileStore(path) as late:
+        for _ in range(2):
+            assert reader.get("k") == late.get("k") == b"1"
+        Path(path).write_bytes(whole)
+        assert late.add("n", 1) == 1
+        assert reader.get("k") == late.get("k") == b"2"
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
+
+
 # A server that forgets
 
 

@@ -88,6 +88,26 @@ def test_who_looks_goes_on_into_the_next_generation_without_a_lock_and_in_the_sa
         assert reader._log.header.generation == 2
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("late", [(record.SET, b"k", b"late"), (record.LEAVE, b"", b"")])
+def test_what_is_read_together_with_a_seal_and_stands_after_it_counts_for_nobody(
+    late: tuple[int, bytes, bytes], read_only: bool, path: str
+) -> None:
+    """It may be of a writer that had lost the lock. A handle that read the seal before would not see it."""
+    with FileStore(path) as store, FileStore(path, read_only=read_only) as other:
+        store.set("k", "v")
+        assert other.get("k") == b"v"
+        store.compact()
+        with open(path, "r+b") as file:
+            data = file.read()
+            file.write(record.encode(*late, 9, 1, record.chain_at_end(data))[0])
+        assert (other.get("k"), other._log.left) == (b"v", 0)
+        assert (store.get("k"), store._log.left) == (b"v", 0)
+        assert other._log.header.generation == 1
+    with FileStore(path, read_only=read_only) as fresh:
+        assert (fresh.get("k"), fresh._log.left, fresh._log.header.generation) == (b"v", 0, 1)
+
+
 def test_of_a_durable_log_what_was_read_is_synced_before_one_goes_on_elsewhere(path: str) -> None:
     with FileStore(path, durable=True) as store, FileStore(path) as reader:
         assert not reader.check(["k"])
@@ -125,7 +145,8 @@ def test_who_had_been_interrupted_waits_for_the_lock_as_anybody_does(path: str) 
 
 def test_what_an_interruption_left_open_is_closed(path: str) -> None:
     with opened(path) as handle:
-        left = handle.log._hold(os.open(path, os.O_RDONLY))
+        left = os.open(path, os.O_RDONLY)
+        handle.log._descriptors.add(left)
         handle.look()
         os.fstat(left)
         handle.log._trouble = DIRTY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -121,6 +122,36 @@ def test_the_seal_says_where_the_snapshot_ends_and_the_chain_there(path: Path) -
     (last,) = [record for record in new.records if record[2] == b"behind"]
     assert last[0] == size
     assert chain == zlib.crc32(data[size - 6 : size], int.from_bytes(data[size - 5 : size - 1], "little"))
+
+
+@pytest.mark.parametrize("compactions", [0, 1, 2])
+def test_a_copy_goes_on_in_a_lineage_of_its_own_and_names_the_files_as_they_are(
+    compactions: int, tmp_path: Path
+) -> None:
+    path, copied = tmp_path / "original" / "store", tmp_path / "copied"
+    path.parent.mkdir()
+    with FileStore(path) as store:
+        store.set("k", "1")
+        for _ in range(compactions):
+            store.compact()
+    first = read_log(path.read_bytes()).header["lineage"]
+    assert read_newest(path).header["lineage"] == first == read_log(path.read_bytes()).header["id"]
+    shutil.copytree(path.parent, copied)
+    copy, lineages = copied / path.name, set()
+    for number in range(3):
+        with FileStore(copy) as store:
+            store.set("k", str(number))
+            if number:
+                store.compact()
+        header = read_newest(copy).header
+        lineages.add(header["lineage"])
+        (newest,) = copied.glob(f"{path.name}.{header['generation']}.*")
+        assert (header["root inode"], header["inode"]) == (copy.stat().st_ino, newest.stat().st_ino)
+        if not number:
+            assert header["lineage"] == header["id"]
+    assert len(lineages) == 1
+    assert first not in lineages
+    assert read_newest(path).values == {b"k": b"1"}
 
 
 def test_who_was_up_to_date_reads_nothing_twice(path: Path) -> None:
