@@ -48,8 +48,8 @@ def same_everywhere() -> Iterator[World]:
     world, encode = World(), Session.encode
 
     def encode_another(session: Session) -> bytes:
-        process = {"host": "node1", "pid": 4242, "start_time": 123456, "pid_space": 4026531836, "time_space": 4026531834}
-        return encode(session._replace(**process, boot_id=bytes(range(16)), alive_id=bytes(16)))
+        known = session._replace(host="node1", pid=4242, start_time=123456, pid_space=4026531836, time_space=4026531834)
+        return encode(known._replace(boot_id=bytes(range(16)), alive_id=bytes(16)))
 
     with (
         patch.object(system, "time", world),

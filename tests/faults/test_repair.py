@@ -88,7 +88,9 @@ def test_all_before_the_damage_is_kept_and_all_behind_it_if_asked_for(path: str,
             (step.start, step.end - step.start) for step in found if step.start >= bad.start
         ]
         assert [one.is_certain for one in dropped] == [False] + [True] * (len(dropped) - 1)
-        assert done.kept == len([step for step in found if step.end <= bad.start and data[step.start + record.KIND_AT] != record.BELL])
+        assert done.kept == len(
+            [step for step in found if step.end <= bad.start and data[step.start + record.KIND_AT] != record.BELL]
+        )
         done, dropped = mend(path, output, salvage=True)
         assert look_at(output) == data_of([step for step in found if step is not bad])
         assert [(one.offset, one.size) for one in dropped] == [(bad.start, bad.end - bad.start)]

@@ -109,7 +109,7 @@ def test_a_handle_that_was_open_before_the_tear_reads_and_appends_after_it(write
 
 @pytest.fixture
 def battered(path: str) -> bytes:
-    """A log with tears in and after prefixes, tears in a row, torn voids, and values that look like nothing was written."""
+    """A log with tears in and after prefixes, tears in a row, torn voids, and values that look like nothing at all."""
     with opened(path) as handle:
         handle.write(b"first", b"value")
     tear(path, 5, b"in the prefix", b"x")

@@ -165,8 +165,7 @@ MUTANTS = (
         "nothing lies between a record and its checksum, so that the chain begins anew with each",
         "_log/record.py",
         "_pack_head, _pack_tail = _HEAD.pack, _TAIL.pack\n",
-        "_pack_head = _HEAD.pack\n"
-        'def _pack_tail(_, checksum, __):\n    return Struct("<IBB").pack(checksum, 10, 10)\n',
+        '_pack_head = _HEAD.pack\ndef _pack_tail(_, checksum, __):\n    return Struct("<IBB").pack(checksum, 10, 10)\n',
         ("tests/unit/test_record.py::test_chain_depends_on_every_record_before",),
     ),
     Mutant(
@@ -195,10 +194,7 @@ MUTANTS = (
         "_log/reader.py",
         "                data = data[: record.end_of_first(data, record.SEAL)]\n",
         "",
-        (
-            "tests/unit/test_following.py::"
-            "test_what_is_read_together_with_a_seal_and_stands_after_it_counts_for_nobody",
-        ),
+        ("tests/unit/test_following.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
     ),
     Mutant(
         "two records of a session may have one time",
@@ -240,10 +236,7 @@ MUTANTS = (
         "_log/compaction.py",
         "            lineage=log_id if self._is_copy else self.header.lineage,\n",
         "            lineage=self.header.lineage,\n",
-        (
-            "tests/unit/test_generations.py::"
-            "test_a_copy_goes_on_in_a_lineage_of_its_own_and_names_the_files_as_they_are",
-        ),
+        ("tests/unit/test_generations.py::test_a_copy_begins_a_lineage_and_names_its_files_as_they_are",),
     ),
     Mutant(
         "a copy is written to in the generation that was copied",

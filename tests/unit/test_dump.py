@@ -56,8 +56,8 @@ def test_a_torn_tail_ends_it_and_a_voided_one_does_not(path: str) -> None:
 def test_damage_is_told_after_what_comes_before_it(part: str, path: str) -> None:
     data = make(path, write_every_kind)
     bad = steps(data)[4]
-    head = {"length": 2, "check": 6, "time": 15, "kind": 22}
-    offset = bad.start + head[part] if part in head else bad.end - {"value": 7, "newline": 6, "checksum": 3, "end": 1}[part]
+    head, end = {"length": 2, "check": 6, "time": 15, "kind": 22}, {"value": 7, "newline": 6, "checksum": 3, "end": 1}
+    offset = bad.start + head[part] if part in head else bad.end - end[part]
     put(path, data[:offset] + bytes([data[offset] ^ 8]) + data[offset + 1 :])
     entries = dump(path)
     assert [next(entries).offset for _ in range(4)] == [step.start for step in steps(data)[:4]]

@@ -90,7 +90,7 @@ def test_who_looks_goes_on_into_the_next_generation_without_a_lock_and_in_the_sa
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("late", [(record.SET, b"k", b"late"), (record.LEAVE, b"", b"")])
-def test_what_is_read_together_with_a_seal_and_stands_after_it_counts_for_nobody(
+def test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody(
     late: tuple[int, bytes, bytes], read_only: bool, path: str
 ) -> None:
     """It may be of a writer that had lost the lock. A handle that read the seal before would not see it."""

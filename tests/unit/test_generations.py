@@ -125,9 +125,7 @@ def test_the_seal_says_where_the_snapshot_ends_and_the_chain_there(path: Path) -
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 2])
-def test_a_copy_goes_on_in_a_lineage_of_its_own_and_names_the_files_as_they_are(
-    compactions: int, tmp_path: Path
-) -> None:
+def test_a_copy_begins_a_lineage_and_names_its_files_as_they_are(compactions: int, tmp_path: Path) -> None:
     path, copied = tmp_path / "original" / "store", tmp_path / "copied"
     path.parent.mkdir()
     with FileStore(path) as store:

@@ -18,7 +18,7 @@ CHAIN = 77
 
 
 def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
-    """What `tail.examine` says, on a file that it has not seen before; with holes, where these are asked for, as well."""
+    """What `tail.examine` says, on a file that it has not seen before; if holes are asked for, as well."""
     verdict = tail.examine(fd, offset, chain, Zeros(), durable=durable)
     assert tail.examine(fd, offset, chain, Zeros(is_sparse=True), durable=durable) == verdict
     return verdict
