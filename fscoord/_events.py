@@ -11,6 +11,7 @@ from itertools import starmap
 from typing import Any
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 
 __all__ = ["BELL_RUNG", "LOG_CHANGED", "Inotify", "Observed", "watch_file"]
 
@@ -83,14 +84,15 @@ class Inotify:
         """Return True after an event or `interrupt`, or False after `limit` seconds."""
         try:
             ready = self._poll.poll(limit * 1000)
-        except RuntimeError:  # this is a signal handler's wait, and the signal came while the same thread was here
+        except RuntimeError as error:  # this is a signal handler's wait, and its thread was interrupted here
+            raise_if_foreign(error)
             ready = self._make_poll().poll(limit * 1000)
         for fd, _ in ready:
             if fd in self._sources:
                 try:
                     system.os.read(fd, 4096)
-                except BlockingIOError:  # somebody else has taken it
-                    pass
+                except BlockingIOError as error:  # somebody else has taken it
+                    raise_if_foreign(error)
         return bool(ready)
 
     def descriptors(self) -> list[int]:
@@ -119,7 +121,8 @@ class Inotify:
             fd = next(iter(self._descriptors - known))
             self.processes[pid] = fd
             self._obituaries.register(fd, system.select.EPOLLIN)
-        except (OSError, AttributeError):
+        except (OSError, AttributeError) as error:
+            raise_if_foreign(error)
             return False
         return True
 

@@ -9,6 +9,7 @@ import ipaddress
 import socket
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 
 __all__ = ["connect", "free_port", "is_ip_address", "is_this_host"]
 
@@ -62,6 +63,7 @@ def _resolve(name: str) -> tuple[set[str], set[str]]:
     """Return the addresses and the canonical names of `name`; none where it can't be resolved."""
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP, flags=socket.AI_CANONNAME)
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError) as error:
+        raise_if_foreign(error)
         return set(), set()
     return {str(each[4][0]) for each in found}, {each[3].lower() for each in found if each[3]}

@@ -13,6 +13,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths
 from fscoord._log.session import Session
 from fscoord.errors import FscoordError, InsecurePathError
@@ -44,7 +45,8 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
     name = path + ALIVE_SUFFIX
     try:
         fd = paths.open_descriptor(name, system.os.O_RDONLY if read_only else system.os.O_RDWR, keep=keep)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
         if not create:
             return None
         paths.close_kept(paths.open_descriptor_new(name, mode, keep), keep)
@@ -56,7 +58,8 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
         if create and _is_unfinished(fd, data):
             data = MAGIC + system.random_bytes(16)
             _write(fd, data)
-    except (OSError, FscoordError):
+    except (OSError, FscoordError) as error:
+        raise_if_foreign(error)
         paths.close_kept(fd, keep)
         raise
     if len(data) < SIZE or not data.startswith(MAGIC):
@@ -120,7 +123,8 @@ class AliveFile:
         fcntl = system.fcntl
         try:
             self._lock(fcntl.F_WRLCK, number)
-        except (BlockingIOError, PermissionError):
+        except (BlockingIOError, PermissionError) as error:
+            raise_if_foreign(error)
             return False
         if self.number not in (0, number):
             self._lock(fcntl.F_UNLCK, self.number)
@@ -144,7 +148,8 @@ class AliveFile:
         """Return ``host:pid`` of another process of this host that locks bytes of the file, or words for an unknown."""
         try:
             found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)
-        except OSError:
+        except OSError as error:
+            raise_if_foreign(error)
             found = None
         return found or "a process that is not known"
 
@@ -153,7 +158,8 @@ class AliveFile:
         try:
             found = system.os.fstat(self._fd)
             return found.st_nlink == 0 or not paths.leads_to(self.path, (found.st_dev, found.st_ino))
-        except OSError:
+        except OSError as error:
+            raise_if_foreign(error)
             return True
 
     def close(self) -> None:
@@ -184,10 +190,11 @@ class Home(NamedTuple):
             return False
         try:
             system.os.kill(session.pid, 0)
-        except ProcessLookupError:
+        except ProcessLookupError as error:
+            raise_if_foreign(error)
             return True
-        except (OSError, OverflowError):  # it is another user's, or no number of a process
-            pass
+        except (OSError, OverflowError) as error:  # it is another user's, or no number of a process
+            raise_if_foreign(error)
         return self.is_another(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, tail
 from fscoord._log.presence import Presence
 from fscoord._log.reader import APPLYING, DIRTY
@@ -59,6 +60,7 @@ class Appender(Presence):
             if written != len(data):
                 paths.write_all(fd, data[written:])
         except OSError as error:
+            raise_if_foreign(error)
             applied = error.errno not in _NOT_APPLIED
             raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=applied) from error
         if self._durable:
@@ -72,6 +74,7 @@ class Appender(Presence):
                 paths.sync_directory(self.path, self._descriptors)
                 self._directory_synced = True
         except OSError as error:
+            raise_if_foreign(error)
             self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
             raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
 

@@ -22,6 +22,7 @@ from typing import Final
 from zlib import crc32
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths
 
 __all__ = ["Bell", "bucket", "end_bucket"]
@@ -57,7 +58,8 @@ class Bell:
         self._finalizer.atexit = False
         try:
             fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             if not create:
                 raise
             paths.create(path, lambda _: bytes(SIZE), mode, durable=False, like=like)
@@ -100,7 +102,8 @@ class Bell:
         """Whether the file has no name any more, or is not open, so that a ring won't be heard."""
         try:
             return self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0
-        except OSError:
+        except OSError as error:
+            raise_if_foreign(error)
             return True
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths
 from fscoord._log.consumer import Consumer
 from fscoord._log.file import Decide, LogFile
@@ -132,6 +133,7 @@ class SharedLogFile(LogFile):
                 super()._open()
                 return
             except OSError as error:
+                raise_if_foreign(error)
                 if not self._refuses_direct(error) and (error.errno != system.errno.ESTALE or attempt == OPEN_TRIES):
                     raise
             for fd in list(self._descriptors):
@@ -175,8 +177,8 @@ class SharedLogFile(LogFile):
             if lock is self._lock:  # else the log goes on in another file, and this one is closed
                 try:
                     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
-                except OSError:  # nobody waits for this byte; the next call meets the same, and says what it is
-                    pass
+                except OSError as error:  # nobody waits for this byte; the next call meets the same
+                    raise_if_foreign(error)
 
     def _freshen(self) -> None:
         """Read on from a new descriptor, and not from this host's cache."""
@@ -307,6 +309,7 @@ class SharedLogFile(LogFile):
         try:
             system.os.fdatasync(self._lock.fd)
         except OSError as error:
+            raise_if_foreign(error)
             raise paths.unavailable(error, self.path, "appending to the log", maybe_applied=True) from error
 
     # -- trouble ---------------------------------------------------------------------------------------------------

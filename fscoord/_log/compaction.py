@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, signpost
 from fscoord._log.appending import Appender
 from fscoord._log.header import Header
@@ -60,6 +61,7 @@ class Compactor(Appender):
         try:
             self._compact()
         except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
             logger(__name__).warning("%s could not be compacted, and goes on growing: %s", self.path, str(error))
         return True
 
@@ -177,8 +179,8 @@ class Compactor(Appender):
             try:
                 if lock is not None and header.lock_kind != SOFT:
                     lock.unlock()
-            except OSError:  # closing the descriptor will do
-                pass
+            except OSError as error:  # closing the descriptor will do
+                raise_if_foreign(error)
             self._drop(fd)
 
     def _show_the_way(self, successor: Successor, session: int, owner: Identity) -> None:
@@ -195,6 +197,7 @@ class Compactor(Appender):
             kind = self.root.header.lock_kind
             signpost.remove_superseded(self.path, owner, successor, before, kind, self._descriptors)
         except (OSError, MalformedRecord, FscoordError) as error:
+            raise_if_foreign(error)
             logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)
 
 

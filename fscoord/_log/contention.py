@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths
 from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.reader import APPLYING, DIRTY, LOOK_S, LogReader, Suspect, Vanished
@@ -81,8 +82,8 @@ class Contender(LogReader):
                 self._trouble = DIRTY
                 self._read()
                 self._trouble = 0
-            except (OSError, FscoordError, Suspect):  # the next operation meets it, too
-                pass
+            except (OSError, FscoordError, Suspect) as error:  # the next operation meets it, too
+                raise_if_foreign(error)
             finally:
                 self._shared.busy = False
 
@@ -102,6 +103,6 @@ def said_first(error: OSError) -> OSError | None:
         return error
     if isinstance(first, Vanished):
         return None
-    if isinstance(first, OSError) and not isinstance(first, FscoordError):
+    if isinstance(first, OSError) and not isinstance(first, FscoordError) and first.errno is not None:
         return first
     raise first from first.__cause__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record
 from fscoord._log.header import Header
 from fscoord._log.mount import find_mount
@@ -66,7 +67,8 @@ class Copy:
         system.os.fsync(self._fd)
         try:
             paths.let_appear(self._birth, self._path)
-        except FileExistsError:
+        except FileExistsError as error:
+            raise_if_foreign(error)
             raise ValueError(f"{self._path} is there by now, and nothing is overwritten; name another file") from None
         paths.sync_directory(self._path, set())
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, tail
 from fscoord._log.header import Header
 from fscoord._log.malformed import MalformedRecord
@@ -72,6 +73,7 @@ def dump_log(path: str) -> Iterator[Entry]:
     except FscoordError:
         raise
     except OSError as error:
+        raise_if_foreign(error)
         raise paths.unavailable(error, path, "reading the log") from error
     finally:
         system.close_quietly(fd)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, signpost, spill, tail
 from fscoord._log.compaction import MOVED, NEVER, Compactor
 from fscoord._log.consumer import Consumer
@@ -63,6 +64,7 @@ class LogFile(Compactor):
         try:
             self._open()
         except (FscoordError, OSError) as error:
+            raise_if_foreign(error)
             self._drop_all()  # whoever keeps the error keeps what is half open
             if isinstance(error, FscoordError):
                 raise
@@ -103,6 +105,7 @@ class LogFile(Compactor):
             except FscoordError:
                 raise
             except OSError as error:
+                raise_if_foreign(error)
                 self._misread(error)
             finally:
                 shared.busy = False
@@ -151,6 +154,9 @@ class LogFile(Compactor):
                 except FscoordError:
                     raise
                 except OSError as error:
+                    if error.errno is None:  # a signal handler's
+                        self._lock.unlock()
+                        raise
                     first = said_first(error)
                     if first is not None:
                         self._explain(first, maybe_applied=result is not MOVED and kind > 0)

@@ -1,6 +1,7 @@
 """Which log a file belongs to: what its header says, compared with the files that are there. Pure.
 
-Users rename, copy, archive and restore logs, so a name proves nothing. See docs/format.md, "Identity".
+Users rename, copy, archive and restore logs, so a name proves nothing. Nor does an inode number alone: a file system
+gives it to another file as soon as it is free. See docs/format.md, "Identity".
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ class Standing(Enum):
     """What the newest file of a log is to the log's generation 0."""
 
     OWN = "both are where they were made, or were moved together"
-    COPY = "both were copied, or restored"
-    OTHER_ROOT = "generation 0 is a copy, and leads to a file of the log that it was copied from"
-    OTHER_FILE = "another file is in the place of the one that was made"
+    COPY = "they were copied, or restored"
+    OTHER_ROOT = "generation 0 is not the one that this file was made for: a copy, if that one is there as well"
 
 
 def standing(header: Header, root_inode: int, inode: int) -> Standing:
@@ -27,11 +27,9 @@ def standing(header: Header, root_inode: int, inode: int) -> Standing:
 
     A number of 0, in the header or as argument, counts as equal: a file system without inode numbers that last.
     """
-    is_root_ours = 0 in (header.root_inode, root_inode) or header.root_inode == root_inode
-    is_file_ours = 0 in (header.inode, inode) or header.inode == inode
-    if is_root_ours:
-        return Standing.OWN if is_file_ours else Standing.OTHER_FILE
-    return Standing.OTHER_ROOT if is_file_ours else Standing.COPY
+    if 0 not in (header.root_inode, root_inode) and header.root_inode != root_inode:
+        return Standing.OTHER_ROOT if header.generation else Standing.COPY
+    return Standing.OWN if 0 in (header.inode, inode) or header.inode == inode else Standing.COPY
 
 
 class Identity(NamedTuple):

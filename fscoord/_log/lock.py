@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import marker
 from fscoord._log.line import leave_line, wait_in_line
 from fscoord.errors import UnsupportedFilesystemError
@@ -172,7 +173,8 @@ class LogLock:
             asked = _range(fcntl.F_WRLCK, 0)
             try:
                 answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
-            except OSError:
+            except OSError as error:
+                raise_if_foreign(error)
                 return None
             kind, _, _, length, _ = _FLOCK_STRUCT.unpack(bytes(answer)[: _FLOCK_STRUCT.size])
             return None if kind == fcntl.F_UNLCK else length - 1
@@ -180,7 +182,8 @@ class LogLock:
             return marker.holder(self.marker)
         try:
             return system.flock_holder(self.fd)
-        except OSError:
+        except OSError as error:
+            raise_if_foreign(error)
             return None
 
     def wait(self, attempt: int, waited: float, left: float, reopen: Callable[[], int], *, patient: bool) -> None:
@@ -202,7 +205,8 @@ class LogLock:
         elif self.can_block:
             try:
                 wait_in_line(self, left, reopen)
-            except (OSError, RuntimeError):
+            except (OSError, RuntimeError) as error:
+                raise_if_foreign(error)
                 self.can_block = False
         else:
             system.time.sleep(min(0.001 * attempt, POLL_S, left))
@@ -223,8 +227,8 @@ class LogLock:
         if self.kind == OFD:
             try:
                 self.try_lock()  # the range of this session: only the byte that all share is locked so far
-            except OSError:  # then its holder is not named
-                pass
+            except OSError as error:  # then its holder is not named
+                raise_if_foreign(error)
         self.grant = grant
         self._descriptors.discard(old)
         system.close_quietly(old)
@@ -237,7 +241,9 @@ class LogLock:
         """
         try:
             self.unlock()
-        except OSError:  # NFS 3 does not unlock a file that another host has removed; closing the descriptor will do
+        except OSError as error:
+            # NFS 3 does not unlock a file that another host has removed; closing the descriptor will do.
+            raise_if_foreign(error)
             if self.kind == SOFT:
                 raise
         self.close()
@@ -254,8 +260,8 @@ class LogLock:
         if grant is not None:
             try:
                 self.unlock()
-            except OSError:  # closing the descriptor will do
-                pass
+            except OSError as error:  # closing the descriptor will do
+                raise_if_foreign(error)
             grant.release()
         if self.kind == SOFT:
             self._marker.close()

@@ -18,10 +18,13 @@ Emacs locks the files that it edits in this way.
 from __future__ import annotations
 
 import math
+import re
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log.alive import Home
+from fscoord._log.malformed import MalformedRecord
 from fscoord._log.session import Session
 
 __all__ = ["Marker", "holder"]
@@ -31,6 +34,12 @@ LOOK_S: Final = 0.25
 
 REMOVER: Final = "fscoord-marker"
 """The name that one process of a host has at a time, which removes what another has left behind."""
+
+
+_TEXT: Final = re.compile(
+    r"(.*):([0-9]{1,20}):([0-9]{1,20}):((?:[0-9a-f]{2})*):([0-9]{1,20}):([0-9]{1,20}):([0-9]{1,20}):[^:]*", re.DOTALL
+)
+"""The text of a marker; what follows the last colon is the name of a try."""
 
 
 class _Maker(NamedTuple):
@@ -46,9 +55,15 @@ class _Maker(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> _Maker:
-        """Return who made the marker with `text`; ValueError: it is none of ours."""
-        host, *fields = text.rpartition(":")[0].rsplit(":", 6)
-        pid, start_time, boot_id, pid_space, time_space, network = fields
+        """Return the maker of the marker with `text`.
+
+        Raises:
+            MalformedRecord: it is not a marker of a log.
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise MalformedRecord("the text of a lock's marker is not that of a marker")
+        host, pid, start_time, boot_id, pid_space, time_space, network = found.groups()
         session = Session(
             host,
             int(pid),
@@ -64,7 +79,8 @@ def holder(path: str) -> str | None:
     """Return ``host:pid`` out of the marker at `path`, or None if there is none, or it says nothing."""
     try:
         return str(_Maker.decode(_read(path)).session)
-    except (OSError, ValueError):
+    except (OSError, MalformedRecord) as error:
+        raise_if_foreign(error)
         return None
 
 
@@ -97,7 +113,8 @@ class Marker:
         self._may_hold = True
         try:
             system.os.symlink(self._text, self.path)
-        except FileExistsError:
+        except FileExistsError as error:
+            raise_if_foreign(error)
             if not self._finds_itself():
                 self._may_hold = False
                 raise BlockingIOError(system.errno.EAGAIN, "the log is locked") from None
@@ -123,8 +140,8 @@ class Marker:
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
             self.give_back()
-        except OSError:  # it stays until this process has ended
-            pass
+        except OSError as error:  # it stays until this process has ended
+            raise_if_foreign(error)
 
     def _begin(self) -> None:
         """Say who this process is: a forked child is another than its parent."""
@@ -156,8 +173,8 @@ class Marker:
                 return True
             if self._is_of_the_dead(text):
                 self._remove_in_turn(text)
-        except OSError:  # it is gone again, or the next try meets the same
-            pass
+        except OSError as error:  # it is gone again, or the next try meets the same
+            raise_if_foreign(error)
         return False
 
     def _is_own(self, text: str) -> bool:
@@ -167,7 +184,7 @@ class Marker:
     def _is_of_the_dead(self, text: str) -> bool:
         try:
             made = _Maker.decode(text)
-        except ValueError:  # it is none of ours
+        except MalformedRecord:
             return False
         return made.network == self._network and self._home.has_seen_die(made.session)
 
@@ -186,9 +203,11 @@ class Marker:
 def _read(path: str) -> str:
     try:
         return str(system.os.readlink(path))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
         return ""
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno == system.errno.EINVAL:  # it is no symbolic link, and so none of ours
             return ""
         raise
@@ -197,5 +216,5 @@ def _read(path: str) -> str:
 def _remove(path: str) -> None:
     try:
         system.os.unlink(path)
-    except FileNotFoundError:
-        pass
+    except FileNotFoundError as error:
+        raise_if_foreign(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 
 __all__ = ["COHERENCES", "Mount", "Objection", "find_mount"]
 
@@ -160,7 +161,8 @@ def find_mount(path: str) -> Mount:
         try:
             flags = system.os.O_RDONLY | system.O_CLOEXEC
             system.close_quietly(system.os.open(system.os.path.dirname(path), flags))
-        except OSError:  # who opens the log meets it, too
+        except OSError as error:  # who opens the log meets it, too
+            raise_if_foreign(error)
             return found
         found = _look_up(path)
     return found

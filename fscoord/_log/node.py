@@ -18,6 +18,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths
 from fscoord._log.bell import SIZE, Bell
 from fscoord._log.mount import find_mount
@@ -53,7 +54,8 @@ def node_bell_path(key: LogKey) -> str:
         directory = system.os.path.join(base, f"fscoord-{uid}")
         try:
             _make_private(directory, uid)
-        except OSError:
+        except OSError as error:
+            raise_if_foreign(error)
             if base == bases[-1]:
                 raise
             continue
@@ -65,8 +67,8 @@ def _make_private(directory: str, uid: int) -> None:
     """Make `directory` if it is not there, and make sure that it is a directory, this user's alone, and this node's."""
     try:
         system.os.mkdir(directory, 0o700)
-    except FileExistsError:
-        pass
+    except FileExistsError as error:
+        raise_if_foreign(error)
     flags = system.os.O_RDONLY | system.os.O_DIRECTORY | system.O_NOFOLLOW | system.O_CLOEXEC
     fd = system.os.open(directory, flags)
     try:
@@ -156,7 +158,8 @@ class Post:
         fcntl = system.fcntl
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_WRLCK, 0, POST, 1, 0))
-        except (BlockingIOError, PermissionError):
+        except (BlockingIOError, PermissionError) as error:
+            raise_if_foreign(error)
             return False
         return True
 
@@ -164,8 +167,9 @@ class Post:
         """Have a thread wait for the post: the kernel gives it away the moment that its holder leaves or dies."""
         try:
             system.threading.Thread(target=self._wait_for_lock, args=(fd,), name="fscoord-post", daemon=True).start()
-        except RuntimeError:  # no thread left: go on by looking when nobody else does
+        except RuntimeError as error:  # no thread left: go on by looking when nobody else does
             paths.close_kept(fd, self._line)
+            raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
         fcntl = system.fcntl

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths
 from fscoord._log.header import Header
 from fscoord._log.lock import KIND_NAMES, OFD, SOFT, LogLock
@@ -85,8 +86,10 @@ class Opened(NamedTuple):
     chain: int
 
 
-def open_log(path: str, wanted: Wanted, reading: int, writing: int) -> Opened:
+def open_log(path: str, wanted: Wanted, reading: int, writing: int, keep: set[int]) -> Opened:
     """Open the log at `path` as `wanted`, creating it if need be; `reading` and `writing` are flags for open(2).
+
+    The descriptors are added to `keep`, as by `path.open_descriptor`, so that an interruption loses none.
 
     Raises:
         OSError: as the system says it; the caller knows the words.
@@ -95,23 +98,24 @@ def open_log(path: str, wanted: Wanted, reading: int, writing: int) -> Opened:
         StoreError: it is locked in another way, or not durable.
     """
     for _ in range(ATTEMPTS):
-        writer = -1 if wanted.read_only else _open_for_writing(path, wanted, writing)
+        writer = -1 if wanted.read_only else _open_for_writing(path, wanted, writing, keep)
         reader = -1
         try:
-            reader = paths.open_descriptor(path, reading)
+            reader = paths.open_descriptor(path, reading, keep=keep)
             paths.check(path, reader if wanted.read_only else writer, wanted.mode, read_only=wanted.read_only)
             data = read_header(reader)
             if wanted.read_only or paths.same_file(system.os.fstat(reader), system.os.fstat(writer)):
                 if not Header.is_partial(data):
                     return _settle(path, wanted, reader, writer, data)
                 _initialise(path, wanted, writer)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             if wanted.read_only:
                 raise
         except BaseException:
-            system.close_quietly(writer, reader)
+            _close(writer, reader, keep)
             raise
-        system.close_quietly(writer, reader)
+        _close(writer, reader, keep)
     raise StoreUnavailableError(f"{path} was replaced again and again while it was opened; try again", path=path)
 
 
@@ -124,13 +128,20 @@ def read_header(fd: int) -> bytes:
     return data
 
 
-def _open_for_writing(path: str, wanted: Wanted, flags: int) -> int:
+def _close(writer: int, reader: int, keep: set[int]) -> None:
+    for fd in (writer, reader):
+        if fd >= 0:
+            paths.close_kept(fd, keep)
+
+
+def _open_for_writing(path: str, wanted: Wanted, flags: int, keep: set[int]) -> int:
     try:
-        return paths.open_descriptor(path, flags)
-    except FileNotFoundError:
+        return paths.open_descriptor(path, flags, keep=keep)
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
         paths.create(path, wanted.header, wanted.mode, durable=wanted.durable)
         # O_CREAT, because NFS may answer from the memory that there was nothing: nfs(5), "lookupcache"
-        return paths.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode)
+        return paths.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode, keep)
 
 
 def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) -> Opened:
@@ -180,13 +191,15 @@ def _initialise(path: str, wanted: Wanted, fd: int) -> None:
                 lock.try_lock()
             _write_header(path, wanted, fd)
             return
-        except (BlockingIOError, PermissionError):
+        except (BlockingIOError, PermissionError) as error:
+            raise_if_foreign(error)
             if system.time.monotonic() >= deadline:
                 raise StoreTimeoutError(
                     f"{path} is empty, and the lock to initialise it did not come within {wanted.limit:.3g} s",
                     waited=wanted.limit,
                 ) from None
         except OSError as error:
+            raise_if_foreign(error)
             raise locks[-1].refuse(error) or error from None
         finally:
             for lock in locks:
@@ -195,11 +208,11 @@ def _initialise(path: str, wanted: Wanted, fd: int) -> None:
 
 
 def _write_header(path: str, wanted: Wanted, fd: int) -> None:
-    reader = paths.open_descriptor(path, system.os.O_RDONLY)
+    opened: set[int] = set()
     try:
-        found = read_header(reader)
+        found = read_header(paths.open_descriptor(path, system.os.O_RDONLY, keep=opened))
     finally:
-        system.close_quietly(reader)
+        system.close_all(system.os.close, opened)
     if Header.is_partial(found):
         if found:
             system.os.ftruncate(fd, 0)

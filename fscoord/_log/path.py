@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log.permissions import copy_permissions
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
@@ -74,6 +75,7 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | N
         keep.update(map(system.os.open, (path,), (flags | extra,), (mode,)))
         return next(iter(keep - known))
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno == system.errno.ELOOP:
             raise InsecurePathError(f"{path} is a symbolic link; name the file itself", path=path) from error
         if error.errno in (system.errno.EISDIR, system.errno.ENXIO):
@@ -85,8 +87,8 @@ def close_kept(fd: int, keep: set[int]) -> None:
     """Close `fd`, and take it out of `keep`, in one chain of C calls."""
     try:
         list(map(partial.__call__, (partial(keep.discard, fd), partial(system.os.close, fd))))
-    except OSError:
-        pass
+    except OSError as error:
+        raise_if_foreign(error)
 
 
 def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
@@ -126,14 +128,15 @@ def _uid_given_to_ours(path: str) -> int:
     opened: set[int] = set()
     try:
         return system.os.fstat(open_descriptor_new(probe, 0o600, opened)).st_uid
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         return -1
     finally:
         try:
             if opened:
                 system.os.close(*opened)
-        except OSError:
-            pass
+        except OSError as error:
+            raise_if_foreign(error)
         unlink_quietly(probe)
 
 
@@ -146,7 +149,8 @@ def _remove_births(path: str, found: Any) -> None:
             try:
                 if same_file(system.os.stat(other, follow_symlinks=False), found):
                     system.os.unlink(other)
-            except OSError:
+            except OSError as error:
+                raise_if_foreign(error)
                 continue
 
 
@@ -158,6 +162,7 @@ def share_like(source: str, target: str) -> None:
     try:
         copy_permissions(source, target)
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno is None:
             raise
 
@@ -166,7 +171,8 @@ def leads_to(path: str, identity: tuple[int, int]) -> bool:
     """Return whether `path` is a name of the file with this device and inode number, which is open."""
     try:
         named = system.os.stat(path, follow_symlinks=False)
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         return False
     return (named.st_dev, named.st_ino) == identity
 
@@ -175,8 +181,8 @@ def unlink_quietly(path: str) -> None:
     """Remove the name `path`, if it is there and may be removed."""
     try:
         system.os.unlink(path)
-    except OSError:
-        pass
+    except OSError as error:
+        raise_if_foreign(error)
 
 
 def same_file(one: Any, other: Any) -> bool:
@@ -211,13 +217,14 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
             try:
                 if opened:  # before anything that can be interrupted
                     system.os.close(*opened)
-            except OSError:
-                pass
+            except OSError as error:
+                raise_if_foreign(error)
         try:
             system.os.link(birth, path)
-        except FileExistsError:
-            pass
+        except FileExistsError as error:
+            raise_if_foreign(error)
         except OSError as error:
+            raise_if_foreign(error)
             if error.errno not in _NO_LINKS:
                 raise
             _create_empty(path, mode)
@@ -231,16 +238,16 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
             try:
                 if opened:
                     system.os.close(*opened)
-            except OSError:
-                pass
+            except OSError as error:
+                raise_if_foreign(error)
 
 
 def _create_empty(path: str, mode: int) -> None:
     opened: set[int] = set()
     try:
         open_descriptor_new(path, mode, opened)
-    except FileExistsError:
-        pass
+    except FileExistsError as error:
+        raise_if_foreign(error)
     except BaseException:
         if opened:
             unlink_quietly(path)
@@ -249,8 +256,8 @@ def _create_empty(path: str, mode: int) -> None:
         try:
             if opened:
                 system.os.close(*opened)
-        except OSError:
-            pass
+        except OSError as error:
+            raise_if_foreign(error)
 
 
 def open_descriptor_new(path: str, mode: int, keep: set[int]) -> int:
@@ -290,6 +297,7 @@ def let_appear(birth: str, path: str) -> None:
     try:
         system.os.link(birth, path)
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno not in _NO_LINKS:
             raise
         if system.os.path.lexists(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 
 __all__ = ["copy_permissions"]
 
@@ -48,6 +49,7 @@ def _acl(path: str, name: str) -> bytes | None:
     try:
         return system.os.getxattr(path, name)
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno in _NO_ACL:
             return None
         raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record
 from fscoord._log.alive import AliveFile, Home, open_alive
 from fscoord._log.consumer import Consumer
@@ -113,6 +114,8 @@ class Presence(Successive):
                     )
                 number, tries = number + 1, tries + 1
         except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
+            number = self._last_session + 1
             self._lose_alive()
             if not self._alive_warned:
                 self._alive_warned = True
@@ -154,7 +157,8 @@ class Presence(Successive):
         """Hold our byte again, which a lost connection may have cost; if the file is gone, be another session."""
         try:
             keeps = not alive.is_lost() and (not alive.number or alive.hold(alive.number))
-        except OSError:
+        except OSError as error:
+            raise_if_foreign(error)
             keeps = False
         if not keeps:
             self._lose_alive()
@@ -184,7 +188,8 @@ class Presence(Successive):
             if alive is None or alive.id != session.alive_id:
                 return False if home is not None and home.has_seen_die(session) else None
             return alive.is_held(number) and not (home is not None and home.has_seen_die(session))
-        except (OSError, FscoordError):
+        except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
             return None
 
     def lives_now(self, number: int, home: Home | None) -> bool | None:

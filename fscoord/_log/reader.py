@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, tail
 from fscoord._log.consumer import Consumer
 from fscoord._log.header import Header
@@ -111,10 +113,6 @@ class LogReader(Roster):
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def _hold(self, fd: int) -> int:
-        self._descriptors.add(fd)
-        return fd
-
     def _drop(self, fd: int) -> None:
         if fd >= 0:
             paths.close_kept(fd, self._descriptors)
@@ -151,7 +149,8 @@ class LogReader(Roster):
         """Return another descriptor of the generation in use, which must still be the same file, added to `keep`."""
         try:
             fd = paths.open_descriptor(self.file, flags, keep=keep)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             raise self._unnamed() from None
         found = system.os.fstat(fd)
         if (found.st_dev, found.st_ino) != self._identity:
@@ -185,7 +184,7 @@ class LogReader(Roster):
             if self._pending:
                 data = self._pending + data
             records, others, used, chain, missing = record.decode(data, self._chain)
-            if others and any(found[0] == record.SEAL for found in others):
+            if others and record.SEAL in map(itemgetter(0), others):
                 # Nothing after a seal counts, whatever it is, for a handle that read the seal before would not see it.
                 data = data[: record.end_of_first(data, record.SEAL)]
                 records, others, used, chain, missing = record.decode(data, self._chain)
@@ -234,6 +233,7 @@ class LogReader(Roster):
         try:
             system.os.fdatasync(self._rfd)
         except OSError as error:
+            raise_if_foreign(error)
             self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
             raise paths.unavailable(error, self.path, "syncing the log") from error
         self._trouble = DIRTY
@@ -267,8 +267,8 @@ class LogReader(Roster):
             size = system.os.fstat(fd).st_size
             raise StoreTimeoutError(
                 f"{self.file}: the {size - self._offset} bytes after offset {self._offset} hold no complete record, and"
-                f" not all of them were read within {self._limit:.3g} s; the next call goes on reading. If the file was"
-                " made longer by mistake, `fscoord repair` copies the log without these bytes",
+                f" not all of them were read within {self._limit:.3g} s; try again with a longer timeout. If the file"
+                " was made longer by mistake, `fscoord repair` copies the log without these bytes",
                 waited=self._limit,
             ) from None
         finally:
@@ -334,6 +334,7 @@ class LogReader(Roster):
         except FscoordError:
             raise
         except OSError as error:
+            raise_if_foreign(error)
             raise paths.unavailable(error, self.path, "opening the log again") from error
         self._trouble = 0
 

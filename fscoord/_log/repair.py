@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, tail
 from fscoord._log.copying import Copy
 from fscoord._log.header import Header
@@ -125,6 +126,7 @@ def repair_log(path: str, output: str, *, salvage: bool, write: bool, limit: flo
     except FscoordError:
         raise
     except OSError as error:
+        raise_if_foreign(error)
         raise paths.unavailable(error, path, "copying the log") from error
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, resync
 from fscoord._log.header import Header
 from fscoord._log.lock import OFD
@@ -69,7 +70,8 @@ def _walk(path: str, limit: float, tell: Tell, stack: ExitStack, missed: Success
         file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
         try:
             source = _open(path, file, successor, limit, stack, salvage=salvage)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             if successor != missed:
                 raise _Superseded(successor) from None
             says = (

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, resync, tail
 from fscoord._log.lock import SOFT, LogLock
 from fscoord._log.record import Record
@@ -97,6 +98,7 @@ class Quiet:
                 self._lock.try_lock()
                 self.is_kept = True
             except OSError as error:
+                raise_if_foreign(error)
                 if not self._lock.is_taken(error):
                     refused = self._lock.refuse(error)
                     raise refused or paths.unavailable(error, self._path, "locking the log") from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, spill, tail
 from fscoord._log.contention import Contender
 from fscoord._log.reader import ASTRAY, DIRTY, ENDED, REOPEN, STALE, Suspect, Vanished
@@ -62,6 +63,7 @@ class Shelf(Contender):
         try:
             value = spill.read(self._rfd, spilled)
         except OSError as error:
+            raise_if_foreign(error)
             raise Suspect from error
         if value is None:
             raise Suspect
@@ -82,6 +84,7 @@ class Shelf(Contender):
                 value = self._read_past_cache(spilled)
             size = self._offset if value is not None else system.os.fstat(self._rfd).st_size
         except OSError as error:
+            raise_if_foreign(error)
             self._forgotten += 1
             if self._is_shared and error.errno in _SERVER_FORGOT and self._forgotten % TRIES:
                 raise

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, tail
 from fscoord._log.header import Header
 from fscoord._log.identity import Identity
@@ -24,7 +25,7 @@ from fscoord._log.shared import LogKey
 from fscoord._log.successor import Place, Successor, parse_name
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Root", "hint", "newest", "post", "remove_log", "remove_superseded"]
+__all__ = ["Root", "find_root", "hint", "newest", "post", "remove_log", "remove_superseded"]
 
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
@@ -61,14 +62,15 @@ def hint(fd: int) -> Successor | None:
     size = system.os.fstat(fd).st_size
     system.os.lseek(fd, max(0, size - _HINT_BYTES), 0)
     data = system.os.read(fd, _HINT_BYTES)
-    for start in range(len(data) - record.RECORD_MIN, -1, -1):
-        length, _, _, _, _, kind = record.unpack_head(data, start)
-        if kind != record.FORWARD or start + length != len(data) or record.chain_if_sound(data, start) is None:
-            continue
-        try:
-            return Successor.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
-        except MalformedRecord:
-            continue
+    place = data.rfind(bytes([record.FORWARD]))
+    while place >= record.KIND_AT:
+        start = place - record.KIND_AT
+        if start + record.unpack_prefix(data, start)[0] == len(data) and record.chain_if_sound(data, start) is not None:
+            try:
+                return Successor.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
+            except MalformedRecord:
+                pass
+        place = data.rfind(bytes([record.FORWARD]), 0, place)
     return None
 
 
@@ -160,8 +162,8 @@ def post(
         try:
             if kind != SOFT:
                 lock.unlock()
-        except OSError:  # closing the descriptor will do
-            pass
+        except OSError as error:  # closing the descriptor will do
+            raise_if_foreign(error)
         paths.close_kept(fd, keep)
         if reader >= 0:
             paths.close_kept(reader, keep)
@@ -172,6 +174,7 @@ def _take(lock: LogLock) -> bool:
         try:
             lock.try_lock()
         except OSError as error:
+            raise_if_foreign(error)
             if not lock.is_taken(error):
                 raise
             system.time.sleep(_PAUSE_S)
@@ -195,6 +198,29 @@ def _void(fd: int, reader: int, place: Place) -> Place:
     return Place(verdict.place + len(data), chain)
 
 
+def find_root(path: str, header: Header, log_id: bytes) -> str | None:
+    """Return the path of the generation 0 that the file with `header` was made for, if it is beside the log `path`.
+
+    Files lead to each other by names in one directory, so one that is elsewhere leads to other files.
+    """
+    directory = system.os.path.dirname(path)
+    with system.os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.inode() == header.root_inode]
+    for name in names:
+        file = system.os.path.join(directory, name)
+        fd = -1
+        try:
+            fd = paths.open_descriptor(file, system.os.O_RDONLY)
+            found = Header.decode(read_header(fd))[0]
+            if (found.log_id, found.generation, system.os.fstat(fd).st_ino) == (log_id, 0, header.root_inode):
+                return file
+        except (OSError, MalformedRecord, InsecurePathError) as error:
+            raise_if_foreign(error)
+        finally:
+            system.close_quietly(fd)
+    return None
+
+
 def remove_superseded(
     path: str, owner: Identity, newest: Successor, before: bytes | None, kind: int, keep: set[int]
 ) -> None:
@@ -208,7 +234,7 @@ def remove_superseded(
     bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
         other = system.os.fsencode(name)
-        if other == newest.name or not any(parse_name(other, base) is not None for base in bases):
+        if other == newest.name or parse_name(other) is None or other.rsplit(b".", 2)[0] not in bases:
             continue
         file = system.os.path.join(directory, name)
         header = _header_if_owned(file, owner, None if other == before or kind == SOFT else kind, keep)
@@ -220,14 +246,16 @@ def _header_if_owned(file: str, owner: Identity, kind: int | None, keep: set[int
     """Return the header of `file` if it belongs to `owner` and nobody holds its lock, of which `kind` is the kind."""
     try:
         fd = paths.open_descriptor(file, system.os.O_RDONLY if kind is None else system.os.O_RDWR, keep=keep)
-    except (OSError, InsecurePathError):
+    except (OSError, InsecurePathError) as error:
+        raise_if_foreign(error)
         return None
     try:
         header = Header.decode(read_header(fd))[0]
         if not owner.owns(header, system.os.fstat(fd).st_ino):
             return None
         return header if kind is None or _is_unlocked(file, fd, kind) else None
-    except (OSError, MalformedRecord):
+    except (OSError, MalformedRecord) as error:
+        raise_if_foreign(error)
         return None
     finally:
         paths.close_kept(fd, keep)
@@ -238,13 +266,14 @@ def _is_unlocked(file: str, fd: int, kind: int) -> bool:
     try:
         lock.try_lock()
         return True
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         return False
     finally:
         try:
             lock.unlock()
-        except OSError:  # closing the descriptor will do
-            pass
+        except OSError as error:  # closing the descriptor will do
+            raise_if_foreign(error)
 
 
 def remove_log(path: str, root: Root, owner: Identity, clear: Callable[[str], object], keep: set[int]) -> None:
@@ -260,7 +289,8 @@ def remove_log(path: str, root: Root, owner: Identity, clear: Callable[[str], ob
         names = system.os.listdir(directory)
         clear(path)
         system.os.unlink(path)
-    except (OSError, MalformedRecord, InsecurePathError):
+    except (OSError, MalformedRecord, InsecurePathError) as error:
+        raise_if_foreign(error)
         return
     for name in names:
         file = system.os.path.join(directory, name)

@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._logger import logger
 
 __all__ = ["Call"]
@@ -74,8 +75,9 @@ class Watcher:
             self._thread = system.threading.Thread(target=self._run, name="fscoord-stuck", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # no thread left, or the interpreter is about to end
+            except RuntimeError as error:  # no thread left, or the interpreter is about to end
                 self._thread = None
+                raise_if_foreign(error)
 
     def _run(self) -> None:
         while True:

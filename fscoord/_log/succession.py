@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, signpost
 from fscoord._log.header import Header
 from fscoord._log.identity import Standing, standing
@@ -53,10 +54,9 @@ class Successive(Shelf):
     """How far this handle has read generation 0, its seal included, or has posted there; None if it has not."""
 
     def _open(self) -> None:
-        opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags)
+        opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags, self._descriptors)
         self._consumer.reset()  # of what a log held that was removed while it was opened
-        self._hold(opened.reader)
-        writer = opened.writer if self.read_only else self._hold(opened.writer)
+        writer = opened.writer
         found = system.os.fstat(opened.reader)
         self.file, self._identity = self.path, (found.st_dev, found.st_ino)
         inode = self._wanted.inode(opened.reader)
@@ -72,6 +72,7 @@ class Successive(Shelf):
         readers.add(self)
         successor = signpost.hint(opened.reader)
         if successor is None or not self._enter(successor):
+            self._compact_at = self._first_compaction()
             self._stand(self._start)
 
     def _open_again(self) -> None:
@@ -100,6 +101,7 @@ class Successive(Shelf):
         try:
             return super()._reopen(flags, keep)
         except OSError as error:
+            raise_if_foreign(error)
             if self.header.generation and error.errno in _GONE:  # NFS: a name that another host has removed lingers
                 raise Vanished from None
             raise
@@ -116,7 +118,8 @@ class Successive(Shelf):
         """Return another descriptor of generation 0, which must still have the log's name."""
         try:
             fd = paths.open_descriptor(self.path, self._read_flags, keep=self._descriptors)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             raise self._gone("was deleted") from None
         found = system.os.fstat(fd)
         if (found.st_dev, found.st_ino) != self.root.identity:
@@ -155,6 +158,7 @@ class Successive(Shelf):
                 writer = paths.open_descriptor(self.path, self._writing, keep=self._descriptors)
                 self._use(self.path, fd, writer, self.root.header, self.root.start)
                 self._is_copy = standing(self.root.header, self.root.inode, self.root.inode) is Standing.COPY
+                self._compact_at = self._first_compaction()
                 break
             self._drop(fd)
             if self._enter(successor):
@@ -194,6 +198,7 @@ class Successive(Shelf):
             header, start, is_copy = self._checked_header(file, reader, successor)
             root_fd = self._open_root() if self._root_fd < 0 else self._root_fd
         except OSError as error:
+            raise_if_foreign(error)
             self._drop(reader)
             self._drop(writer)
             if error.errno in _GONE and not isinstance(error, FscoordError):
@@ -262,19 +267,16 @@ class Successive(Shelf):
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
             raise StoreError(f"{file}: its kind of lock, or durability, is not that of {self.path}", path=file)
         stands = standing(header, self.root.inode, self._wanted.inode(fd))
+        original = None
         if stands is Standing.OTHER_ROOT:
-            raise self._shares_a_file(file)
-        if stands is Standing.OTHER_FILE:
-            reason = f"it was copied or restored, and {self.path} was not, so that they do not belong together"
-            raise paths.damaged(self.path, file, 0, reason)
-        return header, Place(size, chain), stands is Standing.COPY
-
-    def _shares_a_file(self, file: str) -> StoreError:
-        return StoreError(
-            f"{self.path} is a copy of another log's first file, and goes on in {file}, which belongs to that log: both"
-            f" would be one store. `fscoord cp {self.path} NEW` makes a log of its own; then remove {self.path}",
-            path=self.path,
-        )
+            original = signpost.find_root(self.path, header, ours.log_id)
+        if original is not None:
+            raise StoreError(
+                f"{self.path} is a copy of {original}, and both go on in {file}: they would be one store."
+                f" `fscoord cp {self.path} NEW` makes a store of its own; then remove {self.path}",
+                path=self.path,
+            )
+        return header, Place(size, chain), stands is not Standing.OWN
 
     def _look(self, now: float) -> None:
         """Make sure that the log's name still leads to its file, and that what was read has not shrunk or gone."""
@@ -283,7 +285,8 @@ class Successive(Shelf):
             raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
         try:
             named = system.os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             raise self._gone("was deleted") from None
         is_root = self._root_fd < 0
         if (named.st_dev, named.st_ino) != self.root.identity or (is_root and found.st_nlink == 0):

@@ -10,6 +10,7 @@ import re
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import record
 
 __all__ = ["Damage", "Skip", "TookTooLong", "Torn", "Zeros", "examine", "read_at", "void_place"]
@@ -108,6 +109,7 @@ def _next_extent(fd: int, start: int, end: int) -> int:
     try:
         return int(system.os.lseek(fd, start, system.os.SEEK_DATA))
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno == system.errno.ENXIO:  # there is a hole up to the end of the file
             return end
         raise

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log.node import Post
 from fscoord._log.watch import Watch
 from fscoord._naps import Naps
@@ -50,6 +51,7 @@ class Ticket:
             try:
                 post.join(self)
             except OSError as error:
+                raise_if_foreign(error)
                 self._watch.lose_bell(error)
 
     def leave(self) -> None:
@@ -66,6 +68,7 @@ class Ticket:
                 if post.tell(buckets):
                     self._pace = POLL_FIRST_S
             except OSError as error:
+                raise_if_foreign(error)
                 self._watch.lose_bell(error)
 
     def arm(self, number: int) -> None:
@@ -78,6 +81,7 @@ class Ticket:
                 if self._others:
                     self._other_marks = list(map(bell.mark, self._others))
             except OSError as error:
+                raise_if_foreign(error)
                 self._watch.lose_bell(error)
 
     def is_rung(self) -> bool:
@@ -95,6 +99,7 @@ class Ticket:
                 or any(map(bell.is_rung, self._others, self._other_marks))
             )
         except OSError as error:
+            raise_if_foreign(error)
             self._watch.lose_bell(error)
             return True
 
@@ -105,6 +110,7 @@ class Ticket:
             try:
                 return (yield from self._sleep_beside(post, system.time.monotonic() + left))
             except OSError as error:
+                raise_if_foreign(error)
                 self._watch.lose_bell(error)
                 return False
         pause = min(self._pause, left)

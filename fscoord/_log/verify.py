@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, signpost
 from fscoord._log.header import Header
 from fscoord._log.identity import Standing, standing
@@ -125,6 +126,7 @@ def verify_log(path: str, *, limit: float, tell: Tell) -> Report:
         except FscoordError:
             raise
         except OSError as error:
+            raise_if_foreign(error)
             raise paths.unavailable(error, path, "reading the log") from error
 
 
@@ -178,6 +180,7 @@ class _Verification:
         try:
             fd = paths.open_descriptor(file, system.os.O_RDONLY)
         except OSError as error:
+            raise_if_foreign(error)
             if named is None or error.errno not in _GONE or isinstance(error, FscoordError):
                 raise
             self._miss(file, named)
@@ -239,15 +242,15 @@ class _Verification:
             return
         file, header, inode = self._newest
         stands = standing(header, self._root_inode, inode)
-        if stands is Standing.COPY:
+        original = None
+        if stands is Standing.OTHER_ROOT and self._root is not None:
+            original = signpost.find_root(self._path, header, self._root.log_id)
+        if original is not None:
+            says = f"it is a copy of {original}, and both go on in {file}: they would be one store"
+            self.damage(self._path, 0, 0, says, "make a store of its own with `fscoord cp`, then remove it")
+        elif stands is not Standing.OWN:
             says = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
             self.find(Finding(self._path, 0, 0, False, says, "nothing"))
-        elif stands is Standing.OTHER_ROOT:
-            says = f"it is a copy of the first file of another log, to which {file} belongs"
-            self.damage(self._path, 0, 0, says, "make a log of its own with `fscoord cp`, then remove it")
-        elif stands is Standing.OTHER_FILE:
-            says = f"it was copied or restored, and {self._path} was not, so that they do not belong together"
-            self.damage(file, 0, 0, says)
 
     def _look_beside(self) -> None:
         """Tell of files beside the log that look like a part of it and are none."""

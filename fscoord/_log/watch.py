@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord import _events as events, _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log.bell import Bell
 from fscoord._log.node import Post
 from fscoord._log.shared import LogKey
@@ -98,9 +99,11 @@ class Watch:
             if mode == "inotify" and not system.has_inotify():
                 raise OSError(system.errno.ENOSYS, "this platform has none")
             self._events = events.watch_file(target, mask, wake)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
             self.is_past = True  # the next look at the log tells why, or what to watch instead
         except (OSError, ImportError, AttributeError) as error:
+            raise_if_foreign(error)
             if mode == "inotify":
                 raise UnsupportedFilesystemError(
                     f"{self._log_path}: inotify can't be used ({error}); pass watch='poll' or watch='auto'",
@@ -204,8 +207,8 @@ class Watch:
         finally:
             try:
                 self._ears.release()
-            except RuntimeError:  # it is another's
-                pass
+            except RuntimeError as error:  # it is another's
+                raise_if_foreign(error)
 
     def _tell(self, events: Any, listener: Ticket | None = None) -> None:
         """Something was heard: wake whom it concerns."""

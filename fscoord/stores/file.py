@@ -203,7 +203,7 @@ class FileStore(Sessions):
         if pairs:
             self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
             if self._log.bell:
-                self._waiting.ring(name for name, _ in pairs)
+                self._waiting.ring([name for name, _ in pairs])
 
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from fscoord import _system as system
+from fscoord._foreign import raise_if_foreign
 from fscoord._log import record
 from fscoord._log.bell import Bell, bucket, end_bucket
 from fscoord._log.coherence import SharedLogFile
@@ -69,6 +70,7 @@ class Waiting:
                 for name in names:
                     bell.ring(bucket(name))
             except OSError as error:
+                raise_if_foreign(error)
                 self._warn(error)
                 self._bell = None
 
@@ -185,6 +187,7 @@ class Waiting:
                 bell = self._find_bell(create=False)
             bell.ring(end_bucket(session))
         except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
             logger(__name__).debug("%s: nobody is told of the end of %d: %s", self._log.path, session, error)
 
     def _find_bell(self, *, create: bool) -> Bell:
@@ -196,6 +199,7 @@ class Waiting:
         try:
             return self._find_bell(create=True)
         except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
             self._warn(error)
             return None
 

@@ -1,0 +1,36 @@
+"""Tell the errors of the system from those that a signal handler raised in the middle of an operation.
+
+A handler may raise what it likes, and `TimeoutError`, the usual choice for SIGALRM, is an `OSError`. It must pass
+through unchanged: taken for the system's, it would be retried, reported as a broken file system, or lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fscoord.errors import FscoordError
+
+__all__ = ["raise_if_foreign"]
+
+_OF_THE_INTERPRETER: Final = (
+    "can't start new thread",
+    "can't create new thread",
+    "cannot release un-acquired lock",
+    "concurrent poll() invocation",
+    "release unlocked lock",
+)
+"""How the texts of those RuntimeErrors begin that the interpreter raises, and that are expected somewhere."""
+
+
+def raise_if_foreign(error: BaseException) -> None:
+    """Raise `error` again if neither the system nor the interpreter raised it.
+
+    What the system raises as an `OSError` has an error number; what is raised by name has none. Every clause that
+    catches an `OSError`, or a `RuntimeError`, and does not raise it again by itself, calls this first.
+    """
+    if isinstance(error, FscoordError):
+        return
+    if isinstance(error, OSError) and error.errno is None:
+        raise error
+    if isinstance(error, RuntimeError) and not str(error).startswith(_OF_THE_INTERPRETER):
+        raise error

@@ -1,0 +1,153 @@
+"""A signal handler that raises a built-in exception in the middle of a call: it comes out as it is, wherever it came.
+
+`TimeoutError` is the usual one for SIGALRM, and it is an `OSError`; `ValueError` is what decoders used to raise.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.interrupts import At
+from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
+
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._foreign import raise_if_foreign
+from fscoord.errors import StoreUnavailableError
+
+EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]
+SLOW = {"wait", "wait_alive"}
+
+
+@pytest.fixture
+def path(memory: Path, mounts_stay: None) -> str:
+    return str(memory / "store")
+
+
+def call_with(exception: type[Exception], number: int, call: Callable[[], Any]) -> At:
+    """Raise `exception` at the `number`-th point of `call`; fail unless just that comes out."""
+    raised = exception("time is up")
+
+    def act() -> None:
+        raise raised
+
+    at = At(number, act)
+    try:
+        with at:
+            call()
+    except Exception as error:
+        assert error is raised, f"{type(error).__name__} came out at {at.where}: {error}"
+        raised.__traceback__ = None  # it keeps alive what was half made
+    else:
+        # What is raised while an object is thrown away is dropped by Python: see `_interruptions.lose_none`.
+        assert not at.reached or "close_all" in at.where, f"nothing came out at {at.where}"
+    return at
+
+
+def is_free(both: Pair, at: At) -> None:
+    """The lock is free, and the handle knows what the other one writes."""
+    both.other.set("after", at.where)
+    assert both.store.get("after") == at.where.encode(), at.where
+
+
+@pytest.mark.parametrize("lock", KINDS)
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
+    with pair(path, lock) as both:
+        while both.store._waiting._watch is None:
+            OPERATIONS["wait"](both.store)
+        both.renew()
+        open_before = descriptors()
+        for name, operation in OPERATIONS.items():
+            if name in SLOW:
+                continue
+            for number in itertools.count(1):
+                both.renew()
+                at = call_with(exception, number, lambda: operation(both.store))  # noqa: B023 - called at once
+                if not at.reached:
+                    break
+                is_free(both, at)
+            assert number > 15
+            both.check(name)
+        logs = [both.store._log, both.other._log]
+        assert descriptors() == open_before + sum(log._root_fd >= 0 for log in logs), "and one for each in a later file"
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_handlers_exception_comes_out_of_waits(path: str, exception: type[Exception]) -> None:
+    with pair(path, "ofd") as both:
+        while both.store._waiting._watch is None:
+            OPERATIONS["wait"](both.store)
+        for number in itertools.count(1):
+            at = call_with(exception, number, lambda: wait(both.store))
+            is_free(both, at)
+            both.renew()
+            if not at.reached:
+                break
+        both.check("wait")
+        assert number > 15
+
+
+def wait(store: FileStore) -> None:
+    with suppress(StoreTimeoutError):
+        store.wait(["never"], 0.003)
+
+
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+@pytest.mark.parametrize("exception", [TimeoutError, ValueError])
+def test_handlers_exception_comes_out_of_compaction(path: str, lock: str, exception: type[Exception]) -> None:
+    """Each time of another log, because the points of a compaction grow in number with those before."""
+    for number in itertools.count(1):
+        os.mkdir(f"{path} {number}")
+        with pair(f"{path} {number}/store", lock) as both:
+            both.store.compact()
+            at = call_with(exception, number, both.store.compact)
+            is_free(both, at)
+        if not at.reached:
+            break
+    assert number > 100
+
+
+@contextmanager
+def ignored_in_finalizers() -> Iterator[None]:
+    """Python reports what is raised while an object is thrown away, and goes on."""
+    usual, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_handlers_exception_comes_out_of_opening_and_closing(path: str, exception: type[Exception]) -> None:
+    FileStore(path).close()
+    gc.collect()
+    open_before = descriptors()
+    for number in itertools.count(1):
+        with ignored_in_finalizers():
+            at = call_with(exception, number, lambda: FileStore(path).close())
+        if descriptors() != open_before:
+            gc.collect()
+        assert descriptors() == open_before or "close_all" in at.where, at.where
+        open_before = descriptors()
+        if not at.reached:
+            break
+    assert number > 50
+
+
+def test_error_is_the_systems_if_it_has_a_number() -> None:
+    for error in (OSError(5, "input/output error"), BlockingIOError(11, "again"), StoreUnavailableError("x")):
+        raise_if_foreign(error)
+    for error in (KeyError("x"), KeyboardInterrupt(), RuntimeError("can't start new thread")):
+        raise_if_foreign(error)
+    for error in (OSError("x"), TimeoutError(), PermissionError("no"), RuntimeError("mine")):
+        with pytest.raises(type(error)) as caught:
+            raise_if_foreign(error)
+        assert caught.value is error
