@@ -64,6 +64,7 @@ class TCPStoreBarrier(StoreBarrier):
             raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
         self._init_timeout = seconds(timeout_barrier_init_secs)
+        self._store_timeout = seconds(timeout_secs)
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
             prefixes[0] if prefixes else "barrier",
@@ -83,7 +84,7 @@ class TCPStoreBarrier(StoreBarrier):
             use_libuv=self._libuv,
             **options,
         )
-        store.set_timeout(self._timeout)
+        store.set_timeout(self._store_timeout)
         return store
 
 

@@ -438,3 +438,27 @@ def test_a_task_finds_out_whether_its_item_has_gone_to_another() -> None:
                 await item.check()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, *timeout: aio.barrier(store, 9, "b", *timeout),
+        lambda store, *timeout: aio.barrier(store, 2, "b", *(timeout or [None]), 0),
+        lambda store, *timeout: aio.synchronize(store, b"1", 0, 2, "s", *timeout),
+        lambda store, *timeout: aio.broadcast(store, None, 1, 2, "c", *timeout),
+        lambda store, *timeout: aio.gather(store, b"1", 0, 2, "g", *timeout),
+    ],
+    ids=["unranked barrier", "barrier", "synchronize", "broadcast", "gather"],
+)
+def test_timeout_of_the_store_holds_where_a_task_gives_none(store: Store, call: Callable[..., Any]) -> None:
+    async def run() -> None:
+        handle = AsyncStore(store)
+        handle.set_timeout(0.03)
+        for arguments in ([], [None]):
+            with pytest.raises(StoreTimeoutError, match=r"timeout=0\.03\)"):
+                await asyncio.wait_for(call(handle, *arguments), HANG_S)
+        with pytest.raises(StoreTimeoutError, match=r"timeout=0\.01\)"):
+            await call(handle, 0.01)
+
+    asyncio.run(run())
