@@ -232,6 +232,7 @@ LAYERS = [
     ("stores.url", ["stores.*", "arguments", "store", "_system", "errors"]),
     ("stores.*", ["_naps", "_sought", "arguments", "capabilities", "members", "store", "_system", "errors"]),
     ("_patience", ["_logger", "_system"]),
+    ("_backoff", ["_system"]),
     ("_fates", ["members", "store", "_system", "errors"]),
     ("_store_timeout", ["arguments", "store", "_system", "errors"]),
     ("_roll", ["_fates", "_patience", "_sought", "arguments", "store", "_system", "errors"]),
@@ -291,6 +292,8 @@ LAYERS = [
         "rendezvous.*",
         [
             "rendezvous.*",
+            "_backoff",
+            "_patience",
             "collectives",
             "stores.prefix",
             "store",
