@@ -5,6 +5,7 @@ Each act is a method whose arguments and result go through JSON. Files are named
 
 from __future__ import annotations
 
+import random
 from typing import Any, Final
 
 from fscoord import _system as system
@@ -19,6 +20,9 @@ __all__ = ["Acts", "Opened"]
 
 CHUNK: Final = 1 << 16
 NAP_S: Final = 0.0005
+TAKE_S: Final = 60.0
+"""How long a lock is tried for: longer than anybody waits for an answer. A hand whose asking process was killed in the
+meantime would try for ever."""
 O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
 
 
@@ -53,6 +57,18 @@ class Opened:
             return False
         return True
 
+    def await_lock(self, kind: str, *, shared: bool = False) -> None:
+        """Try to take the lock until it is free.
+
+        Raises:
+            TimeoutError: another had it for `TAKE_S` seconds.
+        """
+        deadline = system.time.monotonic() + TAKE_S
+        while not self.take(kind, shared=shared):
+            if system.time.monotonic() >= deadline:
+                raise TimeoutError(system.errno.ETIMEDOUT, f"another had its lock for {TAKE_S:g} s", self.path)
+            system.time.sleep(random.uniform(0.1, 1) * NAP_S)
+
     def append(self, kind: str, data: bytes) -> None:
         """Append as a store does that has the lock: on NFS, with a marker file for one, past the cache."""
         if self.way(kind) != "direct":
@@ -79,8 +95,7 @@ class Opened:
         if kind == "soft" and how != "direct":
             self._forget()
         if how == "locked":
-            while not self.take(kind, shared=True):
-                system.time.sleep(NAP_S)
+            self.await_lock(kind, shared=True)
             try:
                 return self._forward(self.reader)
             finally:
@@ -177,8 +192,7 @@ class Acts:
         file = self.file(name)
         start = system.time.monotonic()
         if kind == "soft":
-            while not file.take(kind):
-                system.time.sleep(NAP_S)
+            file.await_lock(kind)
         else:
             file.lock(kind).block(file.writer)
         return system.time.monotonic() - start
@@ -198,8 +212,7 @@ class Acts:
     def tally(self, name: str, kind: str) -> dict[str, Any]:
         """Return what the whole file holds, looked at under the lock."""
         file = self.file(name)
-        while not file.take(kind):
-            system.time.sleep(NAP_S)
+        file.await_lock(kind)
         try:
             return lines.tally(file.read_all())._asdict()
         finally:
@@ -208,8 +221,7 @@ class Acts:
     def append(self, name: str, kind: str, number: int, writer: str) -> None:
         """Append one line under the lock."""
         file = self.file(name)
-        while not file.take(kind):
-            system.time.sleep(NAP_S)
+        file.await_lock(kind)
         try:
             file.append(kind, lines.encode(number, writer))
         finally:

@@ -46,8 +46,7 @@ class Contests(Acts):
             enough = now > met + seconds or written >= LINES_MAX
             if enough and (turns >= TURNS or now > met + seconds + MEET_S):
                 break
-            while not file.take(kind):
-                system.time.sleep(random.uniform(0.1, 1) * NAP_S)
+            file.await_lock(kind)
             try:
                 foreign = False
                 for line in _new_lines(file, kind):

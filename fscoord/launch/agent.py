@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 
 from fscoord import _system as system
 from fscoord._logger import logger
-from fscoord.arguments import natural
-from fscoord.errors import RendezvousClosedError, RendezvousStateError, StoreTimeoutError
+from fscoord._patience import Patience as SlowWait
+from fscoord.arguments import natural, seconds
+from fscoord.errors import (
+    RendezvousClosedError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    StoreTimeoutError,
+)
 from fscoord.launch.output import Console, Streams
 from fscoord.launch.rooms import Room
 from fscoord.launch.worker import End, Group
@@ -141,16 +147,31 @@ class Agent:
         return has_ended
 
     def _sizes(self, info: RendezvousInfo) -> list[int] | None:
-        """Return how many workers each node runs; None if the round broke before all have said so."""
+        """Return how many workers each node runs; None if the round broke before all have said so.
+
+        Raises:
+            RendezvousTimeoutError: the round stands, but not all said so within the store's timeout.
+        """
         info.store.set(f"workers/{info.rank}", str(self._job.workers))
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
+        limit = seconds(info.store.timeout)
+        end = system.time.monotonic() + limit
+        slow_wait = SlowWait()
         while True:
             try:
                 info.store.wait(keys, LOOK_S)
                 values = info.store.multi_get(keys)
-            except StoreTimeoutError:
+            except StoreTimeoutError as error:
                 if not self._handler.is_current():
                     return None
+                missing = ", ".join(key.rpartition("/")[2] for key in error.keys)
+                words = f"the number of workers of group rank {missing} in round {self._handler.round}"
+                if system.time.monotonic() >= end:
+                    raise RendezvousTimeoutError(
+                        f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
+                        " agents hang"
+                    ) from error
+                slow_wait.speak(__name__, lambda: words)  # noqa: B023 - it is called at once
                 continue
             try:
                 return [natural(value) for value in values]

@@ -172,7 +172,7 @@ class Queue:
     def _taking(self, block: bool, timeout: Timeout | None) -> Turns[Item]:
         limit = seconds(timeout) if timeout is not None else self._limit()
         end = system.time.monotonic() + limit
-        is_cleared = False
+        is_cleared = is_last = False
         while True:
             item = self._take_now()
             if item is not None:
@@ -185,7 +185,9 @@ class Queue:
                 self._store.delete_key(self._bell)
                 self._looked = (-1.0, b"", b"")
                 is_cleared = True
-                continue
+                if not is_last:  # after the deadline it is looked at once more, for what has just been put there
+                    is_last = system.time.monotonic() >= end
+                    continue
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(

@@ -14,6 +14,7 @@ from faults.shared_os import shared_os
 
 from fscoord.doctor import acts, lines, locks, series, views
 from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
+from fscoord.doctor.child import FailedError
 from fscoord.doctor.pair import Pair
 
 EFFORT_S = 0.1
@@ -171,3 +172,22 @@ def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
     assert views.store(pair(), "ofd", {}).outcome == BAD
     answer["error"] = "CorruptLogError: damaged"
     assert "damaged" in views.store(pair(), "ofd", {}).says
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "arguments"),
+    [
+        ("append", "ofd", {"number": 1, "writer": "w"}),
+        ("tally", "flock", {}),
+        ("block", "soft", {}),
+        ("look", "ofd", {"how": "locked"}),
+        ("race", "ofd", {"writer": "w", "seconds": 0}),
+    ],
+    ids=["append", "tally", "block", "look", "race"],
+)
+def test_lock_that_stays_taken_ends_an_act_though_nobody_waits_for_its_answer(pair, monkeypatch, act, kind, arguments):
+    monkeypatch.setattr(acts, "TAKE_S", 0.05)
+    one, other = pair()
+    assert one.ask("lock", 1, name="f", kind=kind)
+    with pytest.raises(FailedError, match=r"another had its lock for 0\.05 s"):
+        other.ask(act, 60, name="f", kind=kind, **arguments)

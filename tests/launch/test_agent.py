@@ -1,0 +1,37 @@
+"""`Agent` by itself: what it does about nodes that have joined and say nothing."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from contract.places import start_thread
+
+from fscoord import HashStore, RendezvousTimeoutError
+from fscoord.launch import Agent, Console, Job, agent
+
+
+def sizes_of(handler, store):
+    info = SimpleNamespace(store=store, rank=0, world_size=3)
+    return Agent(Job(["true"], 2, ""), handler, store, Console())._sizes(info)
+
+
+def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(monkeypatch, caplog):
+    monkeypatch.setattr(agent, "LOOK_S", 0.01)
+    monkeypatch.setattr("fscoord._patience.FIRST_S", 0.0)
+    caplog.set_level(logging.WARNING, "fscoord")
+    store = HashStore(timeout=0.05)
+    store.set("workers/1", "4")
+
+    def run():
+        with pytest.raises(RendezvousTimeoutError, match=r"group rank 2 in round 5 did not come within 0\.05 s"):
+            sizes_of(SimpleNamespace(is_current=lambda: True, round=5), store)
+
+    start_thread(run).join()
+    assert any("still waiting for the number of workers of group rank 2" in each.message for each in caplog.records)
+
+
+def test_node_that_says_nothing_because_the_round_is_over_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(agent, "LOOK_S", 0.01)
+    assert sizes_of(SimpleNamespace(is_current=lambda: False, round=5), HashStore()) is None
