@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 from contract.places import start_thread
 
 from fscoord import HashStore, RendezvousTimeoutError
-from fscoord.launch import Agent, Console, Job, agent
+from fscoord.launch import Agent, Console, Job, agent, worker
 
 
 def sizes_of(handler, store):
@@ -35,3 +36,16 @@ def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(mon
 def test_node_that_says_nothing_because_the_round_is_over_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(agent, "LOOK_S", 0.01)
     assert sizes_of(SimpleNamespace(is_current=lambda: False, round=5), HashStore()) is None
+
+
+def test_worker_that_the_kernel_keeps_is_left_to_it_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(worker, "KILL_S", 0.01)
+    stuck = worker._Worker(3, 0, "", lambda _: None)
+    stuck._process = process = subprocess.Popen(["sleep", "600"])
+    stuck.close()
+    process.kill()
+    process.wait()
+    assert (
+        f"rank 3 was killed 0.01 s ago and hangs in the kernel: look at what runs below process {process.pid}"
+        in caplog.text
+    )

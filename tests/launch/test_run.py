@@ -162,6 +162,15 @@ def test_a_worker_does_not_survive_its_warden_and_that_is_a_failure(launch, scri
     wait_until_gone([worker])
 
 
+def test_nothing_outlives_a_worker_whose_warden_was_killed(launch, script):
+    run = launch(script(ABANDON + "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)\n"))
+    daemon = number(run.line())
+    code, _, err = run.end()
+    assert code == 1
+    assert "its warden was killed" in err
+    assert not is_there(daemon)
+
+
 def test_streams_go_to_files_to_the_console_or_to_both(launch, script, tmp_path):
     worker = script("print('out', rank)\nprint('err', rank, file=sys.stderr)\nsys.stdout.write('no newline')\n")
     run = launch("--nproc-per-node", 2, "--log-dir", "logs", "-r", "0:1", "-t", "1:3", worker)
