@@ -14,7 +14,7 @@ from fscoord._log import path as paths
 from fscoord._log.lock import KINDS, LogLock
 from fscoord._log.mount import find_mount
 from fscoord.doctor import lines
-from fscoord.doctor.place import content, new_file
+from fscoord.doctor.place import GROUP_UMASK, OWN_MODE, content, file_mode, group_of, new_file
 
 __all__ = ["Acts", "Opened"]
 
@@ -29,10 +29,10 @@ O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
 class Opened:
     """A file as a store has it: one descriptor that appends and locks, one that reads and only moves forward."""
 
-    def __init__(self, path: str, *, is_nfs: bool = False) -> None:
+    def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
         self.path = path
         self._is_nfs = is_nfs
-        self.writer = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT)
+        self.writer = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
         self.reader = paths.open_descriptor(path, system.os.O_RDONLY)
         self._mutex = system.threading.RLock()
         self._locks: dict[tuple[str, bool], LogLock] = {}
@@ -149,12 +149,16 @@ class Acts:
 
     def __init__(self) -> None:
         self.directory = ""
+        self.mode = OWN_MODE
         self.files: dict[str, Opened] = {}
         self._watch: Any = None
 
     def settle(self, directory: str) -> None:
         """Work below `directory` from now on."""
         self.directory = directory
+        self.mode = file_mode(directory)
+        if self.mode != OWN_MODE:
+            system.os.umask(GROUP_UMASK)
 
     def facts(self, path: str) -> dict[str, Any]:
         """Return what can be known of `path` and of this host without trying anything."""
@@ -173,6 +177,7 @@ class Acts:
             "objections": {kind: mount.objection(kind) for kind in KINDS},
             "caution": mount.caution,
             "device": found.st_dev,
+            "group": group_of(found),
             "host": system.hostname(),
             "boot_id": system.boot_id().hex(),
             "network": system.network_namespace(),
@@ -256,7 +261,7 @@ class Acts:
     def replace(self, name: str, number: int) -> None:
         """Rename another file, which holds one line of this number, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
-        fd = new_file(draft)
+        fd = new_file(draft, self.mode)
         try:
             paths.write_all(fd, lines.encode(number, "replaced"))
             system.os.fsync(fd)
@@ -268,7 +273,7 @@ class Acts:
         """Return after how many seconds a fresh open of the name shows the line `number`, None if not in `seconds`."""
         start = system.time.monotonic()
         while True:
-            file = Opened(self.path(name))
+            file = Opened(self.path(name), mode=self.mode)
             try:
                 found = lines.decode(file.read_all())
             except OSError as error:
@@ -288,7 +293,7 @@ class Acts:
         """Try to be the first to make each of the names ``STEM.0`` to ``STEM.COUNT-1``; return which it was."""
         won = []
         source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
-        system.close_quietly(new_file(source))
+        system.close_quietly(new_file(source, self.mode))
         for number in range(count):
             path = self.path(f"{stem}.{number}")
             try:
@@ -297,7 +302,7 @@ class Acts:
                 elif how == "mkdir":
                     system.os.mkdir(path)
                 else:
-                    system.close_quietly(new_file(path))
+                    system.close_quietly(new_file(path, self.mode))
                 won.append(number)
             except FileExistsError:
                 pass
@@ -314,7 +319,7 @@ class Acts:
         """Return the file of this name, open."""
         if name not in self.files:
             path = self.path(name)
-            self.files[name] = Opened(path, is_nfs=find_mount(path).is_nfs)
+            self.files[name] = Opened(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
         return self.files[name]
 
     def path(self, name: str) -> str:

@@ -127,13 +127,14 @@ class Agent:
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
-        sizes = self._sizes(info)
-        if sizes is None:
-            return False
-        number = self._handler.round
-        directory = system.os.path.join(self._job.log_dir, f"round-{number}")
-        room = Room(self._store, f"{self._handler.life}-{number}", removes=info.rank == 0)
-        with room, Group(self._job.command, self._console, self._job.streams) as group:
+        # The first node makes the room before it tells its number of workers, for which all others wait.
+        with Room(self._store, f"{self._handler.life}-{self._handler.round}", is_first=info.rank == 0) as room:
+            sizes = self._sizes(info)
+            return False if sizes is None else self._run_workers(info, sizes, room)
+
+    def _run_workers(self, info: RendezvousInfo, sizes: list[int], room: Room) -> bool:
+        directory = system.os.path.join(self._job.log_dir, f"round-{self._handler.round}")
+        with Group(self._job.command, self._console, self._job.streams) as group:
             common = self._environment(info, sizes, room.address)
             first = sum(sizes[: info.rank])
             for local_rank in range(self._job.workers):
