@@ -462,3 +462,26 @@ def test_timeout_of_the_store_holds_where_a_task_gives_none(store: Store, call: 
             await call(handle, 0.01)
 
     asyncio.run(run())
+
+
+def test_watches_of_quiet_tasks_outlast_the_stores_timeout(store: Store) -> None:
+    """Of a group as of an election; and with a timeout they end."""
+
+    async def run() -> None:
+        handle, other = AsyncStore(store), AsyncStore(store.clone())
+        handle.set_timeout(0.3)
+        watches = [aio.Membership(handle, "m").watch(), aio.Election(handle, "e").watch()]
+        tasks = [asyncio.ensure_future(anext(each)) for each in watches]
+        done, _ = await asyncio.wait(tasks, timeout=0.6)
+        assert not done
+        await aio.Membership(other, "m", "here").join()
+        await aio.Election(other, "e", "there").campaign()
+        group, leader = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
+        assert ([each.data for each in group], leader.data) == ([b"here"], b"there")
+        for timeout in (0.3, None):
+            for quiet in (aio.Membership(handle, "m2").watch(timeout), aio.Election(handle, "e2").watch(timeout)):
+                with pytest.raises(StoreTimeoutError, match=r"within 0\.3 s"):
+                    await anext(quiet)
+        await other.close()
+
+    asyncio.run(run())

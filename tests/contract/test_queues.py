@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread
+from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import place_of
 from contract.worker import Workers, start
 
@@ -41,6 +42,8 @@ def no_slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "LOOK_S", LONG_S)
 
 
+SHORT_S = 0.3
+"""How long to wait in vain; yet a store under load can be had within it."""
 LONG_S = 10 * HANG_S
 """How long to wait for what must come sooner: a wait that ends finds it with its last look, though nobody was told."""
 
@@ -465,6 +468,22 @@ def test_every_watcher_is_told_of_every_change(place: Place, store: Store, no_sl
     for thread in threads:
         thread.join()
     assert logs[0] == logs[1] == states
+
+
+def test_watch_of_a_quiet_group_outlasts_the_stores_timeout(place: Place, store: Store) -> None:
+    handle = place.open(timeout=SHORT_S, how="clone")
+    start = time.monotonic()
+    thread = start_thread(next, Membership(handle, "m").watch())
+    until(lambda: time.monotonic() > start + 2 * SHORT_S or not thread.is_alive())
+    Membership(store, "m", "here").join()
+    assert [each.data for each in thread.join()] == [b"here"]
+
+
+@pytest.mark.parametrize("timeout", [SHORT_S, None], ids=["its own", "the store's"])
+def test_watch_with_a_timeout_ends_in_a_quiet_group(place: Place, timeout: float | None) -> None:
+    group = Membership(place.open(timeout=SHORT_S, how="clone"), "m")
+    with pytest.raises(StoreTimeoutError, match=rf"nobody joined or left 'm' within {SHORT_S:g} s"):
+        next(group.watch(timeout))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
