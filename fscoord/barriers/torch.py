@@ -10,7 +10,7 @@ from fscoord._roll import Decoder
 from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
-from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError
+from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError, missing_extra
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
@@ -103,7 +103,7 @@ class DistBarrier(Barrier):
         try:
             import torch.distributed as dist
         except ImportError as error:
-            raise ImportError("DistBarrier needs torch: install the extra, pip install 'fscoord[torch]'") from error
+            raise missing_extra("DistBarrier", "torch", "torch") from error
         if not dist.is_initialized():
             raise NoProcessGroupError(
                 "DistBarrier needs a process group; call torch.distributed.init_process_group first"
