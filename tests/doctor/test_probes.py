@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from doctor import hands
 from faults.shared_os import shared_os
 
-from fscoord.doctor import acts, lines, locks, series, views
+from fscoord.doctor import acts, contests, lines, locks, series, views
 from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.child import FailedError
 from fscoord.doctor.pair import Pair
@@ -64,8 +67,20 @@ def test_appends_under_locks_that_lie_are_told(pair):
     assert "did not know of the one before" in check.says
 
 
+class Steps:
+    """A clock that each look at it moves on: hands do as much in its time under any load."""
+
+    def __init__(self) -> None:
+        self._steps = itertools.count()
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        return next(self._steps) * EFFORT_S / 50
+
+
 def test_old_data_under_the_lock_is_told_by_the_race_and_by_each_look(pair, monkeypatch):
-    monkeypatch.setattr("fscoord.doctor.contests.MEET_S", 0.5)  # who sees old data seldom sees the other at all
+    monkeypatch.setattr(contests, "system", SimpleNamespace(time=Steps()))
+    monkeypatch.setattr(contests, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
     liars = pair(hands.OldData)
     race = locks.race(liars, "ofd")
     assert (race.outcome, locks.exclusion(liars, "ofd").outcome) == (BAD, OK)
