@@ -469,18 +469,19 @@ def test_watches_of_quiet_tasks_outlast_the_stores_timeout(store: Store) -> None
 
     async def run() -> None:
         handle, other = AsyncStore(store), AsyncStore(store.clone())
-        handle.set_timeout(0.3)
+        handle.set_timeout(1)
         watches = [aio.Membership(handle, "m").watch(), aio.Election(handle, "e").watch()]
         tasks = [asyncio.ensure_future(anext(each)) for each in watches]
-        done, _ = await asyncio.wait(tasks, timeout=0.6)
+        done, _ = await asyncio.wait(tasks, timeout=1.5)
         assert not done
         await aio.Membership(other, "m", "here").join()
         await aio.Election(other, "e", "there").campaign()
         group, leader = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
         assert ([each.data for each in group], leader.data) == ([b"here"], b"there")
-        for timeout in (0.3, None):
+        handle.set_timeout(0.05)
+        for timeout in (0.05, None):
             for quiet in (aio.Membership(handle, "m2").watch(timeout), aio.Election(handle, "e2").watch(timeout)):
-                with pytest.raises(StoreTimeoutError, match=r"within 0\.3 s"):
+                with pytest.raises(StoreTimeoutError, match=r"within 0\.05 s"):
                     await anext(quiet)
         await other.close()
 
