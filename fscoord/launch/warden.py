@@ -71,6 +71,7 @@ def main(manner: str, orders: int, report: int, patience: float, command: list[s
     """
     _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process: a child made by fork(2) is none until it says so itself
     guard, life = os.pipe()
+    # They stay blocked in the guard: they may come to the whole group, or the whole job, and the warden handles them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
     child = os.fork()
     if child:
@@ -84,8 +85,6 @@ def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
     """Be the guard of the warden `child`: wait for its end and, if it was killed, kill all that it has left behind."""
     status = 1
     try:
-        for number in OWN:  # they come to the whole group, or to the whole job; what to do about them the warden knows
-            signal.signal(number, signal.SIG_IGN)
         for descriptor in not_ours:
             os.close(descriptor)
         nowhere = os.open(os.devnull, os.O_RDWR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,25 +21,32 @@ FACTS = {"group": GROUP}
 MINE = os.getegid()
 
 
-def work(directory: str, name: str, facts: dict[str, Any], number: int) -> tuple[bool, list[str], Any]:
-    """Do what one instance does at the place, and one hand with the files there, and leave both as a SIGKILL does."""
-    place, hand = Place(directory, name), Hand()
+def enter(directory: str, name: str, facts: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Do what one instance does at the place, and leave it as a SIGKILL does."""
+    place = Place(directory, name)
     presides = place.enter(facts)
+    return presides, sorted(each for each in place.listing() if each.startswith("here."))
+
+
+def work(directory: str, name: str, number: int) -> tuple[list[int], int]:
+    """Do what a hand, which is another process, does with the files there."""
+    hand = Hand()
     hand.settle(directory)
     hand.append("f", "ofd", number, name)
     hand.replace("g", number)
     hand.claim("c", "mkdir", 1)
     hand.claim("d", "open", 1)
     hand.speed("store", {}, 0.01)
-    seen = [hand.look("f", "ofd", "locked"), hand.tally("f", "flock")["sound"]]
+    seen = hand.look("f", "ofd", "locked"), hand.tally("f", "flock")["sound"]
     hand.close()
-    return presides, sorted(each for each in place.listing() if each.startswith("here.")), seen
+    return seen
 
 
 @pytest.fixture(autouse=True)
 def _all_is_imported(tmp_path: Path) -> None:
     """Other users may not be able to read the package and the standard library."""
-    work(str(tmp_path / "warm"), "one", {}, 1)
+    enter(str(tmp_path / "warm"), "one", {})
+    work(str(tmp_path / "warm"), "one", 1)
 
 
 @pytest.fixture(params=[0o770, 0o2770, 0o777], ids=["plain", "setgid", "open to all"])
@@ -50,8 +58,14 @@ def directory(request: pytest.FixtureRequest, public_dir: Path) -> str:
 
 
 def test_users_of_a_group_meet_and_work_on_each_others_files(as_member, directory):
-    assert as_member(ALICE, work, directory, "alice", FACTS, 1) == (True, ["here.alice"], [[1], 1])
-    assert as_member(BOB, work, directory, "bob", FACTS, 2) == (False, ["here.alice", "here.bob"], [[1, 2], 2])
+    def strictly(uid: int, function: Callable[..., Any], *args: Any) -> Any:
+        return as_member(uid, lambda: (os.umask(0o077), function(*args))[1])
+
+    assert strictly(ALICE, enter, directory, "alice", FACTS) == (True, ["here.alice"])
+    assert strictly(ALICE, work, directory, "alice", 1) == ([1], 1)
+    assert strictly(BOB, enter, directory, "bob", FACTS) == (False, ["here.alice", "here.bob"])
+    assert strictly(BOB, work, directory, "bob", 2) == ([1, 2], 2)
+    assert as_member(ALICE, lambda: Place(directory, "alice").fetch("here.bob")) == FACTS
     made = os.stat(directory)
     assert (stat.S_IMODE(made.st_mode), made.st_gid) == (0o2770, GROUP)
     as_member(BOB, lambda: Place(directory, "bob").put_aside())
@@ -59,7 +73,7 @@ def test_users_of_a_group_meet_and_work_on_each_others_files(as_member, director
 
 
 def test_stranger_can_not_enter_the_place_of_a_group(as_member, as_nobody, directory):
-    as_member(ALICE, work, directory, "alice", FACTS, 1)
+    as_member(ALICE, enter, directory, "alice", FACTS)
     with pytest.raises(PermissionError):
         as_nobody(lambda: os.listdir(directory))
 
@@ -71,7 +85,7 @@ def test_place_of_a_group_that_is_not_the_groups_alone_is_refused(as_member, dir
     os.chown(directory, ALICE, group)
     os.chmod(directory, mode)
     with pytest.raises(InsecurePathError, match="remove it"):
-        as_member(BOB, work, directory, "bob", FACTS, 1)
+        as_member(BOB, enter, directory, "bob", FACTS)
     assert os.listdir(os.path.dirname(directory)) == ["place"]
 
 

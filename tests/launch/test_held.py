@@ -222,12 +222,13 @@ def test_nothing_is_left_of_a_command_that_kills_its_whole_group(tmp_path):
     code = f"""if True:
         import os
         from fscoord.launch import run_held
-        text = "cd {tmp_path}; setsid sleep 600 & echo $! >> pids; sleep 600 & echo $! >> pids; kill -9 0"
+        there = "setsid sh -c 'echo $$ > far; exec sleep 600' & sleep 600 & echo $! > near"
+        text = "cd {tmp_path}; " + there + "; until [ -s far ]; do sleep 0.01; done; kill -9 0"
         run_held(["sh", "-c", text], dict(os.environ), lambda: None, grace=1)
     """
     done = subprocess.run([sys.executable, "-c", code], start_new_session=True, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
-    wait_until_gone(numbers((tmp_path / "pids").read_text()))
+    wait_until_gone(numbers((tmp_path / "far").read_text() + (tmp_path / "near").read_text()))
 
 
 def test_signals_that_all_of_a_job_get_do_not_end_the_guard(guarded):
