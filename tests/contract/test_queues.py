@@ -139,6 +139,18 @@ def test_the_lowest_priority_goes_first_and_equals_in_their_order(store: Store) 
         found.put_all(["x"], 1.5)  # type: ignore[arg-type]
 
 
+def test_take_finds_what_came_after_others_took_all_that_it_had_seen(place: Place, store: Store) -> None:
+    one, other = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    one.put_all("123")
+    assert [queue.take().data for queue in (one, other, other)] == [b"1", b"2", b"3"]
+    with pytest.raises(QueueEmptyError):
+        one.take(block=False)
+    one.put_all("456")
+    assert [queue.take().data for queue in (one, other, other)] == [b"4", b"5", b"6"]
+    other.put("7")
+    assert one.take(block=False).data == b"7"
+
+
 def test_an_item_that_is_taken_is_nobody_elses_until_it_is_given_back(place: Place, store: Store) -> None:
     mine, theirs = Queue(store, "q"), Queue(place.open(how="clone"), "q")
     mine.put_all("abc")
