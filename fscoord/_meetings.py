@@ -34,7 +34,7 @@ def barrier(
     store: Store,
     world_size: int,
     key_prefix: Key,
-    barrier_timeout: Timeout,
+    barrier_timeout: Timeout | None,
     rank: int | None,
     rank_tracing_decoder: Decoder | None = None,
     trace_timeout: Timeout = 10.0,
@@ -49,8 +49,9 @@ def barrier(
             raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
         seconds(trace_timeout)
         positive("world_size", world_size)
-        return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), seconds(barrier_timeout)))
-    call = attempt(key_prefix, rank, world_size, barrier_timeout, trace_timeout, rank_tracing_decoder)
+        return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
+    limit = _limit(store, barrier_timeout)
+    call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
     roll = Roll(store, call.prefix, call)
     try:
         complete = roll.arrive()
@@ -74,10 +75,10 @@ def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> Turns[list
 
 
 def synchronize(
-    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> Turns[list[bytes]]:
     """See `fscoord.synchronize`."""
-    call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
+    call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     prefix = call.data_prefix()
     own = prefix + b"%d" % rank
     Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
@@ -87,10 +88,10 @@ def synchronize(
 
 
 def broadcast(
-    store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout, source: int
+    store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
 ) -> Turns[bytes]:
     """See `fscoord.broadcast`."""
-    call = attempt(key_prefix, rank, world_size, timeout)
+    call = attempt(key_prefix, rank, world_size, _limit(store, timeout))
     check_rank(source, world_size)
     key = call.prefix + b"/broadcast"
     if rank == source:
@@ -107,10 +108,10 @@ def broadcast(
 
 
 def gather(
-    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout, target: int
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
 ) -> Turns[list[bytes] | None]:
     """See `fscoord.gather`."""
-    call, content = attempt(key_prefix, rank, world_size, timeout), value_bytes(data)
+    call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     check_rank(target, world_size)
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
@@ -122,6 +123,11 @@ def gather(
     values = yield from _read_all(store, call, prefix, "gather")
     store.set(end, b"1")
     return values
+
+
+def _limit(store: Store, timeout: Timeout | None) -> float:
+    """Return `timeout` in seconds; None means the timeout of `store`."""
+    return seconds(store.timeout if timeout is None else timeout)
 
 
 def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> Turns[None]:

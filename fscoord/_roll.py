@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord._backoff import Backoff
 from fscoord._fates import find_fates
 from fscoord._patience import FIRST_S, Patience
 from fscoord._sought import KEYS, Sought, Turns
@@ -231,17 +232,24 @@ class Roll:
         last = max(index for index, token in enumerate(tokens) if token == own)
         joined = len(self._course(tokens[:last]).breaks)
         dead: list[int] = []
-        is_complete, patience = False, Patience()
+        is_complete, patience, backoff = False, Patience(), Backoff(self._call.left())
         while True:
             course = self._course(self._read_text().split())
             if len(course.breaks) > joined:
                 raise self._call.broken(course.breaks[joined], self._store)
+            if len(course.breaks) < joined:
+                raise BarrierError(
+                    f"key {key_text(self._arrivals)!r}, where rank {self._call.rank} had arrived, was removed; give"
+                    " every barrier and exchange a prefix of its own, and remove its keys when all have passed"
+                )
             missing = self._absent(course.events)
             if is_complete or not missing:
                 return
             fatal = [rank for rank in missing if rank in dead]
             if fatal:
                 self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
+                if not backoff.pause():  # it never counted: there was always an arrival before it
+                    raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
             else:
                 dead = yield from self._patiently(patience, missing)
                 is_complete = not dead

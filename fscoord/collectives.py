@@ -27,7 +27,7 @@ from fscoord import _meetings as turns
 from fscoord._roll import Decoder
 from fscoord._sought import take_turns
 from fscoord._store_timeout import store_timeout
-from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, Value
+from fscoord.arguments import Key, Timeout, Value
 from fscoord.store import Store
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
@@ -37,7 +37,7 @@ def barrier(
     store: Store,
     world_size: int,
     key_prefix: Key,
-    barrier_timeout: Timeout = DEFAULT_TIMEOUT,
+    barrier_timeout: Timeout | None = None,
     rank: int | None = None,
     rank_tracing_decoder: Decoder | None = None,
     trace_timeout: Timeout = 10.0,
@@ -56,7 +56,8 @@ def barrier(
         store: where the callers meet.
         world_size: how many must come; the same for all.
         key_prefix: names the barrier; it serves once.
-        barrier_timeout: how long to wait for the others, in seconds or as a `timedelta`.
+        barrier_timeout: how long to wait for the others, in seconds or as a `timedelta`; None means the store's
+            timeout.
         rank: which caller this is, 0 to `world_size` - 1.
         rank_tracing_decoder: turns a missing rank into what the error says of it, such as its host.
         trace_timeout: how much later than `barrier_timeout` the error may come, in order to name the missing ranks.
@@ -97,7 +98,7 @@ def synchronize(
     rank: int,
     world_size: int,
     key_prefix: Key,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout | None = None,
 ) -> list[bytes]:
     """Give `data` to all ranks and return the data of all ranks, in their order.
 
@@ -110,7 +111,7 @@ def synchronize(
         rank: which rank this is, 0 to `world_size` - 1.
         world_size: how many ranks there are.
         key_prefix: names the exchange.
-        timeout: one limit for the whole of it, in seconds or as a `timedelta`.
+        timeout: one limit for the whole of it, in seconds or as a `timedelta`; None means the store's timeout.
 
     Raises:
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
@@ -125,7 +126,7 @@ def broadcast(
     rank: int,
     world_size: int,
     key_prefix: Key,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout | None = None,
     *,
     source: int = 0,
 ) -> bytes:
@@ -139,7 +140,7 @@ def broadcast(
         rank: which rank this is, 0 to `world_size` - 1.
         world_size: how many ranks there are.
         key_prefix: names the exchange.
-        timeout: how long to wait for the source, in seconds or as a `timedelta`.
+        timeout: how long to wait for the source, in seconds or as a `timedelta`; None means the store's timeout.
         source: the rank that speaks.
 
     Raises:
@@ -155,7 +156,7 @@ def gather(
     rank: int,
     world_size: int,
     key_prefix: Key,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout | None = None,
     *,
     target: int = 0,
 ) -> list[bytes] | None:
@@ -169,7 +170,7 @@ def gather(
         rank: which rank this is, 0 to `world_size` - 1.
         world_size: how many ranks there are.
         key_prefix: names the exchange.
-        timeout: how long the target waits, in seconds or as a `timedelta`.
+        timeout: how long the target waits, in seconds or as a `timedelta`; None means the store's timeout.
         target: the rank that listens.
 
     Raises:

@@ -38,6 +38,12 @@ __all__ = [
 ]
 
 
+def missing_extra(user: str, module: str, extra: str) -> ImportError:
+    """Return the error of `user` for a `module` that is not installed; its ``name`` is ``fscoord[extra]``."""
+    name = f"fscoord[{extra}]"
+    return ImportError(f"{user} needs {module}: install the extra, pip install '{name}'", name=name)
+
+
 def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> FscoordError:
     # RuntimeError comes first in the order of bases, but its __new__ refuses what has an OSError's layout.
     error = OSError.__new__(cls, message) if issubclass(cls, OSError) else cls.__new__(cls, message)

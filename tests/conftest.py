@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ from fscoord._log import file as log_file, marked, mount
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
 NOBODY = 65534
+GROUP = 65432
+"""The group of those who are `as_member`; its users have groups of their own besides, and no name."""
 PATIENCE_S = 60
 """How long a thread or a child may take to end before the test that left it is failed. Nothing waits that long."""
 
@@ -228,7 +230,16 @@ def as_nobody() -> Callable[..., Any]:
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     _import_all()
-    return _call_as_nobody
+    return functools.partial(_call_as, NOBODY, ())
+
+
+@pytest.fixture
+def as_member() -> Callable[..., Any]:
+    """Give `as_member(uid, function, *args)`: as `as_nobody`, but a user of this number who is in the group `GROUP`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    _import_all()
+    return lambda uid, function, *args: _call_as(uid, (GROUP,), function, *args)
 
 
 def _import_all() -> None:
@@ -236,11 +247,11 @@ def _import_all() -> None:
         importlib.import_module(module)
 
 
-def _call_as_nobody(function: Callable[..., Any], *args: Any) -> Any:
+def _call_as(uid: int, groups: Sequence[int], function: Callable[..., Any], *args: Any) -> Any:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _report_as_nobody(writer, function, args)
+        _report_as(uid, groups, writer, function, args)
     os.close(writer)
     try:
         packed = _read_all(reader, time.monotonic() + PATIENCE_S)
@@ -255,13 +266,15 @@ def _call_as_nobody(function: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-def _report_as_nobody(writer: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _report_as(
+    uid: int, groups: Sequence[int], writer: int, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     try:
         try:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            assert os.getresuid() == (NOBODY,) * 3, "did not drop root"
+            os.setgroups(groups)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            assert os.getresuid() == (uid,) * 3, "did not drop root"
             with pytest.raises(PermissionError):
                 os.setuid(0)
             outcome: tuple[bool, Any] = (False, function(*args))

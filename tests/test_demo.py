@@ -206,6 +206,19 @@ def test_those_who_are_left_count_anew_and_each_one_s_death_is_told_all_the_same
         handle.close()
 
 
+def test_barrier_that_breaks_again_and_again_for_none_of_the_living_ends_the_work(monkeypatch):
+    one = worker.Worker.__new__(worker.Worker)
+    one._store, one._rank, one._timeout, one._waits = HashStore(), 0, 5.0, {}
+    one._living, one._facts = [0, 1], [{"pid": 1, "host": "h"}, {"pid": 2, "host": "h"}]
+
+    def broken(*_, **__):
+        raise BrokenBarrierError("broken", dead=["somebody else"])
+
+    monkeypatch.setattr("fscoord.demo.worker.barrier", broken)
+    with pytest.raises(BrokenBarrierError):
+        one._meet("name")
+
+
 def test_a_process_that_dies_before_all_have_met_ends_the_demonstration(texts, monkeypatch, tmp_path):
     block_workers(monkeypatch, tmp_path, "os._exit(7)")
     with pytest.raises(FscoordError, match=r"process \d+ ended with exit code 7"):

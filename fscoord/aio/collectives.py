@@ -5,7 +5,7 @@ from __future__ import annotations
 from fscoord import _meetings as turns
 from fscoord._roll import Decoder
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, Value
+from fscoord.arguments import Key, Timeout, Value
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
@@ -14,7 +14,7 @@ async def barrier(
     store: AsyncStore,
     world_size: int,
     key_prefix: Key,
-    barrier_timeout: Timeout = DEFAULT_TIMEOUT,
+    barrier_timeout: Timeout | None = None,
     rank: int | None = None,
     rank_tracing_decoder: Decoder | None = None,
     trace_timeout: Timeout = 10.0,
@@ -37,7 +37,7 @@ async def synchronize(
     rank: int,
     world_size: int,
     key_prefix: Key,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout | None = None,
 ) -> list[bytes]:
     """Give `data` to all ranks and return the data of all; see `fscoord.synchronize`."""
     return await store._take_turns(turns.synchronize(store.store, data, rank, world_size, key_prefix, timeout))
@@ -49,7 +49,7 @@ async def broadcast(
     rank: int,
     world_size: int,
     key_prefix: Key,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout | None = None,
     *,
     source: int = 0,
 ) -> bytes:
@@ -63,7 +63,7 @@ async def gather(
     rank: int,
     world_size: int,
     key_prefix: Key,
-    timeout: Timeout = DEFAULT_TIMEOUT,
+    timeout: Timeout | None = None,
     *,
     target: int = 0,
 ) -> list[bytes] | None:

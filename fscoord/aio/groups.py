@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -119,8 +120,11 @@ class Membership:
         """Wait until those who take part are others than `known`; see `fscoord.recipes.Membership.observe`."""
         return await self._store._take_turns(self._core._observing(known, timeout))
 
-    async def watch(self, timeout: Timeout | None = None) -> AsyncIterator[list[recipes.Participant]]:
-        """Yield who takes part: at once, if it is anybody, and whenever it has changed; see `observe`."""
+    async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[list[recipes.Participant]]:
+        """Yield who takes part: at once, if it is anybody, and whenever it has changed, for ever.
+
+        For `timeout`, how long to wait for each change, and the error, see `fscoord.recipes.Membership.watch`.
+        """
         known: list[recipes.Participant] = []
         while True:
             known = await self.observe(known, timeout)

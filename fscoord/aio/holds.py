@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, TypeVar
@@ -220,8 +221,16 @@ class Election(Hold):
         """
         return await self._store._take_turns(self._election._observing(after, timeout))
 
-    async def watch(self, timeout: Timeout | None = None) -> AsyncIterator[recipes.Leader]:
-        """Yield each leader; for `timeout` and errors see `observe`."""
+    async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[recipes.Leader]:
+        """Yield each leader, for ever.
+
+        Args:
+            timeout: how long to wait for each, in seconds or as a `timedelta`; for ever, unless it is given. None means
+                the store's.
+
+        Raises:
+            StoreTimeoutError: there was no other for that long.
+        """
         term = 0
         while True:
             leader = await self.observe(term, timeout)

@@ -7,7 +7,7 @@ from typing import Any
 from fscoord import _system as system
 from fscoord._roll import Decoder, UsedBeforeError, check_rank
 from fscoord._sequence import Sequence
-from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, key_bytes, positive, seconds
+from fscoord.arguments import Key, Timeout, key_bytes, positive, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.collectives import barrier
 from fscoord.environment import rank_and_world_size
@@ -33,7 +33,7 @@ class StoreBarrier(Barrier):
         rank: which caller this is; None means what the environment says.
         world_size: how many there are, the same for all; None means what the environment says.
         timeout: how long each `execute_barrier` waits, in seconds or as a `timedelta`; a store that is opened here has
-            it too.
+            it too. None means the store's timeout, as it is at each call.
         fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that is needed is known dead.
         rank_tracing_decoder: turns a missing rank into what the error says of it, such as its host.
         options: what else `~fscoord.open_store` takes for that address.
@@ -53,7 +53,7 @@ class StoreBarrier(Barrier):
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout | None = None,
         fail_fast: bool = False,
         rank_tracing_decoder: Decoder | None = None,
         **options: Any,
@@ -61,7 +61,7 @@ class StoreBarrier(Barrier):
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
         check_rank(self._rank, positive("world_size", self._world_size))
         prefix = key_bytes(barrier_prefix)
-        self._timeout = seconds(timeout)
+        self._timeout = None if timeout is None else seconds(timeout)
         self._fail_fast = fail_fast
         self._decoder = rank_tracing_decoder
         self._owns_store = not isinstance(store, Store)
@@ -71,7 +71,11 @@ class StoreBarrier(Barrier):
         self._sequence = Sequence(self._store, prefix, self._rank)
 
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
-        return open_store(address, timeout=self._timeout, **options)
+        return open_store(address, **self._with_timeout(options))
+
+    def _with_timeout(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return `options` with the barrier's timeout; without one the address, or the store's default, decides."""
+        return options if self._timeout is None else {"timeout": self._timeout, **options}
 
     @property
     def rank(self) -> int:
@@ -92,7 +96,7 @@ class StoreBarrier(Barrier):
         """Wait until all ranks have called this as often as this one has. After a time-out a rank may try again.
 
         Args:
-            timeout: seconds or a `timedelta`; None means the barrier's own.
+            timeout: seconds or a `timedelta`; None means the barrier's own, or else the store's.
 
         Raises:
             StoreTimeoutError: not all came. It names the missing ranks, and says how far each of them is.
@@ -150,7 +154,7 @@ class FileStoreBarrier(StoreBarrier):
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout | None = None,
         fail_fast: bool = False,
         rank_tracing_decoder: Decoder | None = None,
         **options: Any,
@@ -171,4 +175,4 @@ class FileStoreBarrier(StoreBarrier):
 
         # An address in which nothing has a meaning: a path may hold colons and question marks.
         url = "file:" + quote(system.os.fspath(address), safe="", errors="surrogateescape")
-        return open_store(url, rank=self._rank, timeout=self._timeout, **options)
+        return open_store(url, rank=self._rank, **self._with_timeout(options))

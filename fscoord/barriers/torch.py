@@ -10,7 +10,7 @@ from fscoord._roll import Decoder
 from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
-from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError
+from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError, missing_extra
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
@@ -64,6 +64,7 @@ class TCPStoreBarrier(StoreBarrier):
             raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
         self._init_timeout = seconds(timeout_barrier_init_secs)
+        self._store_timeout = seconds(timeout_secs)
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
             prefixes[0] if prefixes else "barrier",
@@ -83,7 +84,7 @@ class TCPStoreBarrier(StoreBarrier):
             use_libuv=self._libuv,
             **options,
         )
-        store.set_timeout(self._timeout)
+        store.set_timeout(self._store_timeout)
         return store
 
 
@@ -102,7 +103,7 @@ class DistBarrier(Barrier):
         try:
             import torch.distributed as dist
         except ImportError as error:
-            raise ImportError("DistBarrier needs torch: install the extra, pip install 'fscoord[torch]'") from error
+            raise missing_extra("DistBarrier", "torch", "torch") from error
         if not dist.is_initialized():
             raise NoProcessGroupError(
                 "DistBarrier needs a process group; call torch.distributed.init_process_group first"

@@ -58,7 +58,7 @@ def cli(ctx: click.Context) -> int:
        64  usage: wrong arguments, wrong values, a barrier used twice
        65  the log is damaged
        69  the store is gone, the file system can't do it, a barrier is broken, a lock was lost, a command
-           can't be run, or click or rich is missing
+           can't be run, or an extra is not installed
        70  a bug in fscoord
        74  input or output failed
        75  time ran out

@@ -97,7 +97,8 @@ def _words(error: BaseException) -> str:
     if isinstance(error, click.ClickException):
         return error.format_message() + _hint(error)
     if _is_missing_extra(error):
-        return "this command needs click and rich: pip install 'fscoord[cli]'"
+        words = str(error)  # of a store, which says itself what to install
+        return words if "pip install" in words else "this command needs click and rich: pip install 'fscoord[cli]'"
     if exit_code(error) == BUG:
         return f"a bug in fscoord, please report it with what -vv prints: {type(error).__name__}: {error}"
     if isinstance(error, OSError) and not isinstance(error, FscoordError) and error.strerror:
@@ -115,4 +116,7 @@ def _hint(error: click.ClickException) -> str:
 
 
 def _is_missing_extra(error: BaseException) -> bool:
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRA
+    if not isinstance(error, ImportError):
+        return False
+    name = error.name or ""
+    return name.startswith("fscoord[") or name.partition(".")[0] in _EXTRA

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fscoord import _system as system, environment
+from fscoord import _network as network, _system as system, environment
 from fscoord._interruptions import signals_end_it
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import verbose
@@ -58,7 +58,9 @@ def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, 
     help="How many nodes. [default: those of the Slurm step, else 1]",
 )
 @click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on each.")
-@click.option("--rdzv-endpoint", metavar="PATH", default="", help="Where the nodes meet: a path that all can reach.")
+@click.option(
+    "--rdzv-endpoint", metavar="PATH", default="", help="Where the nodes meet: a path that all can reach, or HOST:PORT."
+)
 @click.option("--rdzv-id", metavar="ID", help="Names the job. [default: that of Slurm or another launcher, else none]")
 @click.option("--rdzv-conf", metavar="K=V,...", callback=_config, default="", help="Options of the rendezvous.")
 @click.option("--local-addr", metavar="ADDRESS", help="How others reach this node. [default: its host name]")
@@ -127,7 +129,7 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         least = most = 1
     elif not options["rdzv_endpoint"] and least > 1:
         raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
-    endpoint = "" if options["standalone"] else options["rdzv_endpoint"]
+    endpoint = "" if options["standalone"] else _endpoint(options["rdzv_endpoint"], options["rdzv_conf"])
     run_id = options["rdzv_id"] or _text(found.run_id) or "none"
     params = RendezvousParameters("c10d", endpoint, run_id, least, most, options["local_addr"], **options["rdzv_conf"])
     settings = RendezvousSettings.from_parameters(params)
@@ -157,6 +159,12 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
             click.echo(f"fscoord: the files of the workers are in {kept}", err=True)
         elif temporary:
             system.remove_tree(temporary)
+
+
+def _endpoint(text: str, config: dict[str, str]) -> str:
+    """Return `text` so that a bare file name is a path, as for --store: the rendezvous takes one for a host's name."""
+    is_name = text and not re.search("[/:]", text) and text != "localhost" and not network.is_ip_address(text)
+    return f"./{text}" if is_name and "store_type" not in config else text
 
 
 def _slurm_nodes() -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 import click
 
 from fscoord import _system as system
+from fscoord._backoff import Backoff
 from fscoord.arguments import key_bytes, key_text, seconds
 from fscoord.cli.options import as_json, given_timeout, raw, time_limit, with_existing_store
 from fscoord.cli.output import field, flush, printable, write, write_json
@@ -93,11 +94,19 @@ def _looks(
 
 
 def _look(store: Store, prefix: bytes) -> Values:
+    backoff = Backoff(seconds(store.timeout))
     while True:
         names = [key_bytes(name) for name in store.list_keys(prefix)]
         if store.check(names):  # else one was deleted meanwhile, and would be waited for
             with suppress(StoreTimeoutError):
                 return dict(zip(names, store.multi_get(names), strict=True))
+        if not backoff.pause():
+            raise StoreTimeoutError(
+                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} looks at them within"
+                f" {backoff.waited():.3g} s; watch a longer prefix",
+                keys=[key_text(prefix)],
+                waited=backoff.waited(),
+            )
 
 
 def _tell(key: bytes, value: bytes | None, *, as_json: bool) -> None:

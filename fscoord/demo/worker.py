@@ -116,6 +116,8 @@ class Worker:
                     self._living.remove(rank)
                     self._store.set(f"lost/{rank}/{self._rank}", _packed({"by": self._rank, "barrier": name}))
                     tell("lost", rank=rank, by=self._rank, barrier=name, seconds=waited, error=str(error))
+                if tuple(self._living) == living:  # it names none of ours: another try would end so, too
+                    raise
                 return False
         return True
 

@@ -5,6 +5,7 @@ Each act is a method whose arguments and result go through JSON. Files are named
 
 from __future__ import annotations
 
+import random
 from typing import Any, Final
 
 from fscoord import _system as system
@@ -13,22 +14,25 @@ from fscoord._log import path as paths
 from fscoord._log.lock import KINDS, LogLock
 from fscoord._log.mount import find_mount
 from fscoord.doctor import lines
-from fscoord.doctor.place import content, new_file
+from fscoord.doctor.place import GROUP_UMASK, OWN_MODE, content, file_mode, group_of, new_file
 
 __all__ = ["Acts", "Opened"]
 
 CHUNK: Final = 1 << 16
 NAP_S: Final = 0.0005
+TAKE_S: Final = 60.0
+"""How long a lock is tried for: longer than anybody waits for an answer. A hand whose asking process was killed in the
+meantime would try for ever."""
 O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
 
 
 class Opened:
     """A file as a store has it: one descriptor that appends and locks, one that reads and only moves forward."""
 
-    def __init__(self, path: str, *, is_nfs: bool = False) -> None:
+    def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
         self.path = path
         self._is_nfs = is_nfs
-        self.writer = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT)
+        self.writer = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
         self.reader = paths.open_descriptor(path, system.os.O_RDONLY)
         self._mutex = system.threading.RLock()
         self._locks: dict[tuple[str, bool], LogLock] = {}
@@ -52,6 +56,18 @@ class Opened:
                 raise
             return False
         return True
+
+    def await_lock(self, kind: str, *, shared: bool = False) -> None:
+        """Try to take the lock until it is free.
+
+        Raises:
+            TimeoutError: another had it for `TAKE_S` seconds.
+        """
+        deadline = system.time.monotonic() + TAKE_S
+        while not self.take(kind, shared=shared):
+            if system.time.monotonic() >= deadline:
+                raise TimeoutError(system.errno.ETIMEDOUT, f"another had its lock for {TAKE_S:g} s", self.path)
+            system.time.sleep(random.uniform(0.1, 1) * NAP_S)
 
     def append(self, kind: str, data: bytes) -> None:
         """Append as a store does that has the lock: on NFS, with a marker file for one, past the cache."""
@@ -79,8 +95,7 @@ class Opened:
         if kind == "soft" and how != "direct":
             self._forget()
         if how == "locked":
-            while not self.take(kind, shared=True):
-                system.time.sleep(NAP_S)
+            self.await_lock(kind, shared=True)
             try:
                 return self._forward(self.reader)
             finally:
@@ -134,12 +149,16 @@ class Acts:
 
     def __init__(self) -> None:
         self.directory = ""
+        self.mode = OWN_MODE
         self.files: dict[str, Opened] = {}
         self._watch: Any = None
 
     def settle(self, directory: str) -> None:
         """Work below `directory` from now on."""
         self.directory = directory
+        self.mode = file_mode(directory)
+        if self.mode != OWN_MODE:
+            system.os.umask(GROUP_UMASK)
 
     def facts(self, path: str) -> dict[str, Any]:
         """Return what can be known of `path` and of this host without trying anything."""
@@ -158,6 +177,7 @@ class Acts:
             "objections": {kind: mount.objection(kind) for kind in KINDS},
             "caution": mount.caution,
             "device": found.st_dev,
+            "group": group_of(found),
             "host": system.hostname(),
             "boot_id": system.boot_id().hex(),
             "network": system.network_namespace(),
@@ -177,8 +197,7 @@ class Acts:
         file = self.file(name)
         start = system.time.monotonic()
         if kind == "soft":
-            while not file.take(kind):
-                system.time.sleep(NAP_S)
+            file.await_lock(kind)
         else:
             file.lock(kind).block(file.writer)
         return system.time.monotonic() - start
@@ -198,8 +217,7 @@ class Acts:
     def tally(self, name: str, kind: str) -> dict[str, Any]:
         """Return what the whole file holds, looked at under the lock."""
         file = self.file(name)
-        while not file.take(kind):
-            system.time.sleep(NAP_S)
+        file.await_lock(kind)
         try:
             return lines.tally(file.read_all())._asdict()
         finally:
@@ -208,8 +226,7 @@ class Acts:
     def append(self, name: str, kind: str, number: int, writer: str) -> None:
         """Append one line under the lock."""
         file = self.file(name)
-        while not file.take(kind):
-            system.time.sleep(NAP_S)
+        file.await_lock(kind)
         try:
             file.append(kind, lines.encode(number, writer))
         finally:
@@ -244,7 +261,7 @@ class Acts:
     def replace(self, name: str, number: int) -> None:
         """Rename another file, which holds one line of this number, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
-        fd = new_file(draft)
+        fd = new_file(draft, self.mode)
         try:
             paths.write_all(fd, lines.encode(number, "replaced"))
             system.os.fsync(fd)
@@ -256,7 +273,7 @@ class Acts:
         """Return after how many seconds a fresh open of the name shows the line `number`, None if not in `seconds`."""
         start = system.time.monotonic()
         while True:
-            file = Opened(self.path(name))
+            file = Opened(self.path(name), mode=self.mode)
             try:
                 found = lines.decode(file.read_all())
             except OSError as error:
@@ -276,7 +293,7 @@ class Acts:
         """Try to be the first to make each of the names ``STEM.0`` to ``STEM.COUNT-1``; return which it was."""
         won = []
         source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
-        system.close_quietly(new_file(source))
+        system.close_quietly(new_file(source, self.mode))
         for number in range(count):
             path = self.path(f"{stem}.{number}")
             try:
@@ -285,7 +302,7 @@ class Acts:
                 elif how == "mkdir":
                     system.os.mkdir(path)
                 else:
-                    system.close_quietly(new_file(path))
+                    system.close_quietly(new_file(path, self.mode))
                 won.append(number)
             except FileExistsError:
                 pass
@@ -302,7 +319,7 @@ class Acts:
         """Return the file of this name, open."""
         if name not in self.files:
             path = self.path(name)
-            self.files[name] = Opened(path, is_nfs=find_mount(path).is_nfs)
+            self.files[name] = Opened(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
         return self.files[name]
 
     def path(self, name: str) -> str:

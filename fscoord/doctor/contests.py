@@ -46,8 +46,7 @@ class Contests(Acts):
             enough = now > met + seconds or written >= LINES_MAX
             if enough and (turns >= TURNS or now > met + seconds + MEET_S):
                 break
-            while not file.take(kind):
-                system.time.sleep(random.uniform(0.1, 1) * NAP_S)
+            file.await_lock(kind)
             try:
                 foreign = False
                 for line in _new_lines(file, kind):
@@ -126,7 +125,7 @@ class Contests(Acts):
         sums: list[int] = []
         took = 0.0
         try:
-            with FileStore(self.path(name), timeout=MEET_S + seconds, **options) as store:
+            with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
                 store.add("ready", 1)
                 deadline = system.time.monotonic() + MEET_S
                 while store.add("ready", 0) < 2 and system.time.monotonic() < deadline:
@@ -145,7 +144,7 @@ class Contests(Acts):
 
     def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
         """Return how many seconds a set, a get and an add of a real store take, alone: the medians."""
-        with FileStore(self.path(name), timeout=MEET_S + seconds, **options) as store:
+        with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
             return {
                 "set": _median(lambda: store.set("k", b"v" * 32), seconds / 3),
                 "get": _median(lambda: store.get("k"), seconds / 3),

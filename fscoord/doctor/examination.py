@@ -145,7 +145,8 @@ class _Instance:
         return self.hands[-1]
 
     def _meet(self, facts: dict[str, Any], expected: int | None, wait: float, group: str) -> Meeting:
-        name = f".fscoord-doctor-{system.os.getuid()}"
+        shared = facts["group"]
+        name = f".fscoord-doctor-{system.os.getuid() if shared is None else f'g{shared}'}"
         if group:
             name += "-" + "".join(sign if sign.isalnum() and sign.isascii() else "-" for sign in group[:100])
         directory = system.os.path.join(facts["path"], name)

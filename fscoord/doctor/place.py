@@ -1,5 +1,7 @@
 """The meeting place of the instances: a directory below the one examined, and what one instance does there.
 
+It belongs to one user or, where the directory belongs to a group, to the group, so that its users meet.
+
 Instances know of each other by names in it alone. A name is never asked for before a listing showed it, because NFS
 remembers for up to 30 s that there was nothing (nfs(5), "lookupcache"); a listing comes behind a change of one's own,
 which makes the host ask the server; what a message holds is complete before its name appears, and a name is used once.
@@ -23,12 +25,31 @@ IDLE_NAP_S: Final = 0.5
 BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
+TAKEN: Final = frozenset((system.errno.EEXIST, system.errno.ENOTEMPTY, system.errno.ENOTDIR))
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
+OWN_MODE: Final = 0o600
+GROUP_MODE: Final = 0o660
+GROUP_UMASK: Final = 0o007
 
 
-def new_file(path: str) -> int:
+def new_file(path: str, mode: int = OWN_MODE) -> int:
     """Make the file `path`, which must not be there, and return a descriptor that writes."""
-    return paths.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL)
+    return paths.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
+
+
+def group_of(found: Any) -> int | None:
+    """Return the group whose members may meet in the directory of which `found` is the status; None if there is none.
+
+    In a sticky directory there is none: nobody there can remove what another user has made.
+    """
+    mode, group = found.st_mode, int(found.st_gid)
+    is_shared = mode & system.stat.S_IWGRP and not mode & system.stat.S_ISVTX
+    return group if is_shared and group in {system.os.getegid(), *system.os.getgroups()} else None
+
+
+def file_mode(directory: str) -> int:
+    """Return the mode of files in the meeting place `directory`."""
+    return GROUP_MODE if system.os.stat(directory).st_mode & system.stat.S_IWGRP else OWN_MODE
 
 
 class Place:
@@ -38,6 +59,7 @@ class Place:
         self.directory = directory
         self.name = name
         self.presides = False
+        self._mode = OWN_MODE
         self._is_in = False
         self._messages = 0
         self._beats = 0
@@ -48,12 +70,19 @@ class Place:
 
         Raises:
             OSError: the directory can't be made or used.
-            InsecurePathError: what is there is no directory of this user's.
+            InsecurePathError: what is there is no directory of this user's, or of the group ``facts["group"]``.
         """
+        group: int | None = facts.get("group")
+        if group is not None:
+            self._mode = GROUP_MODE
+            system.os.umask(GROUP_UMASK)
         for _ in range(ATTEMPTS):
             try:
                 self._is_in = True
-                self._make()
+                if group is None:
+                    self._make()
+                else:
+                    self._make_shared(group)
                 self.publish(f"here.{self.name}", facts)
                 try:
                     system.os.mkdir(self._path("chair"), 0o700)
@@ -77,11 +106,32 @@ class Place:
                     f"{self.directory} is no directory that only this user can write; remove it", path=self.directory
                 ) from None
 
+    def _make_shared(self, group: int) -> None:
+        """Make a place whose files belong to `group` (the setgid bit); it appears as it is to be."""
+        draft = f"{self.directory}.{self.name}"
+        system.os.mkdir(draft, 0o700)
+        try:
+            if system.os.stat(draft).st_gid != group:
+                system.os.chown(draft, -1, group)
+            system.os.chmod(draft, system.stat.S_ISGID | 0o770)
+            system.os.rename(draft, self.directory)  # an empty place that another has just made is as good as ours
+        except OSError as error:
+            system.os.rmdir(draft)
+            if error.errno not in TAKEN:
+                raise
+            found = system.os.lstat(self.directory)
+            is_ours = system.stat.S_ISDIR(found.st_mode) and found.st_gid == group
+            if not is_ours or found.st_mode & 0o072 != 0o070:
+                raise InsecurePathError(
+                    f"{self.directory} is no directory that all of group {group} can write, and only they; remove it",
+                    path=self.directory,
+                ) from None
+
     def publish(self, name: str, message: Any) -> None:
         """Let `name` appear with `message` in it, whole."""
         self._messages += 1
         draft = self._path(f".draft.{self.name}.{self._messages}")
-        fd = new_file(draft)
+        fd = new_file(draft, self._mode)
         try:
             paths.write_all(fd, json.dumps(message).encode("ascii"))
             system.os.fsync(fd)

@@ -12,16 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from fscoord import environment
 from fscoord.arguments import Timeout, seconds
-from fscoord.errors import FscoordError, QueueEmptyError
+from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
 try:
     import torch.distributed as dist
 except ImportError as error:
-    raise ImportError(
-        "fscoord.integrations.torch needs torch: install the extra, pip install 'fscoord[torch]'"
-    ) from error
+    raise missing_extra("fscoord.integrations.torch", "torch", "torch") from error
 
 __all__ = ["SCHEME", "TorchStore", "rendezvous"]
 

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 
 from fscoord import _system as system
 from fscoord._logger import logger
-from fscoord.arguments import natural
-from fscoord.errors import RendezvousClosedError, RendezvousStateError, StoreTimeoutError
+from fscoord._patience import Patience as SlowWait
+from fscoord.arguments import natural, seconds
+from fscoord.errors import (
+    RendezvousClosedError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    StoreTimeoutError,
+)
 from fscoord.launch.output import Console, Streams
 from fscoord.launch.rooms import Room
 from fscoord.launch.worker import End, Group
@@ -121,13 +127,14 @@ class Agent:
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
-        sizes = self._sizes(info)
-        if sizes is None:
-            return False
-        number = self._handler.round
-        directory = system.os.path.join(self._job.log_dir, f"round-{number}")
-        room = Room(self._store, f"{self._handler.life}-{number}", removes=info.rank == 0)
-        with room, Group(self._job.command, self._console, self._job.streams) as group:
+        # The first node makes the room before it tells its number of workers, for which all others wait.
+        with Room(self._store, f"{self._handler.life}-{self._handler.round}", is_first=info.rank == 0) as room:
+            sizes = self._sizes(info)
+            return False if sizes is None else self._run_workers(info, sizes, room)
+
+    def _run_workers(self, info: RendezvousInfo, sizes: list[int], room: Room) -> bool:
+        directory = system.os.path.join(self._job.log_dir, f"round-{self._handler.round}")
+        with Group(self._job.command, self._console, self._job.streams) as group:
             common = self._environment(info, sizes, room.address)
             first = sum(sizes[: info.rank])
             for local_rank in range(self._job.workers):
@@ -141,16 +148,31 @@ class Agent:
         return has_ended
 
     def _sizes(self, info: RendezvousInfo) -> list[int] | None:
-        """Return how many workers each node runs; None if the round broke before all have said so."""
+        """Return how many workers each node runs; None if the round broke before all have said so.
+
+        Raises:
+            RendezvousTimeoutError: the round stands, but not all said so within the store's timeout.
+        """
         info.store.set(f"workers/{info.rank}", str(self._job.workers))
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
+        limit = seconds(info.store.timeout)
+        end = system.time.monotonic() + limit
+        slow_wait = SlowWait()
         while True:
             try:
                 info.store.wait(keys, LOOK_S)
                 values = info.store.multi_get(keys)
-            except StoreTimeoutError:
+            except StoreTimeoutError as error:
                 if not self._handler.is_current():
                     return None
+                missing = ", ".join(key.rpartition("/")[2] for key in error.keys)
+                words = f"the number of workers of group rank {missing} in round {self._handler.round}"
+                if system.time.monotonic() >= end:
+                    raise RendezvousTimeoutError(
+                        f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
+                        " agents hang"
+                    ) from error
+                slow_wait.speak(__name__, lambda: words)  # noqa: B023 - it is called at once
                 continue
             try:
                 return [natural(value) for value in values]

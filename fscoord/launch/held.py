@@ -207,7 +207,8 @@ class _Held:
         if "pid" not in facts and -status in self._passed:
             return status  # a signal for all of us that came before the warden stood on its feet
         raise FscoordError(
-            f"the process {self._process.pid} that watched over the command was killed, and the command with it"
+            f"the child of process {self._process.pid} that watched over the command was killed, and the command with"
+            " all that it had started"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fscoord import _system as system
+from fscoord._logger import logger
 from fscoord.errors import FscoordError
 from fscoord.store import Store
 
@@ -14,43 +15,80 @@ __all__ = ["Room"]
 class Room:
     """A store that only the workers of one round use, so that nothing old is in it.
 
+    Beside a file it is a file in a directory of its own. Whoever may use the file of the rendezvous may use both: they
+    have its group, and the permissions that its mode gives.
+
     Args:
         store: the store of the rendezvous; if it is no file, and knows no stores below it either, there is no room.
         name: what tells this round from all others in that store.
-        removes: whether the end of the ``with`` removes it: for one of the nodes.
+        is_first: whether this is the node that makes the room at the beginning of the ``with``, before others use it,
+            and removes it at the end.
 
     Attributes:
         address: the address of the store, for `~fscoord.open_store`; empty if there is no room.
     """
 
-    def __init__(self, store: Store, name: str, *, removes: bool) -> None:
-        self._removes = removes
+    def __init__(self, store: Store, name: str, *, is_first: bool) -> None:
+        self._is_first = is_first
         self._below: Any = None
+        self._directory = self.address = ""
         path = getattr(store, "path", None)
-        self._directory = f"{path}.round-{name}" if isinstance(path, str) else ""
-        self.address = _url(system.os.path.abspath(system.os.path.join(self._directory, "store"))) if path else ""
+        if isinstance(path, str):
+            self._directory = system.os.path.abspath(f"{path}.round-{name}")
+            found = system.os.stat(path)
+            self._group, self._mode = found.st_gid, system.stat.S_IMODE(found.st_mode) & 0o666
+            self.address = _url(system.os.path.join(self._directory, "store"), self._mode, store)
         if hasattr(store, "below"):
             self._below = store.below(f"round-{name}")
             self.address = self._below.address
 
     def __enter__(self) -> Room:
-        if self._directory:
-            system.os.makedirs(self._directory, 0o700, exist_ok=True)
+        if self._directory and self._is_first:
+            self._make()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._directory and self._removes:
-            system.remove_directory(self._directory, system.os, system.os.getpid())
+        if self._directory and self._is_first:
+            self._remove()
         if self._below is not None:
             try:
-                if self._removes:
+                if self._is_first:
                     self._below.erase()
             except FscoordError:  # as with a directory: what can't be removed stays
                 pass
             self._below.close()
 
+    def _make(self) -> None:
+        try:
+            system.os.mkdir(self._directory, 0o700)
+        except FileExistsError:  # a node that was killed left it
+            self._remove()
+            system.os.mkdir(self._directory, 0o700)
+        if not self._mode & 0o077:
+            return
+        if system.os.stat(self._directory).st_gid != self._group:
+            try:
+                system.os.chown(self._directory, -1, self._group)
+            except OSError as error:
+                logger(__name__).warning(
+                    "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it",
+                    self._directory,
+                    self._group,
+                    error.strerror,
+                )
+        # Who may read or write the file may enter the directory; what is made in it has its group (the setgid bit).
+        enter = (self._mode | self._mode >> 1 | self._mode >> 2) & 0o111
+        system.os.chmod(self._directory, system.stat.S_ISGID | 0o700 | self._mode | enter)
 
-def _url(path: str) -> str:
+    def _remove(self) -> None:
+        system.remove_directory(self._directory, system.os, system.os.getpid())
+
+
+def _url(path: str, mode: int, store: Store) -> str:
     from urllib.parse import quote
 
-    return "file://" + quote(path, errors="surrogateescape")
+    options = {name: str(value) for name, value in getattr(store, "place_options", {}).items()}
+    if mode & 0o077:
+        options["mode"] = f"{mode:o}"
+    query = "&".join(f"{name}={quote(value)}" for name, value in options.items())
+    return "file://" + quote(path, errors="surrogateescape") + ("?" + query if query else "")

@@ -6,7 +6,14 @@ the package. ORDERS and REPORT are descriptors.
 The warden is the command's parent, and whatever the command starts and abandons, daemons too, falls back to it
 (PR_SET_CHILD_SUBREAPER, prctl(2)). It reads orders: a byte is the number of a signal for the command, ``EVERYBODY``
 more one for all that it has started, too. ``KILL_ALL``, and the end of the orders, which comes when who gives them has
-died, mean: kill everything. If the warden itself is killed, the kernel kills the command (PR_SET_PDEATHSIG).
+died, mean: kill everything.
+
+A warden is two processes, because one may be killed itself: by the kernel when memory runs out, or by a command that
+kills its parent. The *guard* is the process that was started; the warden proper is its child. When the warden is
+killed, the kernel kills the command (PR_SET_PDEATHSIG), and all that the command has started falls to the guard, which
+is the next subreaper, and kills it. When the guard is killed, a pipe between the two ends, and the warden kills
+everything. Only a SIGKILL of both at the same moment leaves something. Without prctl(2), that is on other platforms
+than Linux, what the command has started outlives a killed warden.
 
 Who gives orders may be stopped, or hang, instead. With a PATIENCE other than 0, in seconds, ``ALIVE`` is to come again
 and again: after half of that time without one all get SIGTERM, after three quarters they are killed; for at the end of
@@ -29,6 +36,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 __all__ = ["ALIVE", "ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "Pulse", "main", "program"]
 
@@ -59,8 +67,58 @@ def main(manner: str, orders: int, report: int, patience: float, command: list[s
 
     The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
     ends with 127 or 126, as in a shell, and ``{"error": text}`` comes before. ``{"lost": true}``: patience has run out.
+    There is no end if the warden was killed: then the report is closed when nothing of the command is left.
     """
-    _Warden(manner, orders, report, patience).run(command)
+    _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process: a child made by fork(2) is none until it says so itself
+    guard, life = os.pipe()
+    # They stay blocked in the guard: they may come to the whole group, or the whole job, and the warden handles them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
+    child = os.fork()
+    if child:
+        _guard(child, (guard, orders))
+    os.close(life)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _Warden(manner, orders, report, patience, guard).run(command)
+
+
+def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
+    """Be the guard of the warden `child`: wait for its end and, if it was killed, kill all that it has left behind."""
+    status = 1
+    try:
+        for descriptor in not_ours:
+            os.close(descriptor)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # whoever reads them waits for the last process that has them
+            os.dup2(nowhere, descriptor)
+        try:
+            os.setsid()  # a SIGKILL of the warden's whole process group is not for us
+        except PermissionError:  # it was started in a session of its own
+            pass
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status:
+            _kill_children()
+    finally:
+        if status < 0:
+            _end_by(-status)
+        os._exit(status if status >= 0 else 1)
+
+
+def _end_by(number: int) -> None:
+    """End by the signal `number`, as the warden did: its end is what the process that waits for us wants to know."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+
+
+def _kill_children() -> None:
+    """Kill every descendant, generation after generation, until there is none."""
+    while True:
+        _send(_children("thread-self"), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 class Pulse:
@@ -96,7 +154,8 @@ class Pulse:
 
 
 class _Warden:
-    def __init__(self, manner: str, orders: int, report: int, patience: float) -> None:
+    def __init__(self, manner: str, orders: int, report: int, patience: float, guard: int) -> None:
+        self._guard = guard
         self._pulse = Pulse(patience)
         self._is_worker = manner == WORKER
         self._awaits_rest = manner == HELD
@@ -112,6 +171,8 @@ class _Warden:
     def run(self, command: list[str]) -> None:
         for descriptor in (self._orders, self._report):
             os.set_inheritable(descriptor, False)
+        if self._is_worker:
+            os.setsid()  # a SIGKILL of the guard's whole process group is not for us
         self._prctl(PR_SET_CHILD_SUBREAPER, 1)
         ends, wake = os.pipe()
         for end in (ends, wake):
@@ -161,7 +222,7 @@ class _Warden:
     def _follow(self, ends: int) -> bool:
         """Return whether the command has ended, and what is to be waited for beside it; False: all is to be killed."""
         while True:
-            ready, _, _ = select.select([self._orders, ends], [], [], self._pulse.left())
+            ready, _, _ = select.select([self._orders, ends, self._guard], [], [], self._pulse.left())
             orders = os.read(self._orders, 64) if self._orders in ready else None
             try:  # behind that: a signal that has come to all of us must be known before the order to pass it on
                 self._had.update(os.read(ends, 4096))
@@ -170,7 +231,7 @@ class _Warden:
             self._reap()
             if self._is_empty or (self._status is not None and not self._awaits_rest):
                 return True
-            if orders == b"" or KILL_ALL in (orders or b""):
+            if orders == b"" or KILL_ALL in (orders or b"") or self._guard in ready:
                 return False
             for number in orders or b"":
                 self._obey(number)

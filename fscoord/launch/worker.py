@@ -19,6 +19,9 @@ __all__ = ["End", "Group"]
 FOLLOW_S = 5.0
 """How long the last output of ended workers may take to be shown."""
 
+KILL_S = 30.0
+"""How long to wait for processes that were killed."""
+
 
 class End(NamedTuple):
     """How a worker ended.
@@ -170,9 +173,17 @@ class _Worker:
                 pass
 
     def close(self) -> None:
-        """Wait for the end of the warden, and of the threads."""
+        """Wait for the end of the warden, and of the threads; not for ever: the kernel may keep what was killed."""
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(KILL_S)
+            except subprocess.TimeoutExpired:
+                logger(__name__).warning(
+                    "rank %d was killed %g s ago and hangs in the kernel: look at what runs below process %d",
+                    self._rank,
+                    KILL_S,
+                    self._process.pid,
+                )
         for thread in self._threads:
             thread.join(FOLLOW_S)
         if self._report is not None and not self._threads:

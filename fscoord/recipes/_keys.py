@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from fscoord.arguments import key_text, natural
-from fscoord.errors import FscoordError
+from fscoord._backoff import Backoff
+from fscoord.arguments import key_text, natural, seconds
+from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["count_in", "counted", "foreign", "read_now"]
+__all__ = ["Refusals", "count_in", "counted", "foreign", "read_now"]
 
 ABSENT: Final = b"?"
 """What no value of a recipe that is read by `read_now` is."""
@@ -22,6 +23,32 @@ def read_now(store: Store, key: bytes) -> bytes | None:
     """
     found = store.compare_set(key, ABSENT, ABSENT)
     return None if found == ABSENT else found
+
+
+class Refusals:
+    """The compare-and-sets of one operation on `key` that `store` has refused, because others changed it before."""
+
+    def __init__(self, store: Store, key: bytes) -> None:
+        self._store = store
+        self._key = key
+        self._backoff: Backoff | None = None  # most operations need none
+
+    def add(self) -> None:
+        """Count one, and pause before the next.
+
+        Raises:
+            StoreTimeoutError: there were many of them, for the store's timeout.
+        """
+        if self._backoff is None:
+            self._backoff = Backoff(seconds(self._store.timeout))
+        if not self._backoff.pause():
+            waited = self._backoff.waited()
+            raise StoreTimeoutError(
+                f"others changed key {key_text(self._key)!r} before each of {self._backoff.tries} tries to change it"
+                f" within {waited:.3g} s; nothing was written. Find the processes that write it so often",
+                keys=[key_text(self._key)],
+                waited=waited,
+            )
 
 
 def foreign(key: bytes, text: bytes, what: str) -> FscoordError:

@@ -25,11 +25,12 @@ from itertools import count
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._backoff import FREE_TRIES
 from fscoord._sought import KEYS, Sought, Turns
 from fscoord.arguments import Key, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line, with_new_sign
-from fscoord.recipes._keys import foreign
+from fscoord.recipes._keys import Refusals, foreign
 from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
 
@@ -92,7 +93,9 @@ class Line:
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
-        while text is not None and b"\n" not in text:
+        for _ in range(FREE_TRIES):  # after so many refusals `join` tries on, with pauses and a limit in time
+            if text is None or b"\n" in text:
+                return None
             if text is not free:
                 try:
                     token = natural(text.partition(b" ")[0])
@@ -115,6 +118,7 @@ class Line:
         With `only_if_served` change nothing and return None if it would have to wait.
         """
         new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
+        refusals = Refusals(self._store, self._key)
         while True:
             before = system.time.monotonic()
             entries = self._change(lambda entries: [*entries, new], or_nothing=name if only_if_served else None)
@@ -122,6 +126,7 @@ class Line:
                 return entries[-1]
             if not self._bury(entries, before):
                 return None
+            refusals.add()
 
     def leave(self, name: str) -> bool:
         """Take `name` out, and serve whoever comes next; return whether it was still there."""
@@ -160,6 +165,7 @@ class Line:
         end = system.time.monotonic() + timeout
         self._waited.add(entry.id)
         wake = [self._wake_key(entry.id)]
+        is_last = False
         while True:
             before = system.time.monotonic()
             self._text = self._read()
@@ -171,12 +177,13 @@ class Line:
                 return entries[place]
             ahead = entries[:place]  # who is behind those who are served looks after all of them
             suspects = ahead if ahead[-1].token else ahead[-1:]
-            if self._signs.silent(suspects, before):
+            left = end - system.time.monotonic()
+            if left > 0 and self._signs.silent(suspects, before):
                 self._bury(suspects, before)
                 continue
-            left = end - system.time.monotonic()
-            if left <= 0 and not self._bury(suspects, before):
+            if left <= 0 and (is_last or not self._bury(ahead, before)):
                 return self._give_up(entry)
+            is_last = left <= 0  # some of the entries before this one were those of the dead: look once more
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
                 look = longest_look(suspects, SLOW_LOOK_S)
@@ -250,6 +257,7 @@ class Line:
         """
         text = self._text
         fresh = text is None
+        refusals = Refusals(self._store, self._key)
         while True:
             if text is None:
                 text, fresh = self._read(), True
@@ -262,6 +270,7 @@ class Line:
                     found = self._store.compare_set(self._key, text, new)
                     if found == new:
                         break
+                    refusals.add()
                     # If it is as expected and was not changed all the same, somebody has deleted the key.
                     text, fresh = (found, True) if found != text else (None, False)
                     continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fscoord.arguments import Key, Value, key_bytes, key_text, natural, positive, value_bytes
 from fscoord.errors import StaleTokenError
-from fscoord.recipes._keys import foreign
+from fscoord.recipes._keys import Refusals, foreign
 from fscoord.store import Store
 
 __all__ = ["Fenced"]
@@ -32,11 +32,13 @@ class Fenced:
 
         Raises:
             StaleTokenError: it was written with a higher token; it is left as it is.
+            StoreTimeoutError: others changed it before each try, for the store's timeout.
             FscoordError: under its key is something else; that is left as it is.
         """
         token, data = positive("token", token), value_bytes(value)
         text = self._store.get(self._key) if self._store.check([self._key]) else b""
         new = b"%d " % token + data
+        refusals = Refusals(self._store, self._key)
         while True:
             seen = self._split(text)[0] if text else 0
             if seen > token:
@@ -47,6 +49,7 @@ class Fenced:
             found = self._store.compare_set(self._key, text, new)
             if found == new:
                 return
+            refusals.add()
             text = found if found != text else b""  # as expected and not changed: the key was deleted
 
     def get(self) -> bytes:

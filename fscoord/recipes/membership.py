@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -144,8 +145,16 @@ class Membership:
                 others = [each.session for each in present if each.session]
                 yield Sought(KEYS, [self._changed + b"%d" % (count + 1)], min(LOOK_S, left), sessions=others)
 
-    def watch(self, timeout: Timeout | None = None) -> Iterator[list[Participant]]:
-        """Yield who takes part: at once, if it is anybody, and whenever it has changed; for arguments see `observe`."""
+    def watch(self, timeout: Timeout | None = math.inf) -> Iterator[list[Participant]]:
+        """Yield who takes part: at once, if it is anybody, and whenever it has changed.
+
+        Args:
+            timeout: how long to wait for each change, in seconds or as a `timedelta`; for ever, unless it is given.
+                None means the store's.
+
+        Raises:
+            StoreTimeoutError: nothing changed for that long.
+        """
         known: list[Participant] = []
         while True:
             known = self.observe(known, timeout)

@@ -23,7 +23,7 @@ from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text,
 from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._claim import Claim, new_claim, read_claim
 from fscoord.recipes._hold import Waiter
-from fscoord.recipes._keys import counted, foreign, read_now
+from fscoord.recipes._keys import Refusals, counted, foreign, read_now
 from fscoord.store import Store
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
@@ -172,7 +172,7 @@ class Queue:
     def _taking(self, block: bool, timeout: Timeout | None) -> Turns[Item]:
         limit = seconds(timeout) if timeout is not None else self._limit()
         end = system.time.monotonic() + limit
-        is_cleared = False
+        is_cleared = is_last = False
         while True:
             item = self._take_now()
             if item is not None:
@@ -185,7 +185,9 @@ class Queue:
                 self._store.delete_key(self._bell)
                 self._looked = (-1.0, b"", b"")
                 is_cleared = True
-                continue
+                if not is_last:  # after the deadline it is looked at once more, for what has just been put there
+                    is_last = system.time.monotonic() >= end
+                    continue
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
@@ -219,15 +221,22 @@ class Queue:
 
     def _take_now(self) -> Item | None:
         """Take an item that is to be had without waiting; None if there is none."""
-        self._look()
+        is_new = self._look()
+        refusals = Refusals(self._store, self._name)
         while True:
             try:
                 ready = self._ready.popleft()
             except IndexError:
-                return None
+                if is_new:
+                    return None
+                # Others took what was seen before, and other items may have come since: "empty" needs a new look.
+                refusals.add()
+                is_new = self._look()
+                continue
             item = self._try(ready)
             if item is not None:
                 return item
+            is_new = False
 
     def _try(self, ready: _Ready) -> Item | None:
         claim = new_claim(self._store.session)
@@ -246,13 +255,13 @@ class Queue:
             raise
         return None
 
-    def _look(self) -> None:
-        """Find out anew what may be taken, if something else may have come to stand before it, or nothing is left."""
+    def _look(self) -> bool:
+        """List what may be taken, if nothing is left or an item may have come before it; return whether it did so."""
         now = system.time.monotonic()
         returns = self._count(self._returns)
         news = b"" if self._is_sorted_by_time else self._count(self._numbers)
         if self._ready and now < self._looked[0] + LOOK_S and (returns, news) == self._looked[1:]:
-            return
+            return False
         items, claims = self._list()
         taken = self._claims(claims)
         dead = set(self._store.dead_sessions({claim.session for claim in taken.values()} - {0}))
@@ -262,6 +271,7 @@ class Queue:
         free = items.difference(taken).union(fallen.keys() & items)
         self._ready = deque(_Ready(order, fallen.get(order, b"")) for order in sorted(free))
         self._looked = (now, returns, news)
+        return True
 
     def _list(self) -> tuple[set[bytes], list[bytes]]:
         """Return the places of all items, and the places of those that somebody has, in their order."""

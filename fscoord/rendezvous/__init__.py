@@ -13,10 +13,10 @@ from fscoord.errors import (
 )
 from fscoord.rendezvous.backend import C10dRendezvousBackend, RendezvousBackend, Token
 from fscoord.rendezvous.base import RendezvousHandler
-from fscoord.rendezvous.creation import create_backend
+from fscoord.rendezvous.creation import create_backend, create_handler
 from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint
 from fscoord.rendezvous.events import NodeState, RdzvEvent, construct_and_record_rdzv_event
-from fscoord.rendezvous.handler import DynamicRendezvousHandler, create_handler
+from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.parameters import RendezvousParameters, parse_rendezvous_config
 from fscoord.rendezvous.registry import (

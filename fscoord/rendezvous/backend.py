@@ -55,7 +55,8 @@ class RendezvousBackend(ABC):
         """Write `state` if the state is still the one that `token` stands for; without a token, if there is none yet.
 
         Returns:
-            The state that is there now, its token, and whether this call wrote it; or None if there is no state.
+            The state that is there now, its token, and whether this call wrote it; or None if that is not known, as
+            where there is no state: then `get_state` says what is there.
 
         Raises:
             RendezvousConnectionError: the store failed; the state may have been written all the same.
@@ -92,6 +93,8 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if there is no state yet."""
+        if not self._call(self._store.check, [self._key]):  # a get would wait for a key that nobody writes any more
+            raise self._removed()
         return self._decode(self._call(self._store.get, self._key))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
@@ -108,6 +111,8 @@ class C10dRendezvousBackend(RendezvousBackend):
             return None if current is None else (*current, False)
         written = b64encode(state) + _nonce()
         found = self._call(self._store.compare_set, self._key, expected, written)
+        if found == expected:  # a store returns the expected value if the key is missing
+            raise self._removed()
         decoded = self._decode(found)
         return None if decoded is None else (*decoded, found == written)
 
@@ -129,6 +134,12 @@ class C10dRendezvousBackend(RendezvousBackend):
         if b64encode(state) != text:  # Python 3.10 takes a lone padding sign for nothing
             raise self._damaged("it is not what an encoder writes")
         return state, found
+
+    def _removed(self) -> RendezvousStateError:
+        return RendezvousStateError(
+            f"the key {self._key!r}, which holds the state of the rendezvous, has been removed from the store: end all"
+            " nodes of this rendezvous, and start them with another id or another store"
+        )
 
     def _damaged(self, reason: str) -> RendezvousStateError:
         return RendezvousStateError(

@@ -1,4 +1,4 @@
-"""`create_backend`: from parameters to an open store and the backend on it."""
+"""From parameters to an open store and the backend on it, `create_backend`, or to a handler, `create_handler`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from fscoord.errors import FscoordError, RendezvousConnectionError
 from fscoord.rendezvous.backend import C10dRendezvousBackend
 from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
+from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.rendezvous.parameters import RendezvousParameters
+from fscoord.rendezvous.settings import RendezvousSettings
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["STORE_TYPES", "create_backend"]
+__all__ = ["STORE_TYPES", "create_backend", "create_handler"]
 
 STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
@@ -55,6 +57,21 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
         message = f"{type(error).__name__}: {error}"
         construct_and_record_rdzv_event(params.run_id, message, NodeState.FAILED)
         raise
+
+
+def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """Return a handler on the store that `params` name, which it opens, and closes at its `shutdown`.
+
+    It is what `get_rendezvous_handler` makes for the backend ``c10d``. The options are those of `create_backend` and
+    of `RendezvousSettings.from_parameters`.
+
+    Raises:
+        ValueError: an option, the endpoint or the run id makes no sense.
+        RendezvousConnectionError: the store can't be opened.
+    """
+    settings = RendezvousSettings.from_parameters(params)
+    backend, store = create_backend(params)
+    return DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
 
 
 def _store_type(params: RendezvousParameters) -> str:

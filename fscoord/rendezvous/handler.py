@@ -1,14 +1,17 @@
-"""`DynamicRendezvousHandler`: one node's part in a rendezvous, on any store; `create_handler` makes one."""
+"""`DynamicRendezvousHandler`: one node's part in a rendezvous, on any store."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
 from fscoord import _system as system
+from fscoord._backoff import Backoff
 from fscoord._logger import logger
+from fscoord._patience import Patience as SlowWait
 from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
@@ -21,11 +24,9 @@ from fscoord.errors import (
 )
 from fscoord.rendezvous.backend import RendezvousBackend
 from fscoord.rendezvous.base import RendezvousHandler
-from fscoord.rendezvous.creation import create_backend
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.keeper import Keeper
-from fscoord.rendezvous.parameters import RendezvousParameters
 from fscoord.rendezvous.patience import SLOW_LOOK_S, Patience
 from fscoord.rendezvous.settings import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.shared import SharedState, connection
@@ -33,7 +34,7 @@ from fscoord.rendezvous.state import Limits, Seen, State, Verdict, close, decide
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["DynamicRendezvousHandler", "create_handler"]
+__all__ = ["DynamicRendezvousHandler"]
 
 _local_ids = itertools.count()
 
@@ -248,29 +249,36 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
             )
         self._keeper.start()
-        patience = Patience(self._limits, self._settings.timeout)
+        patience, slow_wait = Patience(self._limits, self._settings.timeout), SlowWait()
         try:
             while True:
-                state = self._agree(patience)
-                info = self._prepare(state, patience)
+                state = self._agree(patience, slow_wait)
+                info = self._prepare(state, patience, slow_wait)
                 if info is not None:
                     self._returned = state.round
                     return info
+                if patience.is_over(state, self._node):
+                    raise RendezvousTimeoutError(self._too_few(state))
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousGracefulExit, KeyboardInterrupt, SystemExit):
             self._try(self.leave)  # nobody must count on this node
             raise
 
-    def _agree(self, patience: Patience) -> State:
+    def _agree(self, patience: Patience, slow_wait: SlowWait) -> State:
         """Return the complete round that this node takes part in."""
         state, token = self._shared.read()
+        writes, backoff = 0, Backoff(math.inf)
         while True:
             alive, dead = self._keeper.look(state)
             if self._node in state.present:
                 self._life = state.life
             seen = Seen(dead, alive, self._life, self._returned, *patience.look(state))
             decision = decide(state, self._node, self._limits, seen)
-            if decision.verdict is Verdict.WRITE:
-                state, token = self._shared.write(decision.state, token)
+            # The last look before the deadline may still write, but a write that is refused is not repeated after it.
+            if decision.verdict is Verdict.WRITE and not (writes and patience.is_over(state, self._node)):
+                writes += 1
+                state, token, is_written = self._shared.write(decision.state, token)
+                if not is_written:
+                    backoff.pause()
                 continue
             if decision.verdict is Verdict.JOINED:
                 return state
@@ -281,19 +289,25 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if decision.verdict is Verdict.SPARE:
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
             if patience.is_over(state, self._node):
-                raise RendezvousTimeoutError(self._too_few(state))
+                raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
+            slow_wait.speak(__name__, lambda: self._needs(state))  # noqa: B023 - it is called at once
             self._shared.wait(state, patience.left())
             state, token = self._shared.read()
+            writes, backoff = 0, Backoff(math.inf)
 
-    def _too_few(self, state: State) -> str:
-        others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"
+    def _too_few(self, state: State, refused: int = 0) -> str:
         limit = seconds(self._settings.timeout.join)
+        hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
+        return f"no round within {limit:g} s of {self._needs(state)}{hint}"
+
+    def _needs(self, state: State) -> str:
+        others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"
         return (
-            f"rendezvous {self.get_run_id()!r}: no round within {limit:g} s. It takes {self._limits.least} to"
-            f" {self._limits.most} nodes, and besides this one ({self._node}) there were: {others}"
+            f"rendezvous {self.get_run_id()!r}: it takes {self._limits.least} to {self._limits.most} nodes, and besides"
+            f" this one ({self._node}) there are: {others}"
         )
 
-    def _prepare(self, state: State, patience: Patience) -> RendezvousInfo | None:
+    def _prepare(self, state: State, patience: Patience, slow_wait: SlowWait) -> RendezvousInfo | None:
         """Return what the round gives to this node; None if the round broke meanwhile."""
         rank, first = state.participants.index(self._node), state.participants[0]
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
@@ -314,6 +328,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousTimeoutError(
                     f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} published no address; look at that node"
                 )
+            slow_wait.speak(__name__, lambda: f"the address of rank 0 ({first}) of rendezvous {self.get_run_id()!r}")
 
     def _record(self, message: str, node_state: NodeState, address: str = "", rank: int | None = None) -> None:
         name = f"{type(self).__name__}.{node_state.value.lower()}"
@@ -321,18 +336,3 @@ class DynamicRendezvousHandler(RendezvousHandler):
         construct_and_record_rdzv_event(
             self.get_run_id(), text, node_state, name, self._address, None, address, self._local_id, rank
         )
-
-
-def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """Return a handler on the store that `params` name, which it opens, and closes at its `shutdown`.
-
-    It is what `get_rendezvous_handler` makes for the backend ``c10d``. The options are those of `create_backend` and
-    of `RendezvousSettings.from_parameters`.
-
-    Raises:
-        ValueError: an option, the endpoint or the run id makes no sense.
-        RendezvousConnectionError: the store can't be opened.
-    """
-    settings = RendezvousSettings.from_parameters(params)
-    backend, store = create_backend(params)
-    return DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)

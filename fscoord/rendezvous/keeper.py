@@ -39,6 +39,7 @@ class Keeper:
     def __init__(self, shared: SharedState, store: Store, name: str, settings: RendezvousSettings) -> None:
         self._shared = shared
         self._store = store
+        self._limit = settings.timeout.heartbeat.total_seconds()
         self._interval = settings.keep_alive_interval.total_seconds()
         self._pulse = Pulse(self._interval, settings.keep_alive_max_attempt)
         self._mutex = system.threading.Lock()
@@ -103,7 +104,7 @@ class Keeper:
         if dead:
             names = ", ".join(sorted(dead))  # of which others may have made anything; a log is made of characters
             logger(__name__).warning("dead: %s", names.encode("utf-8", "backslashreplace").decode())
-            self._shared.change(lambda found: without(found, dead & found.present))
+            self._shared.change(lambda found: without(found, dead & found.present), self._limit)
             self._forget(dead)
 
     def _meet(self, state: State) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fscoord.errors import RendezvousConnectionError, RendezvousError, StoreTimeoutError
+from fscoord._backoff import Backoff
+from fscoord.arguments import seconds
+from fscoord.errors import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    StoreTimeoutError,
+)
 from fscoord.rendezvous.backend import RendezvousBackend, Token
 from fscoord.rendezvous.state import State
 from fscoord.store import Store
@@ -28,31 +36,63 @@ class SharedState:
     def __init__(self, backend: RendezvousBackend, store: Store) -> None:
         self._backend = backend
         self._store = store
+        self._has_been_there = False
 
     def read(self) -> tuple[State, Token | None]:
-        """Return the state, and its token; the first state of all, and None, if there is none yet."""
+        """Return the state, and its token; the first state of all, and None, if there is none yet.
+
+        Raises:
+            RendezvousStateError: there was a state before, and now there is none.
+        """
         found = self._backend.get_state()
-        return (State(), None) if found is None else (State.decode(found[0]), found[1])
+        if found is not None:
+            self._has_been_there = True
+            return State.decode(found[0]), found[1]
+        if self._has_been_there:
+            raise RendezvousStateError(
+                f"the state of the rendezvous has been removed from the backend {self._backend.name!r}: end all nodes"
+                " of this rendezvous, and start them with another id or another store"
+            )
+        return State(), None
 
-    def write(self, state: State, token: Token | None) -> tuple[State, Token | None]:
-        """Write `state` if the state is still the one that `token` stands for; return what is there now."""
+    def write(self, state: State, token: Token | None) -> tuple[State, Token | None, bool]:
+        """Write `state` if the state is still the one that `token` stands for.
+
+        Returns:
+            The state that is there now, its token, and whether that state is `state`.
+        """
         found = self._backend.set_state(state.encode(), token)
-        if found is None:
-            return State(), None
-        if found[2]:
+        if found is None:  # the backend does not say what became of the write
+            now, token = self.read()
+            is_written = now == state
+        else:
+            now, token, is_written = State.decode(found[0]), found[1], found[2]
+            self._has_been_there = True
+        if is_written:
             self._ring(state.sequence)
-        return State.decode(found[0]), found[1]
+        return now, token, is_written
 
-    def change(self, rule: Callable[[State], State]) -> State:
-        """Replace the state by what `rule` makes of it, whoever else changes it meanwhile; return the new state."""
+    def change(self, rule: Callable[[State], State], limit: float | None = None) -> State:
+        """Replace the state by what `rule` makes of it, whoever else changes it meanwhile; return the new state.
+
+        Args:
+            rule: it is asked again whenever another node has changed the state before this one could.
+            limit: for how many seconds to try; None means the store's timeout.
+
+        Raises:
+            RendezvousTimeoutError: each try failed.
+        """
         state, token = self.read()
+        backoff = Backoff(seconds(self._store.timeout) if limit is None else limit)
         while (wanted := rule(state)) != state:
-            wanted = replace(wanted, sequence=state.sequence + 1)
-            found = self._backend.set_state(wanted.encode(), token)
-            if found is not None and found[2]:
-                self._ring(wanted.sequence)
-                return wanted
-            state, token = (State(), None) if found is None else (State.decode(found[0]), found[1])
+            state, token, is_written = self.write(replace(wanted, sequence=state.sequence + 1), token)
+            if is_written:
+                return state
+            if not backoff.pause():
+                raise RendezvousTimeoutError(
+                    f"the state of the rendezvous could not be changed within {backoff.waited():.3g} s: the backend"
+                    f" {self._backend.name!r} refused each of {backoff.tries} writes; look at what the other nodes do"
+                )
         return state
 
     def wait(self, state: State, timeout: float) -> None:

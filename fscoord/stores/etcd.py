@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fscoord import _system as system
+from fscoord._backoff import Backoff
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
@@ -22,7 +23,7 @@ from fscoord.arguments import (
     value_bytes,
 )
 from fscoord.capabilities import Capabilities
-from fscoord.errors import QueueEmptyError, StoreTimeoutError
+from fscoord.errors import QueueEmptyError
 from fscoord.stores.etcd_address import access_of
 from fscoord.stores.etcd_handle import Look, Watched
 from fscoord.stores.etcd_requests import Names, after_prefix, compare, decoded, delete, found, put, range_of
@@ -273,7 +274,7 @@ class EtcdStore(EtcdSessions):
         """
         key = self._names.value(name)
         revision, current = self._hints.pop(name, (0, None))
-        started = system.time.monotonic()
+        backoff = Backoff(self._timeout)
         is_certain = False  # what is remembered may be long past, and then says nothing
         while True:
             try:
@@ -294,14 +295,9 @@ class EtcdStore(EtcdSessions):
                 answers, _ = self._read([range_of(key)])
             now = found(answers[0])
             revision, current = (int(now[0]["mod_revision"]), decoded(now[0].get("value"))) if now else (0, None)
-            was_certain, is_certain = is_certain, True
-            waited = system.time.monotonic() - started
-            if waited > self._timeout and was_certain:
-                raise StoreTimeoutError(
-                    f"{self._cluster}: others changed key {key_text(name)!r} at each of our tries for {waited:.3g} s",
-                    keys=[key_text(name)],
-                    waited=waited,
-                )
+            if is_certain:
+                self._pause(backoff, f"changed key {key_text(name)!r}", name)
+            is_certain = True
 
     def _remember(self, name: bytes, revision: int, value: bytes) -> None:
         """Keep for the next `_change` what `name` has now."""
@@ -320,6 +316,7 @@ class EtcdStore(EtcdSessions):
         if not heads:
             answers, revision = self._read([oldest], limit)
             heads = found(answers[0])
+        backoff = Backoff(limit)
         while heads:
             head, known = decoded(heads[0]["key"]), int(heads[0]["create_revision"])
             done = self._write([delete(head, prev_kv=True)], [compare(head, "create", known)], [oldest])
@@ -329,6 +326,8 @@ class EtcdStore(EtcdSessions):
                 self._heads[name] = heads[1:]
                 return decoded(found(done.answers[0])[0].get("value"))
             heads, revision = found(done.answers[0]), done.revision
+            if heads:
+                self._pause(backoff, f"took the first value of queue {key_text(name)!r}", name)
         return Look(revision, [name], [[items]])
 
 

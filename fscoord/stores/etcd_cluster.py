@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fscoord import _system as system
-from fscoord.errors import FscoordError, LimitExceededError, StoreClosedError, StoreError, StoreUnavailableError
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    StoreClosedError,
+    StoreError,
+    StoreUnavailableError,
+    missing_extra,
+)
 from fscoord.stores.etcd_address import Access
 from fscoord.stores.etcd_requests import Request
 from fscoord.stores.etcd_stream import Stream
@@ -314,5 +321,5 @@ def _urllib3() -> Any:
     try:
         import urllib3
     except ImportError as error:
-        raise ImportError("EtcdStore needs urllib3: install the extra, pip install 'fscoord[etcd]'") from error
+        raise missing_extra("EtcdStore", "urllib3", "etcd") from error
     return urllib3

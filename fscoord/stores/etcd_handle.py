@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
+from fscoord._backoff import Backoff
 from fscoord._patience import Patience
 from fscoord.arguments import key_names, key_text, missing_message
-from fscoord.errors import LimitExceededError, StoreGoneError, StoreTimeoutError
+from fscoord.errors import LimitExceededError, StoreGoneError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Store
 from fscoord.stores.etcd_requests import (
     OPERATIONS_MAX,
@@ -82,6 +83,7 @@ class EtcdHandle(Store):
         from fscoord.stores.etcd_cluster import CompactedError
 
         allowed = self._timeout if limit is None else limit
+        backoff = Backoff(allowed)
         while True:
             answers: list[dict[str, Any]] = []
             revision = 0
@@ -93,9 +95,27 @@ class EtcdHandle(Store):
                     reply = self._cluster.call("kv/txn", {"success": grouped(batch)}, allowed)
                     revision = revision or revision_of(reply)
                     answers += ungrouped(reply.get("responses", ()))
-            except CompactedError:  # between two batches
-                continue
+            except CompactedError as error:  # between two batches
+                if backoff.pause():
+                    continue
+                raise StoreUnavailableError(
+                    f"{self._cluster}: etcd compacted its history during each of {backoff.tries} reads of"
+                    f" {len(operations)} keys within {backoff.waited():.3g} s; let it compact less often"
+                ) from error
             return answers, revision
+
+    def _pause(self, backoff: Backoff, others: str, name: bytes = b"") -> None:
+        """Pause before the next try of a write that failed because of what `others` did.
+
+        Raises:
+            StoreTimeoutError: the time for it is up.
+        """
+        if not backoff.pause():
+            raise StoreTimeoutError(
+                f"{self._cluster}: others {others} at each of our {backoff.tries} tries for {backoff.waited():.3g} s",
+                keys=[key_text(name)] if name else [],
+                waited=backoff.waited(),
+            )
 
     def _write(
         self,

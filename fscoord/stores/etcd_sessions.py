@@ -13,6 +13,7 @@ from typing import Any, Final
 from weakref import finalize
 
 from fscoord import _system as system
+from fscoord._backoff import Backoff
 from fscoord.arguments import integer, natural
 from fscoord.errors import FscoordError, StoreError
 from fscoord.members import Member
@@ -184,6 +185,7 @@ class EtcdSessions(EtcdHandle):
         lease = int(self._cluster.call("lease/grant", body, self._timeout)["ID"])
         counter = self._names.counter
         last, revision = 0, 0
+        backoff = Backoff(self._timeout)
         while True:
             number = last + 1
             written = self._write(
@@ -197,6 +199,7 @@ class EtcdSessions(EtcdHandle):
             )
             if written.is_done:
                 break
+            self._pause(backoff, "began a session")
             now = found(written.answers[0])
             last, revision = (self._last(decoded(now[0]["value"])), int(now[0]["mod_revision"])) if now else (0, 0)
         self._lease = Lease(self._cluster.access, lease, self._session_ttl)

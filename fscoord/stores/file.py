@@ -139,6 +139,12 @@ class FileStore(Sessions):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
 
+    @property
+    def place_options(self) -> dict[str, Any]:
+        """The options of this handle that another store on the same file system needs, too; those left out are none."""
+        given = {name: self._options[name] for name in ("lock", "coherence")}
+        return {name: value for name, value in given.items() if value not in (None, "ofd")}
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from fscoord import _system as system
-from fscoord.errors import StoreClosedError, StoreUnavailableError
+from fscoord.errors import StoreClosedError, StoreUnavailableError, missing_extra
 
 __all__ = ["Connections"]
 
@@ -108,5 +108,5 @@ def _torch() -> Any:
     try:
         import torch.distributed
     except ImportError as error:
-        raise ImportError("TCPStore needs torch: install the extra, pip install 'fscoord[torch]'") from error
+        raise missing_extra("TCPStore", "torch", "torch") from error
     return torch.distributed

@@ -438,3 +438,51 @@ def test_a_task_finds_out_whether_its_item_has_gone_to_another() -> None:
                 await item.check()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, *timeout: aio.barrier(store, 9, "b", *timeout),
+        lambda store, *timeout: aio.barrier(store, 2, "b", *(timeout or [None]), 0),
+        lambda store, *timeout: aio.synchronize(store, b"1", 0, 2, "s", *timeout),
+        lambda store, *timeout: aio.broadcast(store, None, 1, 2, "c", *timeout),
+        lambda store, *timeout: aio.gather(store, b"1", 0, 2, "g", *timeout),
+    ],
+    ids=["unranked barrier", "barrier", "synchronize", "broadcast", "gather"],
+)
+def test_timeout_of_the_store_holds_where_a_task_gives_none(store: Store, call: Callable[..., Any]) -> None:
+    async def run() -> None:
+        handle = AsyncStore(store)
+        handle.set_timeout(0.03)
+        for arguments in ([], [None]):
+            with pytest.raises(StoreTimeoutError, match=r"timeout=0\.03\)"):
+                await asyncio.wait_for(call(handle, *arguments), HANG_S)
+        with pytest.raises(StoreTimeoutError, match=r"timeout=0\.01\)"):
+            await call(handle, 0.01)
+
+    asyncio.run(run())
+
+
+def test_watches_of_quiet_tasks_outlast_the_stores_timeout(store: Store) -> None:
+    """Of a group as of an election; and with a timeout they end."""
+
+    async def run() -> None:
+        handle, other = AsyncStore(store), AsyncStore(store.clone())
+        handle.set_timeout(1)
+        watches = [aio.Membership(handle, "m").watch(), aio.Election(handle, "e").watch()]
+        tasks = [asyncio.ensure_future(anext(each)) for each in watches]
+        done, _ = await asyncio.wait(tasks, timeout=1.5)
+        assert not done
+        await aio.Membership(other, "m", "here").join()
+        await aio.Election(other, "e", "there").campaign()
+        group, leader = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
+        assert ([each.data for each in group], leader.data) == ([b"here"], b"there")
+        handle.set_timeout(0.05)
+        for timeout in (0.05, None):
+            for quiet in (aio.Membership(handle, "m2").watch(timeout), aio.Election(handle, "e2").watch(timeout)):
+                with pytest.raises(StoreTimeoutError, match=r"within 0\.05 s"):
+                    await anext(quiet)
+        await other.close()
+
+    asyncio.run(run())

@@ -295,3 +295,21 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path, module, wo
     assert done.returncode == 69
     assert b"pip install 'fscoord[cli]'" in done.stderr
     assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "extra"),
+    [
+        ("torch", ["get", "--store", "tcp://127.0.0.1:1", "k"], "torch"),
+        ("urllib3", ["get", "--store", "etcd://127.0.0.1:1/job", "k"], "etcd"),
+        ("torch", ["run", "--rdzv-endpoint", "127.0.0.1:1", "true"], "torch"),
+        ("urllib3", ["run", "--rdzv-endpoint", "etcd://127.0.0.1:1/job", "true"], "etcd"),
+    ],
+    ids=["tcp store", "etcd store", "tcp rendezvous", "etcd rendezvous"],
+)
+def test_extra_that_a_store_needs_is_named_and_not_called_a_bug(fscoord, monkeypatch, module, words, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    done = fscoord(*words)
+    assert done.code == 69
+    assert done.err.endswith(f"install the extra, pip install 'fscoord[{extra}]'\n")
+    assert "bug" not in done.err

@@ -60,7 +60,7 @@ def each(place: Place, size: int, times: int, prefix: str = "ckpt") -> None:
         thread.join()
 
 
-def times_out(barrier: Barrier, timeout: float = 0) -> StoreTimeoutError:
+def times_out(barrier: Barrier, timeout: float | None = 0) -> StoreTimeoutError:
     with pytest.raises(StoreTimeoutError) as caught:
         barrier.execute_barrier(timeout)
     return caught.value
@@ -311,6 +311,25 @@ def test_the_time_out_of_one_call_counts_for_more_than_that_of_the_barrier(store
         make(store, 0, 2, timeout=0.02).execute_barrier()
     with pytest.raises(ValueError, match="timeout"):
         make(store, 0, 2).execute_barrier(-1)
+
+
+def test_timeout_of_the_store_holds_where_a_barrier_has_none(place: Place) -> None:
+    store = place.open(0.03)
+    barrier = StoreBarrier(store, rank=0, world_size=2)
+    assert "timeout=0.03)" in str(start_thread(times_out, barrier, None).join())
+    store.set_timeout(0.01)  # it is asked at each call
+    assert "timeout=0.01)" in str(start_thread(times_out, barrier, None).join())
+
+
+@pytest.mark.parametrize("kind", ["file", "mem"])
+def test_timeout_in_an_address_holds_where_a_barrier_has_none(tmp_path: Path, kind: str) -> None:
+    address = f"file:{tmp_path}/store?timeout=0.02" if kind == "file" else "mem:?timeout=0.02"
+    with StoreBarrier(address, rank=0, world_size=2) as barrier:
+        assert "timeout=0.02)" in str(start_thread(times_out, barrier, None).join())
+    with StoreBarrier(address, rank=0, world_size=2, timeout=0.01) as barrier:
+        assert "timeout=0.01)" in str(start_thread(times_out, barrier, None).join())
+    with FileStoreBarrier(tmp_path / "other", rank=0, world_size=2, timeout=0.01) as barrier:
+        assert "timeout=0.01)" in str(start_thread(times_out, barrier, None).join())
 
 
 def test_with_fail_fast_a_dead_rank_ends_the_barrier_and_the_error_says_how_far_it_was(tmp_path: Path) -> None:

@@ -363,6 +363,26 @@ def test_timeouts_of_the_handle_are_left_alone(store: Store) -> None:
     assert store.timeout == timedelta(seconds=7)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, *timeout: barrier(store, 9, "b", *timeout),
+        lambda store, *timeout: barrier(store, 2, "b", *(timeout or [None]), 0),
+        lambda store, *timeout: barrier(store, 2, "b", *(timeout or [None]), 0, fail_fast=True),
+        lambda store, *timeout: synchronize(store, b"1", 0, 2, "s", *timeout),
+        lambda store, *timeout: broadcast(store, None, 1, 2, "c", *timeout),
+        lambda store, *timeout: gather(store, b"1", 0, 2, "g", *timeout),
+    ],
+    ids=["unranked barrier", "barrier", "fail-fast barrier", "synchronize", "broadcast", "gather"],
+)
+def test_timeout_of_the_store_holds_where_a_call_gives_none(place: Place, call: Callable[..., Any]) -> None:
+    store = place.open(0.03)
+    for arguments in ([], [None]):
+        error = start_thread(timed_out, lambda given=arguments: call(store, *given)).join()
+        assert "timeout=0.03)" in str(error)
+    assert "timeout=0.01)" in str(timed_out(lambda: call(store, 0.01)))
+
+
 # synchronize and get_all
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread
+from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import place_of
 from contract.worker import Workers, start
 
@@ -41,6 +42,10 @@ def no_slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "LOOK_S", LONG_S)
 
 
+SHORT_S = 0.05
+"""How long to wait in vain."""
+TIMEOUT_S = 1.0
+"""A store's timeout that is to pass; within it the store can be had under any load."""
 LONG_S = 10 * HANG_S
 """How long to wait for what must come sooner: a wait that ends finds it with its last look, though nobody was told."""
 
@@ -132,6 +137,18 @@ def test_the_lowest_priority_goes_first_and_equals_in_their_order(store: Store) 
             found.put("x", wrong)
     with pytest.raises(TypeError, match="priority"):
         found.put_all(["x"], 1.5)  # type: ignore[arg-type]
+
+
+def test_take_finds_what_came_after_others_took_all_that_it_had_seen(place: Place, store: Store) -> None:
+    one, other = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    one.put_all("123")
+    assert [queue.take().data for queue in (one, other, other)] == [b"1", b"2", b"3"]
+    with pytest.raises(QueueEmptyError):
+        one.take(block=False)
+    one.put_all("456")
+    assert [queue.take().data for queue in (one, other, other)] == [b"4", b"5", b"6"]
+    other.put("7")
+    assert one.take(block=False).data == b"7"
 
 
 def test_an_item_that_is_taken_is_nobody_elses_until_it_is_given_back(place: Place, store: Store) -> None:
@@ -465,6 +482,22 @@ def test_every_watcher_is_told_of_every_change(place: Place, store: Store, no_sl
     for thread in threads:
         thread.join()
     assert logs[0] == logs[1] == states
+
+
+def test_watch_of_a_quiet_group_outlasts_the_stores_timeout(place: Place, store: Store) -> None:
+    handle = place.open(timeout=TIMEOUT_S, how="clone")
+    start = time.monotonic()
+    thread = start_thread(next, Membership(handle, "m").watch())
+    until(lambda: time.monotonic() > start + 1.5 * TIMEOUT_S or not thread.is_alive())
+    Membership(store, "m", "here").join()
+    assert [each.data for each in thread.join()] == [b"here"]
+
+
+@pytest.mark.parametrize("timeout", [SHORT_S, None], ids=["its own", "the store's"])
+def test_watch_with_a_timeout_ends_in_a_quiet_group(place: Place, timeout: float | None) -> None:
+    group = Membership(place.open(timeout=SHORT_S, how="clone"), "m")
+    with pytest.raises(StoreTimeoutError, match=rf"nobody joined or left 'm' within {SHORT_S:g} s"):
+        next(group.watch(timeout))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -22,6 +22,11 @@ class TestSomebodyElsesStore(StoreContract):
 
 
 WRONG = """
+from fscoord.testing.contract import interrupts, place
+
+for module in (interrupts, place):
+    module.HANG_S = 3  # what hangs is known to
+
 from fscoord import Capabilities, HashStore, StoreTimeoutError
 from fscoord.testing import StoreContract
 
@@ -101,6 +106,52 @@ class TestClaimsLiveness(Contract):
         has_liveness = True
 
 
+class TestWaitsForNothing(Contract):
+    class wrong(HashStore):
+        def wait(self, keys, timeout=None):
+            pass
+
+        def get(self, key):
+            return super().get(key) if self.check([key]) else b""
+
+
+class TestDeafToCtrlC(Contract):
+    class wrong(HashStore):
+        def get(self, key):
+            while True:
+                try:
+                    return super().get(key)
+                except KeyboardInterrupt:
+                    pass
+
+
+class TestSwallowsCtrlC(Contract):
+    class wrong(HashStore):
+        def multi_get(self, keys):
+            try:
+                return super().multi_get(keys)
+            except KeyboardInterrupt:
+                return []
+
+        def queue_pop(self, key, block=True):
+            try:
+                return super().queue_pop(key, block)
+            except KeyboardInterrupt:
+                return b""
+
+
+class TestLosesItems(Contract):
+    class wrong(HashStore):
+        def queue_len(self, key):
+            return 1 if key == "q" else super().queue_len(key)
+
+
+class TestNeverCounts(Contract):
+    class wrong(HashStore):
+        def compare_set(self, key, expected, desired):
+            return self.get(key)
+
+
 class TestHasNoStore(StoreContract):
     pass
 """
@@ -115,6 +166,11 @@ FOUND_BY = {
     "KindsOfKeys": "every_text_is_a_key_and_its_bytes_are_the_same_key['']",
     "ClaimsLimit": "a_value_over_the_limit_that_the_store_claims_is_refused",
     "ClaimsLiveness": "a_store_that_can_tell_who_lives_keeps_sessions",
+    "WaitsForNothing": "ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable",
+    "DeafToCtrlC": "ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable[get]",
+    "SwallowsCtrlC": "a_value_pushed_while_a_pop_is_interrupted_reaches_another_pop",
+    "LosesItems": "a_value_pushed_while_a_pop_is_interrupted_reaches_another_pop",
+    "NeverCounts": "compare_set_counts_as_well_as_add",
     "HasNoStore": "a_fresh_store_has_no_keys",
 }
 
@@ -134,4 +190,4 @@ def test_a_store_that_breaks_the_contract_is_found_out(tmp_path: Path) -> None:
     )
     found = re.findall(r"^(?:FAILED|ERROR) test_wrong.py::Test(\w+)", done.stdout, re.MULTILINE)
     assert sorted(set(found)) == sorted(FOUND_BY), done.stdout + done.stderr
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stdout + done.stderr

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from doctor import hands
 from faults.shared_os import shared_os
 
-from fscoord.doctor import acts, lines, locks, series, views
+from fscoord.doctor import acts, contests, lines, locks, series, views
 from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
+from fscoord.doctor.child import FailedError
 from fscoord.doctor.pair import Pair
 
 EFFORT_S = 0.1
@@ -63,8 +67,20 @@ def test_appends_under_locks_that_lie_are_told(pair):
     assert "did not know of the one before" in check.says
 
 
+class Steps:
+    """A clock that each look at it moves on: hands do as much in its time under any load."""
+
+    def __init__(self) -> None:
+        self._steps = itertools.count()
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        return next(self._steps) * EFFORT_S / 50
+
+
 def test_old_data_under_the_lock_is_told_by_the_race_and_by_each_look(pair, monkeypatch):
-    monkeypatch.setattr("fscoord.doctor.contests.MEET_S", 0.5)  # who sees old data seldom sees the other at all
+    monkeypatch.setattr(contests, "system", SimpleNamespace(time=Steps()))
+    monkeypatch.setattr(contests, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
     liars = pair(hands.OldData)
     race = locks.race(liars, "ofd")
     assert (race.outcome, locks.exclusion(liars, "ofd").outcome) == (BAD, OK)
@@ -171,3 +187,22 @@ def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
     assert views.store(pair(), "ofd", {}).outcome == BAD
     answer["error"] = "CorruptLogError: damaged"
     assert "damaged" in views.store(pair(), "ofd", {}).says
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "arguments"),
+    [
+        ("append", "ofd", {"number": 1, "writer": "w"}),
+        ("tally", "flock", {}),
+        ("block", "soft", {}),
+        ("look", "ofd", {"how": "locked"}),
+        ("race", "ofd", {"writer": "w", "seconds": 0}),
+    ],
+    ids=["append", "tally", "block", "look", "race"],
+)
+def test_lock_that_stays_taken_ends_an_act_though_nobody_waits_for_its_answer(pair, monkeypatch, act, kind, arguments):
+    monkeypatch.setattr(acts, "TAKE_S", 0.05)
+    one, other = pair()
+    assert one.ask("lock", 1, name="f", kind=kind)
+    with pytest.raises(FailedError, match=r"another had its lock for 0\.05 s"):
+        other.ask(act, 60, name="f", kind=kind, **arguments)

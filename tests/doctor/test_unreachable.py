@@ -32,6 +32,7 @@ HERE = {
     "objections": {"ofd": None, "flock": None, "soft": None},
     "caution": "",
     "device": 1,
+    "group": None,
     "host": "here",
     "boot_id": "1",
     "network": "n1",

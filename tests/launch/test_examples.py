@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,13 @@ def test_a_service_is_found_by_all(launch):
 
 
 def test_the_batch_script_starts_an_agent_on_each_node(tmp_path):
-    """`srun` stands here for one that starts two tasks, each on a node of its own as far as its environment says."""
+    """`srun` stands here for one that starts two tasks, each on a node of its own as far as its environment says.
+
+    The script is run as Slurm does: a copy of it, in a directory where nothing else is.
+    """
     (tmp_path / "bin").mkdir()
+    (tmp_path / "spool").mkdir()
+    script = shutil.copy(EXAMPLES / "job.sbatch", tmp_path / "spool" / "slurm_script")
     srun = tmp_path / "bin" / "srun"
     srun.write_text(
         "#!/bin/bash\n"
@@ -57,12 +63,25 @@ def test_the_batch_script_starts_an_agent_on_each_node(tmp_path):
         "TMPDIR": str(tmp_path),
         "USER": "someone",
         "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(EXAMPLES),
         "JOB_DIRECTORY": str(tmp_path),
         "WORKERS": "1",
         "TEXTS": str(make_texts(tmp_path)),
     }
-    done = subprocess.run(
-        ["bash", EXAMPLES / "job.sbatch"], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+
+    def batch(**variables):
+        given = {**environment, **variables}
+        return subprocess.run(
+            ["bash", script], env=given, cwd="/", capture_output=True, text=True, timeout=200, check=False
+        )
+
+    done = batch()
     assert (done.returncode, done.stdout.splitlines()) == (0, COUNTS), done.stderr
     assert (tmp_path / "job-7.store").exists()
+    done = batch(SLURM_SUBMIT_DIR="/", PROGRAM=str(EXAMPLES / "word_count.py"), SLURM_JOB_ID="8")
+    assert (done.returncode, done.stdout.splitlines()) == (0, COUNTS), done.stderr
+    done = batch(SLURM_SUBMIT_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (
+        66,
+        f"no {tmp_path}/word_count.py: call sbatch beside it, or set PROGRAM to its path\n",
+    )

@@ -191,6 +191,56 @@ def test_a_command_whose_warden_is_killed_is_killed_with_it(tmp_path):
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
+LEAVE = "sleep 600 & echo $!; setsid sh -c 'sleep 600 & echo $!; wait' & echo $!; "
+"""Leaves three processes, one of them a daemon's child, and says their numbers."""
+
+
+@pytest.mark.parametrize("manner", ["held", "alone", "worker"])
+def test_nothing_is_left_of_a_command_whose_warden_is_killed(guarded, manner, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    child = guarded(manner, f"{LEAVE} read go < {tmp_path}/go; kill -9 $PPID; exec sleep 600")
+    pids = [number for _ in range(3) for number in numbers(child.line())]
+    assert all(map(is_there, pids))
+    (tmp_path / "go").write_text("go\n")
+    out, report = child.end()
+    assert (out, child.process.returncode) == (b"", -signal.SIGKILL)
+    assert "status" not in report
+    assert not [pid for pid in pids if is_there(pid)]  # before anybody was told
+
+
+@pytest.mark.parametrize("manner", ["held", "alone", "worker"])
+def test_nothing_is_left_of_a_command_whose_guard_is_killed(guarded, manner):
+    child = guarded(manner, LEAVE + "exec sleep 600")
+    pids = [number for _ in range(3) for number in numbers(child.line())]
+    child.process.kill()
+    _, report = child.end()
+    assert '{"status": -9}' in report.splitlines()
+    assert not [pid for pid in pids if is_there(pid)]
+
+
+def test_nothing_is_left_of_a_command_that_kills_its_whole_group(tmp_path):
+    code = f"""if True:
+        import os
+        from fscoord.launch import run_held
+        there = "setsid sh -c 'echo $$ > far; exec sleep 600' & sleep 600 & echo $! > near"
+        text = "cd {tmp_path}; " + there + "; until [ -s far ]; do sleep 0.01; done; kill -9 0"
+        run_held(["sh", "-c", text], dict(os.environ), lambda: None, grace=1)
+    """
+    done = subprocess.run([sys.executable, "-c", code], start_new_session=True, timeout=PATIENCE_S)
+    assert done.returncode == -signal.SIGKILL
+    wait_until_gone(numbers((tmp_path / "far").read_text() + (tmp_path / "near").read_text()))
+
+
+def test_signals_that_all_of_a_job_get_do_not_end_the_guard(guarded):
+    child = guarded("held", "trap 'echo told; exit 3' TERM; echo ready; " + AWAIT_SIGNAL)
+    child.line()
+    for name in warden.PASSED:
+        os.kill(child.process.pid, getattr(signal, name))
+    child.order(signal.SIGTERM)
+    assert child.end()[0] == b"told\n"
+    assert child.process.returncode == 0
+
+
 def test_no_signal_is_blocked_in_a_command():
     ending = run_held(
         ["grep", "SigBlk", "/proc/self/status"], dict(os.environ), lambda: None, grace=1, output_max=OUTPUT_MAX
@@ -286,7 +336,7 @@ def test_all_are_told_before_they_are_killed(monkeypatch):
     monkeypatch.setattr(warden, "_descendants", lambda: [1, 2])
     monkeypatch.setattr(warden, "_send", lambda pids, number: sent.append((pids, number)))
     with open(os.devnull, "wb") as nowhere:
-        guard = warden._Warden("held", 0, nowhere.fileno(), 8)
+        guard = warden._Warden("held", 0, nowhere.fileno(), 8, -1)
         assert [guard._loses_patience(missed) for missed in (0, 1, 2, 0, 3)] == [False, False, False, False, True]
     assert sent == [([1, 2], signal.SIGTERM)]
 

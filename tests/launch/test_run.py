@@ -10,6 +10,8 @@ import signal
 import pytest
 from launch.conftest import is_there, wait_until_gone
 
+from fscoord.cli.run import _endpoint
+
 SAY = "os.write(1, b'%d\\n' % os.getpid())\n"
 """Says the process's number in one piece: several of them share a pipe."""
 
@@ -162,6 +164,15 @@ def test_a_worker_does_not_survive_its_warden_and_that_is_a_failure(launch, scri
     wait_until_gone([worker])
 
 
+def test_nothing_outlives_a_worker_whose_warden_was_killed(launch, script):
+    run = launch(script(ABANDON + "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)\n"))
+    daemon = number(run.line())
+    code, _, err = run.end()
+    assert code == 1
+    assert "its warden was killed" in err
+    assert not is_there(daemon)
+
+
 def test_streams_go_to_files_to_the_console_or_to_both(launch, script, tmp_path):
     worker = script("print('out', rank)\nprint('err', rank, file=sys.stderr)\nsys.stdout.write('no newline')\n")
     run = launch("--nproc-per-node", 2, "--log-dir", "logs", "-r", "0:1", "-t", "1:3", worker)
@@ -251,6 +262,27 @@ def test_a_node_that_comes_late_is_let_in_and_one_that_dies_is_done_without(laun
         pass
     (tmp_path / "over").touch()
     assert first.end()[0] == 0
+
+
+def test_endpoint_that_is_a_bare_file_name_is_a_file(launch, script, tmp_path):
+    worker = script("print(os.environ['FSCOORD_STORE'])\n")
+    code, out, err = launch("--rdzv-endpoint", "nodes.s", worker).end()
+    assert (code, err) == (0, "")
+    assert f"file://{tmp_path}/nodes.s.round-" in out
+    assert (tmp_path / "nodes.s").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "found"),
+    [
+        ("nodes.s", {}, "./nodes.s"),
+        ("job", {}, "./job"),
+        ("job", {"store_type": "tcp"}, "job"),
+        *((text, {}, text) for text in ("", "a/b", "node1:29400", "localhost", "10.0.0.1", "::1", "[::1]:5", "mem:x")),
+    ],
+)
+def test_endpoint_with_a_port_or_an_address_is_a_host(text, config, found):
+    assert _endpoint(text, config) == found
 
 
 def test_the_nodes_of_a_slurm_step_need_not_be_counted(launch, script):

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from contract.places import Place, start_thread
@@ -274,8 +275,8 @@ def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatc
 
     thread = start_thread(first._next)
 
-    def agree_at_the_last_moment(patience):
-        state = agree(patience)
+    def agree_at_the_last_moment(patience, slow_wait):
+        state = agree(patience, slow_wait)
         assert thread.join() == "nothing"
         patience._deadline = 0
         return state
@@ -284,6 +285,20 @@ def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatc
     with pytest.raises(RendezvousTimeoutError) as caught:
         second.next_rendezvous()
     assert f"rank 0 ({first.node})" in str(caught.value)
+
+
+def test_wait_for_the_address_of_rank_0_is_logged(monkeypatch):
+    monkeypatch.setattr("fscoord.rendezvous.handler.SLOW_LOOK_S", 0)
+    store = HashStore()
+    handler = DynamicRendezvousHandler(RendezvousSettings("id", 2, 2), C10dRendezvousBackend(store, "id"), store)
+    state = State(complete=True, participants=("0 silent", handler.node))
+    handler._shared.write(state, None)
+    looks, words = iter([False]), []
+    patience = SimpleNamespace(is_over=lambda *_: next(looks, True))
+    slow_wait = SimpleNamespace(speak=lambda name, what: words.append(what()))
+    with pytest.raises(RendezvousTimeoutError):
+        handler._prepare(state, patience, slow_wait)
+    assert words == ["the address of rank 0 (0 silent) of rendezvous 'id'"]
 
 
 def test_a_shut_down_handler_is_through(node):

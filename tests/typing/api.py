@@ -117,6 +117,7 @@ def collectives(store: Store, rank: int, world_size: int) -> None:
         assert_type(synchronize(store, b"data", rank, world_size, "prefix", timeout=5), list[bytes])
         assert_type(get_all(store, rank, "prefix", world_size), list[bytes])
     barrier(store, world_size, "prefix", 5)
+    barrier(store, world_size, "prefix", None, rank)
     barrier(store, world_size, "prefix", 5, rank, lambda rank: f"node{rank}", 2)
     assert_type(fscoord.__version__, str)
 

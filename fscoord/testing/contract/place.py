@@ -64,7 +64,8 @@ class Thread:
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.result: Any = None
         self._error: BaseException | None = None
-        self._thread = system.threading.Thread(target=self._run, args=(call, arguments))
+        # A daemon: one that hangs, on a store that is wrong, must not keep the process of the tests from ending.
+        self._thread = system.threading.Thread(target=self._run, args=(call, arguments), daemon=True)
         self._thread.start()
 
     def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

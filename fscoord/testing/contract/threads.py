@@ -45,8 +45,10 @@ class Threads(ContractTests):
         def count(handle: Store, number: int) -> None:
             for i in range(TIMES):
                 current, mine = handle.get("n"), b" %d.%d" % (number, i)
-                while not (found := handle.compare_set("n", current, wanted(current) + mine)).endswith(mine):
-                    current = found
+                for _ in range(THREADS * TIMES):  # each refusal means that another thread has counted
+                    current = handle.compare_set("n", current, wanted(current) + mine)
+                    if current.endswith(mine):
+                        break
 
         def wanted(current: bytes) -> bytes:
             return b"%d" % (int(current.split()[0]) + 1)
