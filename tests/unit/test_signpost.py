@@ -18,13 +18,14 @@ from fscoord._log.header import Header
 from fscoord._log.identity import Identity
 from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._log.malformed import MalformedRecord
-from fscoord._log.signpost import Root
+from fscoord._log.signpost import ORPHAN_MAX, Flags, Root
 from fscoord._log.successor import Place, Successor, generation_name, parse_name
 
 CHAIN = 77
 WRITER = 5
 TIME_NS = 10**18
 LINEAGE = b"i" * 16
+FLAGS = Flags(os.O_RDONLY, os.O_RDWR | os.O_APPEND)
 
 
 def successor(generation: int, base: bytes = b"log") -> Successor:
@@ -351,7 +352,8 @@ def beside(path: Path) -> set[bytes]:
 
 
 def remove_superseded(log: Log, newest: Successor, before: bytes | None) -> None:
-    signpost.remove_superseded(str(log.path), log.owner, newest, before, log.header.lock_kind, log.keep)
+    kind = log.header.lock_kind
+    signpost.remove_superseded(str(log.path), log.owner, newest, before, kind, FLAGS, log.keep)
     assert not log.keep
 
 
@@ -407,15 +409,45 @@ def test_what_does_not_prove_that_it_belongs_to_the_log_stays(
     assert not path.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"fscoord\n", b"something else"])
-def test_what_is_not_a_part_of_a_log_stays(content: bytes, path: Path) -> None:
-    log = Log(path)
+OTHERS = {
+    "text": b"something else",
+    "another version": b"fscoord\n\1\0" + bytes(72),
+    "a damaged header": b"fscoord\n\2\0" + bytes(200),
+    "zeros and more": bytes(5000) + b"x",
+    "long": bytes(ORPHAN_MAX) + b"x",
+}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_what_is_not_a_part_of_a_log_stays(kind: int, content: bytes, path: Path) -> None:
+    log = Log(path, kind)
     before, left = successor(3).name, another(2, b"orphan")
     for name in (before, left):
         path.with_name(os.fsdecode(name)).write_bytes(content)
     remove_superseded(log, successor(4), before)
     remove(log)
     assert beside(path) == {before, left}
+
+
+@pytest.mark.parametrize("content", [b"", b"fscoord\n", b"fscoord\n\2\0" + bytes(100), bytes(5000)])
+@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
+def test_what_a_maker_left_that_died_before_it_had_synced_goes_if_nobody_locks_it(
+    kind: int, content: bytes, path: Path
+) -> None:
+    """It holds nothing, so that it can't say to which log it belongs."""
+    log = Log(path, kind)
+    left, locked = another(4, b"orphan"), another(4, b"locked")
+    for name in (left, locked):
+        path.with_name(os.fsdecode(name)).write_bytes(content)
+    fd = os.open(path.with_name(os.fsdecode(locked)), os.O_RDWR)
+    try:
+        if kind != SOFT:
+            LogLock(str(path), fd, kind, threading.RLock(), set()).try_lock()
+        remove_superseded(log, successor(4), None)
+    finally:
+        os.close(fd)
+    assert beside(path) == ({locked} if kind != SOFT else set())
 
 
 @pytest.mark.parametrize("kind", [OFD, SOFT])
@@ -458,7 +490,7 @@ def test_without_a_generation_before_only_what_nobody_locks_goes(path: Path) -> 
 
 
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
-    signpost.remove_log(str(log.path), log.root, log.owner, cleared, log.keep)
+    signpost.remove_log(str(log.path), log.root, log.owner, cleared, FLAGS, log.keep)
     assert not log.keep
 
 
