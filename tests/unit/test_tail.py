@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from faults.faulty import faulty_system
 from faults.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, tear
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError
-from fscoord._log import record, tail
-from fscoord._log.tail import Damage, Skip, Torn, Verdict, Zeros, void_place
+from fscoord import CorruptLogError, FileStore, StoreTimeoutError
+from fscoord._log import reader, record, tail
+from fscoord._log.tail import Damage, Skip, TookTooLong, Torn, Verdict, Zeros, void_place
+from fscoord.stores.verify import verify
 
 CHAIN = 77
 
@@ -216,3 +222,169 @@ def test_only_what_ends_in_a_letter_is_a_record_by_itself() -> None:
         data, _ = record.encode(ord(kind), b"k", b"v", 1, 2, CHAIN)
         assert record.chain_if_sound(b"..." + data, 3) == (CHAIN if is_sound else None)
         assert record.chain_if_sound(b"..." + data[:-1], 3) is None
+
+
+def test_where_less_is_than_any_record_takes_none_begins() -> None:
+    data, _ = record.encode(record.SET, b"", b"", 1, 2, CHAIN)
+    for size in range(len(data)):
+        assert record.chain_if_sound(data[:size], 0) is None
+        assert record.chain_if_sound(b"..." + data[:size], 3) is None
+    assert record.chain_if_sound(data, 0) == CHAIN
+
+
+# -- what is known to be zeros
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Where, and how much, is read in search of data, 1,000 bytes at a time."""
+    monkeypatch.setattr(tail, "_CHUNK", 1000)
+    done: list[tuple[int, int]] = []
+    read_at = tail.read_at
+
+    def noted(fd: int, offset: int, size: int) -> bytes:
+        done.append((offset, size))
+        return read_at(fd, offset, size)
+
+    monkeypatch.setattr(tail, "read_at", noted)
+    return done
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 999, 1000, 1001, 2499, 2500, 4998, 4999])
+def test_the_first_byte_of_data_is_found_wherever_it_is(
+    place: int, is_sparse: bool, descriptor: int, reads: list[tuple[int, int]]
+) -> None:
+    os.ftruncate(descriptor, 5000)
+    write(descriptor, (place, b"x"))
+    for start, end in ((0, 5000), (place, 5000), (0, place + 1), (place, place + 1), (max(0, place - 1), 6000)):
+        assert Zeros(is_sparse=is_sparse).first_data(descriptor, start, end) == place
+    for start, end in ((0, place), (place + 1, 5000), (place, place), (place + 1, 6000), (5000, 6000)):
+        assert Zeros(is_sparse=is_sparse).first_data(descriptor, start, end) is None
+    os.ftruncate(descriptor, 0)
+    assert Zeros(is_sparse=is_sparse).first_data(descriptor, 0, 5000) is None
+
+
+def test_each_zero_is_read_once_however_often_it_is_asked_for(descriptor: int, reads: list[tuple[int, int]]) -> None:
+    os.ftruncate(descriptor, 2500)
+    zeros = Zeros()
+    assert zeros.first_data(descriptor, 100, 2500) is None
+    assert reads == [(100, 1000), (1100, 1000), (2100, 400)]
+    reads.clear()
+    for start, end in ((100, 2500), (700, 900), (2500, 2500), (100, 1600)):
+        assert zeros.first_data(descriptor, start, end) is None
+    assert not reads
+    write(descriptor, (3000, b"x"))
+    for _ in range(2):
+        assert zeros.first_data(descriptor, 600, 3001) == 3000
+    assert reads == [(2500, 501), (3000, 1)]
+    reads.clear()
+    for start in (50, 3001):  # before, and after, what is known
+        assert zeros.first_data(descriptor, start, 3001) == (3000 if start == 50 else None)
+    assert reads == [(50, 1000), (1050, 1000), (2050, 951)]
+    reads.clear()
+    zeros.forget()
+    assert zeros.first_data(descriptor, 2900, 2950) is None
+    assert reads == [(2900, 50)]
+
+
+def test_what_is_known_to_be_zeros_ends_where_the_data_begins(descriptor: int) -> None:
+    write(descriptor, (1000, b"x"), (2000, b"y"))
+    zeros = Zeros()
+    assert zeros.first_data(descriptor, 0, 3000) == 1000
+    assert zeros.first_data(descriptor, 1000, 3000) == 1000
+    assert zeros.first_data(descriptor, 1001, 3000) == 2000
+    assert zeros.first_data(descriptor, 999, 3000) == 1000
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_holes_are_passed_over_unread_where_they_are_known_to_be_told(
+    is_sparse: bool, descriptor: int, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_CHUNK", 1 << 16)
+    asked: list[int] = []
+
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def lseek(self, fd: int, offset: int, whence: int) -> int:
+            asked.append(whence)
+            return os.lseek(fd, offset, whence)
+
+    monkeypatch.setattr(tail.system, "os", Os())
+    size = 64 << 20
+    os.ftruncate(descriptor, size)
+    assert Zeros(is_sparse=is_sparse).first_data(descriptor, 100, size) is None
+    write(descriptor, (size - 5, b"x"))
+    assert Zeros(is_sparse=is_sparse).first_data(descriptor, 100, size) == size - 5
+    assert (os.SEEK_DATA in asked) == is_sparse
+    assert len(reads) < 10 if is_sparse else len(reads) == 2048
+
+
+def test_a_question_for_holes_that_fails_is_an_error(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.ftruncate(descriptor, 5 << 20)
+    with faulty_system() as faulty, faulty.fail(0, errno.EIO, names=("lseek",)):
+        with pytest.raises(OSError, match="Input/output error"):
+            Zeros(is_sparse=True).first_data(descriptor, 0, 5 << 20)
+    assert Zeros(is_sparse=True).first_data(descriptor, 0, 5 << 20) is None
+
+
+def test_whoever_runs_out_of_time_goes_on_where_it_stopped(descriptor: int, reads: list[tuple[int, int]]) -> None:
+    os.ftruncate(descriptor, 3500)
+    write(descriptor, (3400, b"x"))
+    zeros = Zeros()
+    zeros.deadline = float("-inf")
+    for _ in range(3):
+        with pytest.raises(TookTooLong):
+            zeros.first_data(descriptor, 0, 3500)
+    assert zeros.first_data(descriptor, 0, 3500) == 3400
+    assert reads == [(0, 1000), (1000, 1000), (2000, 1000), (3000, 500)]
+    zeros.forget()
+    assert zeros.first_data(descriptor, 2400, 3400) is None, "it was the last piece"
+    zeros.deadline = time.monotonic() + 3600
+    assert zeros.first_data(descriptor, 0, 3500) == 3400
+
+
+def test_a_search_that_runs_out_of_time_is_ended(descriptor: int) -> None:
+    """After a record whose beginning is lost each sector may hold its void."""
+    write(descriptor, (1030, b"x" * 3000))
+    zeros = Zeros()
+    zeros.deadline = float("-inf")
+    with pytest.raises(TookTooLong):
+        tail.examine(descriptor, 510, CHAIN, zeros, durable=True)
+    zeros.deadline = float("inf")
+    assert tail.examine(descriptor, 510, CHAIN, zeros, durable=True) == Torn(4096)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_handle_without_time_for_all_zeros_says_so_and_reads_on_with_each_call(
+    read_only: bool, path: str, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_CHUNK", 4096)
+    monkeypatch.setattr(reader, "SCAN_GRACE_S", -1.0)
+    with FileStore(path) as store:
+        store.set("k", "1")
+    size = os.path.getsize(path)
+    os.truncate(path, size + 10 * 4096)
+    with FileStore(path, timeout=0.001, read_only=read_only) as other:
+        other._log._zeros.is_sparse = False
+        other._log._zeros.forget()
+        other.set_timeout(timedelta(0))
+        reads.clear()
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                assert other._log.refresh(-1.0) is None
+                break
+            except StoreTimeoutError as error:
+                assert f"the {10 * 4096} bytes after offset {size} hold no complete record" in str(error)
+                assert "timeout" in str(error)
+        assert 8 <= tries <= 12
+        assert sum(count for _, count in reads if count == 4096) <= 11 * 4096
+        assert other.get("k") == b"1"
+        if not read_only:
+            other.set("k", "2")
+            assert other.get("k") == b"2"
+    assert verify(path).verdict == ("torn" if read_only else "sound")
