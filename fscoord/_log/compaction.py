@@ -42,6 +42,9 @@ Entry = tuple[int, bytes, bytes, int, int]
 class Compactor(Appender):
     """The part of `~fscoord._log.file.LogFile` that keeps the log short."""
 
+    _refused_by: int | None = None
+    """The error number because of which the log could not be compacted last, if that was said."""
+
     def _tries_to_compact(self, more: int) -> bool:
         """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
 
@@ -60,9 +63,13 @@ class Compactor(Appender):
             return False  # generation 0 stays for good, so it is ended while it is small
         try:
             self._compact()
+            self._refused_by = None
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
-            logger(__name__).warning("%s could not be compacted, and goes on growing: %s", self.path, str(error))
+            reason = getattr(error, "errno", None)
+            if self._refused_by != reason or reason is None:  # once, for it is tried again and again
+                logger(__name__).warning("%s could not be compacted, and goes on growing: %s", self.path, str(error))
+            self._refused_by = reason
         return True
 
     def _live_size(self) -> int:
@@ -158,7 +165,7 @@ class Compactor(Appender):
         is_sealing, fd, lock = False, -1, None
         try:
             fd = paths.open_descriptor(file, flags, keep=self._descriptors)
-            copy_permissions(self.file, file)
+            self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
                 lock.bind(fd, session)
@@ -183,19 +190,27 @@ class Compactor(Appender):
                 raise_if_foreign(error)
             self._drop(fd)
 
+    def _copy_permissions(self, file: str) -> None:
+        try:
+            copy_permissions(self.file, file)
+        except OSError as error:
+            raise_if_foreign(error)
+            doing = "giving the next file of the log the group and access control list of this one"
+            raise paths.unavailable(error, self.path, doing) from error
+
     def _show_the_way(self, successor: Successor, session: int, owner: Identity) -> None:
         """Behind the seal: all that is left can wait, and be done by somebody else."""
         before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
+        flags = signpost.Flags(self._read_flags, self._write_flags)
         try:
             if before is not None:
-                ways = self._read_flags, self._write_flags
                 signed = session, self._next_time()
-                posted = signpost.post(self.path, self.root, successor, *signed, *ways, self._descriptors, self._way)
+                posted = signpost.post(self.path, self.root, successor, *signed, *flags, self._descriptors, self._way)
                 if posted is None:
                     return
                 self._way = posted
             kind = self.root.header.lock_kind
-            signpost.remove_superseded(self.path, owner, successor, before, kind, self._descriptors)
+            signpost.remove_superseded(self.path, owner, successor, before, kind, flags, self._descriptors)
         except (OSError, MalformedRecord, FscoordError) as error:
             raise_if_foreign(error)
             logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)

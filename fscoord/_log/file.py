@@ -195,7 +195,8 @@ class LogFile(Compactor):
             self._is_settled = False
             self._append(record.FINISHED, b"", b"", session)
             owner = Identity(self.header.lineage, self.root.inode)
-            signpost.remove_log(self.path, self.root, owner, clear, self._descriptors)
+            flags = signpost.Flags(self._read_flags, self._write_flags)
+            signpost.remove_log(self.path, self.root, owner, clear, flags, self._descriptors)
             return None, 0, b""
 
         self.update(record.LEAVE, b"", b"", decide, limit)

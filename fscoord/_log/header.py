@@ -21,6 +21,7 @@ _HEADER = Struct("<8sHHIB3sII16s16sQQQII16sH")
 _RUN = Struct("<Hq")
 _U32 = Struct("<I")
 _DURABLE: Final = 1
+_START: Final = MAGIC + VERSION.to_bytes(2, "little")
 HEADER_SIZE: Final = _HEADER.size
 """The size of a header without runs and checksum."""
 
@@ -69,7 +70,9 @@ class Header(NamedTuple):
     @staticmethod
     def is_partial(data: bytes) -> bool:
         """Return whether `data`, a whole file, is nothing, or a part of a header and too short to hold a record."""
-        return not data or (data.startswith(MAGIC) and len(data) < HEADER_SIZE + 4)
+        if len(data) >= HEADER_SIZE + 4:
+            return False
+        return not data or (data.startswith(MAGIC) and _START.startswith(data[: len(_START)]))
 
     @staticmethod
     def missing(data: bytes) -> int:

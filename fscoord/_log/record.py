@@ -221,8 +221,8 @@ def chain_if_sound(data: bytes, start: int) -> int | None:
     end = start + length
     if not RECORD_MIN <= length <= RECORD_MAX or end > len(data) or not chr(data[start + KIND_AT]).isalpha():
         return None
-    chain = implied_chain(data, start)
-    return chain if _decode_one(data[start:end], chain) else None
+    chain, stop = implied_chain(data, start), end - TAIL_SIZE
+    return chain if data[stop:end] == _pack_tail(10, crc32(data[start:stop], chain), 10) else None
 
 
 def chain_at_end(data: bytes) -> int:

@@ -10,8 +10,9 @@ So a power loss can harm the last one only, and what is lost of it is told from 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._foreign import raise_if_foreign
@@ -25,12 +26,14 @@ from fscoord._log.shared import LogKey
 from fscoord._log.successor import Place, Successor, parse_name
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Root", "find_root", "hint", "newest", "post", "remove_log", "remove_superseded"]
+__all__ = ["Flags", "Root", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
 
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
 _TRIES = 200
 _PAUSE_S = 0.0005
+ORPHAN_MAX: Final = 1 << 20
+"""The longest file of zeros that is taken for one whose content was lost, in bytes."""
 
 
 class Root(NamedTuple):
@@ -221,14 +224,21 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     return None
 
 
+class Flags(NamedTuple):
+    """The flags with which the files of a log are opened on its mount, for ``reading`` and for ``writing``."""
+
+    reading: int
+    writing: int
+
+
 def remove_superseded(
-    path: str, owner: Identity, newest: Successor, before: bytes | None, kind: int, keep: set[int]
+    path: str, owner: Identity, newest: Successor, before: bytes | None, kind: int, flags: Flags, keep: set[int]
 ) -> None:
     """Remove generation `before`, which a forward record has passed, and what makers left that died before their seal.
 
     The caller holds the lock of the generation before `newest`, and that of `newest`. So no seal will ever name any
     other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
-    a higher generation, which only a log that was restored leaves behind.
+    a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
     """
     directory = system.os.path.dirname(path)
     bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
@@ -237,31 +247,38 @@ def remove_superseded(
         if other == newest.name or parse_name(other) is None or other.rsplit(b".", 2)[0] not in bases:
             continue
         file = system.os.path.join(directory, name)
-        header = _header_if_owned(file, owner, None if other == before or kind == SOFT else kind, keep)
-        if header is not None and header.generation <= newest.generation:
+        if not is_removable(file, owner, newest.generation, flags.reading, keep):
+            continue
+        if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, keep):
             paths.unlink_quietly(file)
 
 
-def _header_if_owned(file: str, owner: Identity, kind: int | None, keep: set[int]) -> Header | None:
-    """Return the header of `file` if it belongs to `owner` and nobody holds its lock, of which `kind` is the kind."""
+def is_removable(file: str, owner: Identity, newest: int, reading: int, keep: set[int]) -> bool:
+    """Return whether `file` belongs to `owner` and has no higher generation than `newest`, or holds nothing."""
     try:
-        fd = paths.open_descriptor(file, system.os.O_RDONLY if kind is None else system.os.O_RDWR, keep=keep)
+        fd = paths.open_descriptor(file, reading, keep=keep)
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
-        return None
+        return False
     try:
-        header = Header.decode(read_header(fd))[0]
-        if not owner.owns(header, system.os.fstat(fd).st_ino):
-            return None
-        return header if kind is None or _is_unlocked(file, fd, kind) else None
+        data = read_header(fd)
+        if not any(data) or Header.is_partial(data):  # its maker died, or the power failed, before it was synced
+            return Header.is_partial(data) or not any(tail.read_at(fd, 0, ORPHAN_MAX))
+        header = Header.decode(data)[0]
+        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
     except (OSError, MalformedRecord) as error:
         raise_if_foreign(error)
-        return None
+        return False
     finally:
         paths.close_kept(fd, keep)
 
 
-def _is_unlocked(file: str, fd: int, kind: int) -> bool:
+def _is_unlocked(file: str, kind: int, writing: int, keep: set[int]) -> bool:
+    try:
+        fd = paths.open_descriptor(file, writing, keep=keep)
+    except (OSError, InsecurePathError) as error:
+        raise_if_foreign(error)
+        return False
     lock = LogLock(file, fd, kind, system.threading.RLock(), set())
     try:
         lock.try_lock()
@@ -274,9 +291,12 @@ def _is_unlocked(file: str, fd: int, kind: int) -> bool:
             lock.unlock()
         except OSError as error:  # closing the descriptor will do
             raise_if_foreign(error)
+        paths.close_kept(fd, keep)
 
 
-def remove_log(path: str, root: Root, owner: Identity, clear: Callable[[str], object], keep: set[int]) -> None:
+def remove_log(
+    path: str, root: Root, owner: Identity, clear: Callable[[str], object], flags: Flags, keep: set[int]
+) -> None:
     """Remove the names of a finished log, as far as that can be done: its last record is what counts.
 
     The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
@@ -295,7 +315,7 @@ def remove_log(path: str, root: Root, owner: Identity, clear: Callable[[str], ob
     for name in names:
         file = system.os.path.join(directory, name)
         is_named_so = parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
-        if is_named_so and _header_if_owned(file, owner, None, keep) is not None:
+        if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, keep):
             paths.unlink_quietly(file)
 
 

@@ -72,8 +72,8 @@ class Successive(Shelf):
         readers.add(self)
         successor = signpost.hint(opened.reader)
         if successor is None or not self._enter(successor):
-            self._compact_at = self._first_compaction()
             self._stand(self._start)
+            self._compact_at = self._first_compaction()
 
     def _open_again(self) -> None:
         """In a forked child, or when the server has forgotten ours: open new descriptors on the same log.
@@ -237,6 +237,7 @@ class Successive(Shelf):
         lock = self._lock.next_on(writer)
         self.file, self._identity = file, (found.st_dev, found.st_ino)
         self.header, self._start = header, start
+        self._zeros.forget()
         old, self._rfd = self._rfd, reader
         before, self._lock = self._lock, lock
         before.leave()

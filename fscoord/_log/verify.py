@@ -12,7 +12,7 @@ from fscoord import _system as system
 from fscoord._foreign import raise_if_foreign
 from fscoord._log import path as paths, record, signpost
 from fscoord._log.header import Header
-from fscoord._log.identity import Standing, standing
+from fscoord._log.identity import Identity, Standing, standing
 from fscoord._log.malformed import MalformedRecord
 from fscoord._log.meaning import meaning_of
 from fscoord._log.mount import find_mount
@@ -257,6 +257,7 @@ class _Verification:
         directory, base = system.os.path.split(self._path)
         known = {system.os.path.basename(generation.file) for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
+        owner = Identity(self._newest[1].lineage, self._root_inode) if self._newest else Identity(b"", 0)
         for name in sorted(system.os.listdir(directory)):
             number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
             if name in known or number is None:
@@ -266,7 +267,11 @@ class _Verification:
             else:
                 says = f"it is generation {number} of the log, or was to be, and has no part in it any more"
             file = system.os.path.join(directory, name)
-            self.find(Finding(file, 0, 0, False, says, "nothing: one of the next compactions removes it"))
+            if signpost.is_removable(file, owner, newest, system.os.O_RDONLY, set()):
+                advice = "nothing: one of the next compactions removes it"
+            else:
+                advice = "nothing; it does not belong to this log, and can be removed once no store uses it"
+            self.find(Finding(file, 0, 0, False, says, advice))
 
 
 class _Reading:

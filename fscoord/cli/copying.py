@@ -33,7 +33,7 @@ def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
        75  the lock of OLD did not come
 
     \b
-    Example:
+    Examples:
       fscoord cp /shared/job/store /backup/store
     """
     with Progress("copying") as progress:

@@ -190,6 +190,27 @@ MUTANTS = (
         ("tests/unit/test_coherence.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
     ),
     Mutant(
+        "zeros of one file are believed of the next",
+        "_log/succession.py",
+        "        self._zeros.forget()\n",
+        "",
+        ("tests/unit/test_generations.py::test_zeros_of_one_generation_are_not_taken_for_those_of_the_next",),
+    ),
+    Mutant(
+        "each zero is read again whenever it is asked for",
+        "_log/tail.py",
+        "        start = max(start, self._end)\n",
+        "",
+        ("tests/unit/test_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
+    ),
+    Mutant(
+        "a search for data never runs out of time",
+        "_log/tail.py",
+        "            if start < end and system.time.monotonic() > self.deadline:\n                raise TookTooLong\n",
+        "",
+        ("tests/unit/test_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
+    ),
+    Mutant(
         "what was read together with a seal, and stands after it, counts",
         "_log/reader.py",
         "                data = data[: record.end_of_first(data, record.SEAL)]\n",
@@ -206,15 +227,15 @@ MUTANTS = (
     Mutant(
         "a file goes because it is called like one of the log",
         "_log/signpost.py",
-        "        if not owner.owns(header, system.os.fstat(fd).st_ino):",
-        "        if not header:",
+        "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
+        "        return header.generation <= newest\n",
         ("tests/unit/test_signpost.py",),
     ),
     Mutant(
         "a generation that is later than the newest goes, too",
         "_log/signpost.py",
-        "        if header is not None and header.generation <= newest.generation:",
-        "        if header is not None:",
+        "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
+        "        return owner.owns(header, system.os.fstat(fd).st_ino)\n",
         ("tests/unit/test_signpost.py::test_a_later_generation_than_the_newest_stays",),
     ),
     Mutant(

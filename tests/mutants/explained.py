@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 AS_LONG = "a file of that length stays as it is"
-BODY_MIN = "no body has less than 15 bytes"
+RECORD_MIN = "no record has less than 29 bytes"
 BUFFER = "a byte more or less in a buffer, before it is written"
 CLOCK = "a clock of nanoseconds hardly ever shows just this moment"
 NEGATIVE = "any negative number says that there is no descriptor"
@@ -17,6 +17,7 @@ PAUSE = "how long it pauses, and for how long all is tried, is another matter"
 STANDARD_INPUT = "descriptor 0 is standard input"
 UNREAD = "nobody reads it before it is set again"
 IN_THE_ID = "of the id 16 bytes are written"
+STOPS_BEFORE = "one of the records before is bad, and ends it"
 SPARES = "only work is spared: what follows looks for itself"
 
 EXPLAINED: dict[str, dict[str, str]] = {
@@ -48,8 +49,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Compactor._succeed: if lock is not None and * | header.lock_kind != SOFT -> Eq": "closing gives the lock back",
         "Compactor._succeed: is_sealing, fd, lock = False, -1, None | 1 -> 2": NEGATIVE,
         "Compactor._succeed: lock.unlock() -> pass": "closing gives the lock back",
-        "Compactor._begin_life: header = self.header._replace( | 16 -> 17": IN_THE_ID,
-        "Compactor._compact: header = self.header._replace( | 16 -> 17": IN_THE_ID,
+        "Compactor._next_header: log_id = * | 16 -> 17": IN_THE_ID,
         "Compactor._begin_life: self._trouble = DIRTY -> pass": "until its record is there, all can be read as before",
     },
     "_log/contention.py": {
@@ -70,6 +70,11 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogFile.join_run: if self.is_finished or * self.header.runs[:1] != (run,)): | 1 -> 2": SPARES,
         "LogFile.join_run: if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):"
         " | run is not None and self.header.runs[:1] != (run,) -> Or": SPARES,
+    },
+    "_log/header.py": {
+        "Header.encode: agreed = * | 3 -> 4": "of reserved bytes 3 are written",
+        "Header.encode: limits = * | 16 -> 17": "of reserved bytes 16 are written",
+        "Header.decode: if len(data) < HEADER_SIZE: |*": "of that length it is incomplete, too",
     },
     "_log/line.py": {
         "leave_line: waiter.gone = True*": "who waits says so itself as soon as it is woken",
@@ -116,7 +121,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/opening.py": {
         "open_log: reader = -1 | 1 -> 2": NEGATIVE,
         "open_log: writer = -1 if *| 1 -> 2": NEGATIVE,
-        "Wanted.header: log_id, runs = * | 16 -> 17": IN_THE_ID,
+        "Wanted.header: log_id, inode = * | 16 -> 17": IN_THE_ID,
         "read_header: data = more = * | 4096 -> 4097": "a longer read brings the same",
         "read_header: while more and * > 0 -> GtE": "who misses nothing reads nothing, and ends",
         "_initialise: if system.time.monotonic() >= deadline: |*": CLOCK,
@@ -148,27 +153,36 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader._move: system.os.lseek(fd, offset, 0) | 0 -> 1": "a new descriptor stands at the beginning",
     },
     "_log/record.py": {
-        "decode: return records, * -1 | 1 -> 2*": "any negative number says that it is no record",
-        "Header.decode: if len(data) < HEADER_SIZE: |*": "of that length it is incomplete, too",
+        "*decode*: *-1*| 1 -> 2*": "any negative number says that it is not a record",
+        "decode: missing = end - size |*": "its check is asked next, and the number computed anew",
+        "decode: stop = position - 6 -> pass": "a run that compares badly is verified record by record",
+        "decode: if missing > 0 and * | missing > 0 -> GtE": "where nothing lacks, nothing is left",
+        "decode: missing = position + length - size if length > 0 else -1 | length > 0 -> GtE": RECORD_MIN,
+        "decode: missing = position + length - size if length > 0 else -1 | 0 -> 1": RECORD_MIN,
+        "_decode_each: found = *| length > 0 -> GtE": RECORD_MIN,
+        "_decode_each: found = *| 0 -> 1": RECORD_MIN,
+        "_decode_each: left = len(data) - position | *-> Add": STOPS_BEFORE,
+        "_decode_each: if left < PREFIX_SIZE: |*": STOPS_BEFORE,
+        "_decode_each: return records, others, position, chain, HEAD_SIZE - left if left else 0 |*": STOPS_BEFORE,
+        "_decode_each: return records, others, position, chain, length - left |*": STOPS_BEFORE,
         "is_torn_void: return * | 1 -> 2": "the byte before the last is the highest of an offset, and 0",
     },
     "_log/repair.py": {"_Copying.__init__: self.header = * | 16 -> 17": IN_THE_ID},
     "_log/resync.py": {
-        "find_next: if end < size and *| end < size -> LtE": "at the end of the file nothing begins",
-        "find_next: if record.frame_length(frame, bad.chain) >= 0: |*-> Gt": BODY_MIN,
+        "find_next: if bad.offset + record.RECORD_MIN <= end *-> Sub": "so short a record leads to no other",
+        "find_next: if record.record_length(prefix, bad.chain) >= 0: |*-> Gt": RECORD_MIN,
         "find_next: budget = *": "a bound on work",
-        "_candidates: while start <= size - _SMALLEST: | size - _SMALLEST -> Add": "behind the end nothing is read",
-        "_candidates: if _SMALLEST <= promised *-> Add": "what goes beyond the end is looked at then, and is no record",
-        "_candidates: if _SMALLEST <= promised *| position < _WINDOW -> LtE": "it is found twice then",
-        "_chain_at: if length < 0 or *| length < 0 -> LtE": BODY_MIN,
-        "_chain_at: if length < 0 or *| 0 -> 1": BODY_MIN,
+        "_candidates: while start <= size - record.RECORD_MIN: |*-> Add": "after the end nothing is read",
+        "_candidates: if record.RECORD_MIN <= promised *-> Add": "what goes beyond the end is looked at, and is none",
+        "_candidates: if record.RECORD_MIN <= promised *| position < _WINDOW -> LtE": "it is found twice then",
+        "_chain_at: if not record.RECORD_MIN <= length *| size - offset -> Add": "after the end nothing is read",
         "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
-        "find_next: if record.frame_length(frame, bad.chain) >= 0: | 0 -> 1": BODY_MIN,
+        "find_next: if record.record_length(prefix, bad.chain) >= 0: | 0 -> 1": RECORD_MIN,
     },
     "_log/salvage.py": {
         "_open: header, found = None, resync.find_next(fd, Place(0, 0)) | 0*": "no record begins where a header does",
         "_open: stack.callback(quiet.end) -> pass": "to close the descriptor gives the lock back as well",
-        "_successor: if named is not None and named.generation > known: *> known -> GtE": "both name the same one",
+        "_successor: if named.generation > known: *> known -> GtE": "both name the same one",
     },
     "_log/scan.py": {
         "Quiet.keep: if waited >= self._limit: | waited >= self._limit -> Gt": "at an instant, not behind it",
@@ -178,7 +192,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
     "_log/signpost.py": {
-        "hint: continue -> pass": "nothing follows it",
+        "hint: continue -> pass (2)": "nothing follows it",
         "newest: continue -> pass": "nothing follows it",
         'newest: (offset, chain), data, missing = start, b"", 0 | 0 -> 1': "more than that is read at once anyway",
         "newest: system.os.lseek(fd, offset, 0) -> pass": "a VOID is what was read last, and ends there",
@@ -191,10 +205,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "_log/spill.py": {
         "leave_long: position = *-> Sub": "a record of several keys has no key of its own",
-        "find_long: if length < 0: |*": BODY_MIN,
+        "find_long: if length < 0: |*": RECORD_MIN,
         "find_long: if length > least: |*": "a body is longer than its value",
         '_Window.__init__: self._start, self._data = 0, b"" | 0 -> 1': "while it is empty nothing is in it, wherever",
-        "_spots: kind = window.bytes_at(end, 1)[0] | 1 -> 2": "only the first of the bytes that were read is looked at",
     },
     "_log/stuck.py": {
         "Call.__init__: self._told_at = 0.0 -> pass": UNREAD,
@@ -222,16 +235,26 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successor.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
     },
     "_log/tail.py": {
-        "examine: if durable and length < 0 and *| 0 -> 1": BODY_MIN,
+        "examine: if durable and length < 0 and *| 0 -> 1": RECORD_MIN,
         "_search: if size - offset > *| size - start -> Add": "behind the end nothing is read",
-        "_first_data: while start < end: |*": "of no bytes none is read, and that is the end",
+        "Zeros.__init__: self._start = self._end = 0 | 0 -> 1": "every header is longer",
+        "Zeros.forget: self._start = self._end = 0 | 0 -> 1": "every header is longer",
+        "Zeros.first_data: while start < end: |*": "of no bytes none is read, and that is the end",
+        "Zeros.first_data: if self.is_sparse and *> _CHUNK -> GtE": "how much is worth the question is another matter",
+        "Zeros.first_data: if self.is_sparse and *-> Add": "how much is worth the question is another matter",
+        "Zeros.first_data: *> self.deadline -> GtE": CLOCK,
+        "_search: if system.time.monotonic() > zeros.deadline: |*": CLOCK,
+        "_search: found -= found % record.SECTOR -> pass": "a void begins with a byte that is not zero",
+        "_holds_data: return start < end and *| start < end -> LtE": "of no bytes none is read",
+        "examine: end = offset + (*| length > 0 -> GtE": RECORD_MIN,
+        "examine: end = offset + (*| 0 -> 1": RECORD_MIN,
         "read_at: while size > 0: |*": "of no bytes none is read, and that is the end",
-        "examine: if torn or *| length > 0 -> GtE": BODY_MIN,
-        "examine: if torn or *| 0 -> 1": BODY_MIN,
-        "examine: if durable and length < 0 and *| length < 0 -> LtE": BODY_MIN,
-        "examine: second = *| 1 -> 2": "the rest of a sound frame is not all zeros, either",
-        "examine: second = _next_sector(offset + 1)  # of a sound frame nothing is lost in the sector where it begins"
-        " | offset + 1 -> Sub": "the sector where a sound frame begins is not all zeros",
+        "examine: if torn or *| length > 0 -> GtE": RECORD_MIN,
+        "examine: if torn or *| 0 -> 1": RECORD_MIN,
+        "examine: if durable and length < 0 and *| length < 0 -> LtE": RECORD_MIN,
+        "examine: second = *| 1 -> 2": "the rest of a sound prefix is not all zeros, either",
+        "examine: second = _next_sector(offset + 1)  # of a sound prefix nothing is lost in the sector where it begins"
+        " | offset + 1 -> Sub": "the sector where a sound prefix begins is not all zeros",
     },
     "_log/ticket.py": {
         "Ticket.__init__: self._heard = watch.heard -> pass": UNREAD,

@@ -463,6 +463,17 @@ def test_a_later_generation_than_the_newest_stays(kind: int, path: Path) -> None
     assert beside(path) == {another(5, b"future"), another(2, b"lesser")}, "what its header says counts"
 
 
+def test_what_is_called_after_the_old_name_of_a_renamed_log_goes_as_well(path: Path) -> None:
+    log = Log(path)
+    before = successor(3, b"old.1").name
+    left, foreign = generation_name(b"old.1", 2, b"orphan"), generation_name(b"old", 2, b"orphan")
+    make_files(log, [before, left, foreign])
+    remove_superseded(log, successor(4, b"old.1"), None)
+    assert beside(path) == {before, left, foreign}, "nothing says that the log had this name"
+    remove_superseded(log, successor(4), before)
+    assert beside(path) == {foreign}
+
+
 def test_where_inode_numbers_do_not_last_nothing_goes(path: Path) -> None:
     log = Log(path)
     before, left = successor(3).name, another(2, b"orphan")

@@ -324,9 +324,9 @@ def test_holes_are_passed_over_unread_where_they_are_known_to_be_told(
 
 def test_a_question_for_holes_that_fails_is_an_error(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     os.ftruncate(descriptor, 5 << 20)
-    with faulty_system() as faulty, faulty.fail(0, errno.EIO, names=("lseek",)):
-        with pytest.raises(OSError, match="Input/output error"):
-            Zeros(is_sparse=True).first_data(descriptor, 0, 5 << 20)
+    failing = pytest.raises(OSError, match="Input/output error")
+    with faulty_system() as faulty, faulty.fail(0, errno.EIO, names=("lseek",)), failing:
+        Zeros(is_sparse=True).first_data(descriptor, 0, 5 << 20)
     assert Zeros(is_sparse=True).first_data(descriptor, 0, 5 << 20) is None
 
 
