@@ -221,7 +221,11 @@ LAYERS = [
     ("stores.repair", ["_log.*"]),
     ("stores.options", ["_log.*", "arguments", "_system", "errors"]),
     ("stores.tcp", ["stores.tcp_*", "arguments", "capabilities", "store", "_system", "errors"]),
-    ("stores.tcp_waits", ["stores.tcp_connections", "_network", "_system", "errors"]),
+    ("stores.tcp_deadline", ["_patience", "_system"]),  # a part of stores.tcp, as are the next four
+    ("stores.tcp_wire", ["stores.tcp_deadline", "_network", "_system"]),
+    ("stores.tcp_connections", ["stores.tcp_deadline", "stores.tcp_wire", "_network", "_system", "errors"]),
+    ("stores.tcp_waits", ["stores.tcp_*", "arguments", "_system", "errors"]),
+    ("stores.tcp_server", ["stores.tcp_deadline", "_system", "errors"]),
     ("stores.etcd_address", []),  # a part of stores.etcd, as are the next five
     ("stores.etcd_requests", []),
     ("stores.etcd_cluster", ["stores.etcd_*", "_system", "errors"]),
@@ -372,7 +376,7 @@ EXTRAS = {
     "click": ["cli", "cli.*"],
     "pytest": ["testing.contract", "testing.contract.*"],
     "rich": ["cli", "cli.*"],
-    "torch": ["barriers.torch", "integrations.*", "stores.tcp_connections"],
+    "torch": ["barriers.torch", "integrations.*", "stores.tcp_server"],
     "urllib3": ["stores.etcd_cluster"],
 }
 
