@@ -64,8 +64,11 @@ class FscoordError(RuntimeError):
 
 
 def _timeout_message(message: str) -> str:
-    """Return `message` with the word "timeout" in it: what callers of torch's stores look for."""
-    return message if "timeout" in message else f"timeout: {message}"
+    """Return `message` with the word "timeout" in it, which callers of torch's stores look for.
+
+    That a path or a key in it may have the word is not enough. torch's own words for barriers have ``timeout=``.
+    """
+    return message if message.startswith("timeout") or "timeout=" in message else f"timeout: {message}"
 
 
 class StoreTimeoutError(FscoordError, TimeoutError, LookupError):

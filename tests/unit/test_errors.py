@@ -96,6 +96,7 @@ def test_the_message_of_a_time_out_has_the_word_that_torchs_callers_look_for(kin
 
     for error in (kind("too late"), Special("too late"), kind(str(kind("too late")))):
         assert str(error) == "timeout: too late"
+    assert str(kind("key 'timeouts' did not come")) == "timeout: key 'timeouts' did not come"
     torchs = "Timed out (world_size=2, timeout=5)"
     assert str(kind(torchs)) == torchs
     assert str(pickle.loads(pickle.dumps(kind("too late")))) == "timeout: too late"
