@@ -151,7 +151,7 @@ class TCPStore(Store):
     def _meet_workers(self, world_size: int, deadline: Deadline) -> None:
         """Be counted; as the master, wait until `world_size` stores are."""
         present = self._connections.call(lambda channel: channel.add_worker(1), deadline)
-        last = Deadline(deadline.ends + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
+        last = Deadline(deadline.left() + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
         while self._server is not None and present < world_size:
             if not deadline.left():
                 waited = deadline.waited()

@@ -66,7 +66,7 @@ class Connections:
 
     def deadline(self, limit: float) -> Deadline:
         """Return the deadline of a call that has `limit` seconds, but `LEAST_ANSWER_S` at least."""
-        return Deadline(system.time.monotonic() + max(limit, LEAST_ANSWER_S), lambda: f"an answer of {self}")
+        return Deadline(max(limit, LEAST_ANSWER_S), lambda: f"an answer of {self}")
 
     def await_server(self, deadline: Deadline) -> None:
         """Return when the server answers, which may begin to listen only later.

@@ -19,6 +19,7 @@ each client that connects, and does nothing else until that answers."""
 GRACE_S: Final = 0.1
 """How long the server has, at the end of a wait, to say that it has ended it."""
 
+FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 1e6
 
 
@@ -27,27 +28,38 @@ class Unanswered(Exception):
 
 
 class Deadline:
-    """The moment by which a call must be over. Until then the log says, now and then, what `waiting_for` returns."""
+    """The moment, `limit` seconds from now, by which a call must be over.
 
-    def __init__(self, ends: float, waiting_for: Callable[[], str]) -> None:
-        self.ends = ends
+    Until then the log says, now and then, that what `waiting_for` returns is waited for.
+
+    Attributes:
+        started: when the call began.
+        ends: by when it must be over.
+    """
+
+    def __init__(self, limit: float, waiting_for: Callable[[], str]) -> None:
+        self.started = system.time.monotonic()
+        self.ends = self.started + limit
         self._waiting_for = waiting_for
-        self._patience = Patience()
+        self._patience: Patience | None = None
 
     def waited(self) -> float:
         """Return for how many seconds the call has gone on."""
-        return system.time.monotonic() - self._patience.started
+        return system.time.monotonic() - self.started
 
     def left(self) -> float:
         """Return how many seconds remain; none is 0."""
         return max(0.0, self.ends - system.time.monotonic())
 
     def pause(self, ends: float) -> float:
-        """Return how long to sleep at once, until `ends` at most."""
-        return min(max(0.0, ends - system.time.monotonic()), self._patience.left(), LONGEST_PAUSE_S)
+        """Return how long to sleep at once, until `ends` at most, before `remind` is called."""
+        longest = FIRST_PAUSE_S if self._patience is None else self._patience.left()
+        return min(max(0.0, ends - system.time.monotonic()), longest, LONGEST_PAUSE_S)
 
     def remind(self) -> None:
         """Warn in the log, if it is time."""
+        if self._patience is None:  # most calls end before they need one
+            self._patience = Patience()
         self._patience.speak(__name__, self._waiting_for)
 
     def run(self, work: Callable[[], T]) -> T:

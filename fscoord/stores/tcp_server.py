@@ -90,7 +90,7 @@ class Server:
             _inherited.append(self._store)
 
     def _deadline(self, waiting_for: str) -> Deadline:
-        return Deadline(system.time.monotonic() + self._limit, lambda: waiting_for)
+        return Deadline(self._limit, lambda: waiting_for)
 
 
 def _first_line(error: Exception) -> str:

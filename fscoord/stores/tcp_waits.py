@@ -50,11 +50,11 @@ class Waits:
 
     def _await(self, limit: float, names: list[bytes], what: str, find: Callable[[Channel], T | None]) -> T:
         """Return what `find` finds once the server has all of `names`. If it finds None, the wait goes on."""
-        started = system.time.monotonic()
-        ends = started + limit
         deadline = Deadline(
-            max(ends + GRACE_S, started + LEAST_ANSWER_S), lambda: f"{what} {key_names(names)} in {self._connections}"
+            max(limit + GRACE_S, LEAST_ANSWER_S), lambda: f"{what} {key_names(names)} in {self._connections}"
         )
+        started = deadline.started
+        ends = started + limit
         pause, may_retry = 0.0, True
         while True:
             until = min(ends, system.time.monotonic() + AGAIN_S) if what == ITEM else ends

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final, TypeVar
 
 from fscoord import _system as system
@@ -32,7 +32,16 @@ PINGED: Final = struct.pack("=B", PING) + ECHO
 CANCELLING: Final = struct.pack("=B", CANCEL)
 """Ends the wait that is under way. The server always answers that it has; what it had granted before comes first."""
 
-GRANTED, CANCELLED = 0, 1
+GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
+"""What the server says of a wait; and how an echo begins."""
+
+STRANGE: Final = "it answers what was not asked"
+
+SOON_S: Final = 0.05
+"""How long a wait goes on before the server is asked whether it is there."""
+
+LARGE, LARGEST = 1 << 14, 1 << 18
+"""How many bytes are taken at once: of an answer as it comes, and of one that is known to be longer than that."""
 
 WORKERS: Final = b"init/"
 """torch's own key, in which those who connect are counted; a caller's key can't be it, for want of a slash."""
@@ -100,28 +109,34 @@ class Channel:
     def wait(self, names: Sequence[bytes], until: float) -> bool:
         """Return whether the server has all of `names`, now or by the moment `until`.
 
-        What is asked before tells a server that has nothing to say from one that says nothing.
+        A server that says nothing may have nothing to say. So one that does not answer soon is asked for an echo.
         """
-        self._send(PINGED + _several(WAIT, names))
-        self._ends = min(until, self._ends)
+        self._begin(_several(WAIT, names))
+        awaited = {GRANTED}
+        soon = system.time.monotonic() + SOON_S
         try:
-            self._read_echo()
-            answer = self._byte()
+            self._ends = min(until, soon, self._deadline.ends)
+            try:
+                self._read_sign(awaited)
+            except Unanswered:
+                if until <= soon:
+                    raise
+                self._ends = min(until, self._deadline.ends)
+                self._send(PINGED)
+                awaited.add(ECHOED)
+                while GRANTED in awaited:
+                    self._read_sign(awaited)
+            self._ends = self._deadline.ends
         except Unanswered:
             self._ends = self._deadline.ends
             self._send(CANCELLING)
-            if not self.is_heard:
-                self._read_echo()
-            answer = self._byte()
-            if answer == GRANTED:
-                _expect(self._byte(), CANCELLED)
-            else:
-                _expect(answer, CANCELLED)
-        else:
-            self._ends = self._deadline.ends
-            _expect(answer, GRANTED)
+            awaited.add(CANCELLED)
+            while CANCELLED in awaited:
+                self._read_sign(awaited)
+        if ECHOED in awaited:
+            self._read_sign(awaited)
         self.is_whole = True
-        return answer == GRANTED
+        return GRANTED not in awaited
 
     def check(self, names: Sequence[bytes]) -> bool:
         """Return whether the server has all of `names`: values, or queues that are not empty."""
@@ -217,13 +232,18 @@ class Channel:
 
     def _ask(self, request: bytes, read: Callable[[], T], *, writes: bool = False) -> T:
         self.has_written |= writes
-        self._send(request)
+        self._begin(request)
         answer = read()
         self.is_whole = True
         return answer
 
-    def _send(self, data: bytes) -> None:
+    def _begin(self, request: bytes) -> None:
         self.is_whole = False
+        if self._received:
+            raise Disconnected(STRANGE)
+        self._send(request)
+
+    def _send(self, data: bytes) -> None:
         left = memoryview(self._unsent + data)
         self._unsent = b""
         while left:
@@ -232,8 +252,21 @@ class Channel:
             except BlockingIOError:
                 self._sleep(self._writable)
 
+    def _read_sign(self, awaited: MutableSet[int]) -> None:
+        """Read the next of the signs `awaited` that may come during a wait, and take it out of them."""
+        self._fill(1)
+        sign = self._received[0]
+        if sign not in awaited:
+            raise Disconnected(STRANGE)
+        if sign == ECHOED:
+            self._read_echo()
+        else:
+            self._byte()
+        awaited.discard(sign)
+
     def _read_echo(self) -> None:
-        _expect(self._receive(len(ECHO)), ECHO)
+        if self._receive(len(ECHO)) != ECHO:
+            raise Disconnected(STRANGE)
 
     def _byte(self) -> int:
         return self._receive(1)[0]
@@ -243,20 +276,44 @@ class Channel:
         return number
 
     def _text(self) -> bytes:
-        return self._receive(self._number())
+        size = self._number()
+        if size < 0:
+            raise Disconnected(STRANGE)
+        return self._receive(size)
 
     def _receive(self, size: int) -> bytes:
-        """Return the next `size` bytes; what has come of them when the deadline does is kept."""
-        while len(self._received) < size:
-            self._sleep(self._readable)
-            part = self._socket.recv(1 << 16)
-            if not part:
-                raise Disconnected("it has closed the connection")
-            self._received += part
-        self.is_heard = True
+        """Return the next `size` bytes."""
+        if size > LARGE:
+            return self._receive_large(size)
+        self._fill(size)
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
+
+    def _fill(self, size: int) -> None:
+        """Have `size` bytes received; what has come of them when the deadline does is kept."""
+        while len(self._received) < size:
+            self._sleep(self._readable)
+            self._received += self._some(LARGE)
+
+    def _receive_large(self, size: int) -> bytes:
+        parts = [bytes(self._received[:size])]
+        del self._received[:size]
+        size -= len(parts[0])
+        while size > 0:
+            try:
+                parts.append(self._some(min(size, LARGEST)))
+                size -= len(parts[-1])
+            except BlockingIOError:
+                self._sleep(self._readable)
+        return b"".join(parts)
+
+    def _some(self, most: int) -> bytes:
+        part: bytes = self._socket.recv(most)
+        if not part:
+            raise Disconnected("it has closed the connection")
+        self.is_heard = True
+        return part
 
     def _sleep(self, poll: Any) -> None:
         """Return when the connection is ready for what `poll` asks. The last look is at the deadline or after it."""
@@ -267,11 +324,6 @@ class Channel:
             if pause <= 0 and self._ends <= system.time.monotonic():
                 raise Unanswered
             self._deadline.remind()
-
-
-def _expect(answer: object, expected: object) -> None:
-    if answer != expected:
-        raise Disconnected("it answers what was not asked")
 
 
 def _text(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from contract.places import HANG_S, start_thread, until
 from unit.played_server import PlayedServer
 
 from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore, _network, _patience
-from fscoord.stores import tcp_connections, tcp_waits
+from fscoord.stores import tcp_connections, tcp_deadline, tcp_waits
 
 LIMIT = 0.3
 SLACK_S = 30.0
@@ -258,7 +258,7 @@ def test_a_wait_that_the_server_hangs_up_on_after_it_spoke_is_asked_once_more(
 ) -> None:
     """So does torch's server without libuv when a key vanishes between the wait for it and the reading."""
     waiting = start_thread(store.get, "k")
-    until(lambda: server._waiting)
+    until(lambda: [each for each in list(store._connections._busy) if each.is_heard])
     server.hang_up()
     until(lambda: server._waiting and server.connections > 1)
     store.set("k", "v")
@@ -282,6 +282,7 @@ def test_a_wait_of_long_is_spoken_of(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_patience, "FIRST_S", 0.01)
+    monkeypatch.setattr(tcp_deadline, "FIRST_PAUSE_S", 0.01)
     with caplog.at_level(logging.WARNING), pytest.raises(StoreTimeoutError):
         store.wait(["k"], 0.1)
     assert f"still waiting for key 'k' in tcp://127.0.0.1:{server.port}" in caplog.text

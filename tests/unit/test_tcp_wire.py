@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from contract.places import HANG_S, start_thread
 
+from fscoord.stores import tcp_wire
 from fscoord.stores.tcp_deadline import Deadline, Unanswered
 from fscoord.stores.tcp_wire import Channel, Disconnected
 
@@ -52,21 +53,22 @@ def ends() -> Iterator[tuple[Channel, Server]]:
 
 
 def begin(channel: Channel, limit: float) -> None:
-    channel.begin(Deadline(time.monotonic() + limit, lambda: "an answer"))
+    channel.begin(Deadline(limit, lambda: "an answer"))
 
 
 def test_what_is_there_ends_a_wait_and_is_read(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
-    server.say(ECHO + GRANTED)
+    server.say(GRANTED)
     assert channel.wait([b"k"], math.inf)
-    server.hear(HELLO + PING + b"\6" + K)
-    server.say(GRANTED + struct.pack("=Q", 3) + b"one")
+    server.hear(HELLO + b"\6" + K)
+    server.say(GRANTED)
     assert channel.check([b"k"])
+    server.say(struct.pack("=Q", 3) + b"one")
     assert channel.values([b"k"]) == [b"one"]
     server.hear(b"\5" + K + b"\x0a" + K)
-    server.say(b"\1" + struct.pack("=QQ", 0, 100_000))
+    server.say(b"\1")
     assert not channel.check([b"k"])
-    with start_thread(server.say, bytes(100_000)):
+    with start_thread(server.say, struct.pack("=QQ", 0, 100_000) + bytes(100_000)):
         assert channel.values([b"k", b"k"]) == [b"", bytes(100_000)]
     assert channel.is_whole
 
@@ -78,11 +80,58 @@ def test_a_wait_that_is_given_up_leaves_the_connection_whole(
     ends: tuple[Channel, Server], answer: bytes, is_granted: bool
 ) -> None:
     channel, server = ends
-    with start_thread(server.hear_and_say, HELLO + PING + b"\6" + K + CANCEL, ECHO + answer):
+    with start_thread(server.hear_and_say, HELLO + b"\6" + K + CANCEL, answer):
         assert channel.wait([b"k"], NOW) is is_granted
     assert channel.is_whole
-    server.say(ECHO + GRANTED)
+    server.say(GRANTED)
     assert channel.wait([b"k"], math.inf)
+
+
+@pytest.mark.parametrize("answer", [ECHO + GRANTED, GRANTED + ECHO], ids=["it is granted later", "before that"])
+def test_a_wait_that_lasts_asks_whether_the_server_is_there(ends: tuple[Channel, Server], answer: bytes) -> None:
+    channel, server = ends
+    with start_thread(server.hear_and_say, HELLO + b"\6" + K + PING, answer):
+        assert channel.wait([b"k"], math.inf)
+    server.say(GRANTED)
+    assert channel.check([b"k"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_granted"),
+    [
+        (ECHO + CANCELLED, False),
+        (GRANTED + ECHO + CANCELLED, True),
+        (ECHO + GRANTED + CANCELLED, True),
+    ],
+    ids=["in vain", "granted before its echo", "granted after its echo"],
+)
+def test_a_wait_that_lasted_and_is_given_up_leaves_the_connection_whole(
+    ends: tuple[Channel, Server], monkeypatch: pytest.MonkeyPatch, answer: bytes, is_granted: bool
+) -> None:
+    monkeypatch.setattr(tcp_wire, "SOON_S", 0.0)
+    channel, server = ends
+    with start_thread(server.hear_and_say, HELLO + b"\6" + K + PING + CANCEL, answer):
+        assert channel.wait([b"k"], time.monotonic() + 0.02) is is_granted
+    assert channel.is_whole
+    server.say(GRANTED)
+    assert channel.check([b"k"])
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 14, (1 << 14) + 1, 1 << 20])
+def test_a_value_of_any_size_is_read_whole_and_no_further(ends: tuple[Channel, Server], size: int) -> None:
+    channel, server = ends
+    value = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    with start_thread(server.say, struct.pack("=Q", size) + value):
+        assert channel.values([b"k"]) == [value]
+    server.say(GRANTED)
+    assert channel.check([b"k"])
+
+
+def test_a_size_that_makes_no_sense_is_no_answer(ends: tuple[Channel, Server]) -> None:
+    channel, server = ends
+    server.say(b"\xff" * 8)
+    with pytest.raises(Disconnected, match="what was not asked"):
+        channel.values([b"k"])
 
 
 def test_an_answer_that_came_before_anybody_looked_counts_after_the_deadline(ends: tuple[Channel, Server]) -> None:
@@ -131,9 +180,13 @@ def test_a_request_that_is_not_answered_ends_with_its_deadline(
     channel, server = ends
     server.say(answer)
     begin(channel, 0.01)
-    if name in ("set", "append", "multi_set", "queue_push", "check", "check_each") and answer:
+    if name in ("set", "append", "multi_set", "queue_push", "check", "check_each", "wait") and answer:
         (CALLS | WRITES)[name](channel)  # one byte is all that it asks for
-        assert channel.is_whole
+        if len(answer) > 1:  # and what nobody asked for does not become the next answer
+            with pytest.raises(Disconnected, match="what was not asked"):
+                channel.ping()
+        else:
+            assert channel.is_whole
         return
     with pytest.raises((Unanswered, Disconnected)):
         (CALLS | WRITES)[name](channel)
@@ -167,10 +220,10 @@ def test_a_signal_handler_that_raises_ends_a_request(ends: tuple[Channel, Server
     assert not ends[0].is_whole
 
 
-@pytest.mark.parametrize("answer", [b"\7", CANCELLED])
+@pytest.mark.parametrize("answer", [b"\7", CANCELLED, ECHO])
 def test_an_answer_to_something_else_is_no_answer(ends: tuple[Channel, Server], answer: bytes) -> None:
     channel, server = ends
-    server.say(ECHO + answer)
+    server.say(answer)
     with pytest.raises(Disconnected, match="what was not asked"):
         channel.wait([b"k"], math.inf)
 
@@ -192,7 +245,7 @@ def test_a_wait_ends_with_its_connection(ends: tuple[Channel, Server]) -> None:
 def test_a_wait_is_interrupted_by_another_thread(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     waiting = start_thread(channel.wait, [b"k"], math.inf)
-    server.hear(HELLO + PING + b"\6" + K)
+    server.hear(HELLO + b"\6" + K)
     channel.interrupt()
     with pytest.raises(Disconnected, match="closed the connection"):
         waiting.join()
@@ -200,6 +253,11 @@ def test_a_wait_is_interrupted_by_another_thread(ends: tuple[Channel, Server]) -
 
 def test_keys_are_counted_without_torchs_own_though_it_appears_meanwhile(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
-    answers = [(b"\1", 2, b"\0"), (b"\0", 3, b"\0")]
-    server.say(b"".join(before + struct.pack("=q", count) + after for before, count, after in answers))
-    assert channel.num_keys() == 2
+    own, count = b"\5" + struct.pack("=QQ", 1, 5) + b"init/", b"\7"
+
+    def play() -> None:
+        for before, number, after, heard in ((b"\1", 2, b"\0", HELLO), (b"\0", 3, b"\0", b"")):
+            server.hear_and_say(heard + own + count + own, before + struct.pack("=q", number) + after)
+
+    with start_thread(play):
+        assert channel.num_keys() == 2
