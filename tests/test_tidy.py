@@ -357,6 +357,7 @@ SYSTEM_ALLOWED = {
     "aio._slices": ({"asyncio"}, "sleeps in the loop"),
     "aio.holds": ({"asyncio"}, "asks which task this is"),
     "aio.store": ({"asyncio"}, "asks which loop this is"),
+    "stores.tcp_server": ({"ctypes"}, "keeps an object of C++ from being destroyed in a forked child"),
     "launch.warden": (
         {"ctypes", "open", "os", "select", "signal", "time"},
         "is a program by itself, outside of the package",

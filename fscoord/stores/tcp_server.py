@@ -6,6 +6,7 @@ asks the resolver for the names of its clients, and is not stopped meanwhile. So
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,9 +20,6 @@ LOOPBACK: Final = "127.0.0.1"
 """Where torch's own client, which comes with a server, connects to: that listens on all addresses."""
 
 LONGEST_S: Final = 1e9
-
-_inherited: list[object] = []
-"""What a forked child must not destroy: the server's thread is not in the child."""
 
 
 class Server:
@@ -40,6 +38,7 @@ class Server:
     ) -> None:
         self._life = system.life()
         self._store: Any = None
+        self._preserve = _preserver()
         torch = _torch()
         self._where = f"tcp://{host}:{port}"
         self._limit = min(max(limit, LEAST_ANSWER_S), LONGEST_S)
@@ -75,10 +74,10 @@ class Server:
 
         It is not waited for beyond `LEAST_ANSWER_S`: then a thread is left, until the server has stopped.
         """
-        holder, self._store = [self._store], None
         if self._life != system.life():
-            _inherited.append(holder.pop())
+            self._leave()
             return
+        holder, self._store = [self._store], None
         self._limit = LEAST_ANSWER_S
         try:
             self._deadline(f"torch's server at {self._where} to stop").run(holder.clear)
@@ -86,8 +85,14 @@ class Server:
             pass
 
     def __del__(self) -> None:
-        if self._store is not None and self._life != system.life():
-            _inherited.append(self._store)
+        if self._life != system.life():
+            self._leave()
+
+    def _leave(self) -> None:
+        """In a forked child: the server's thread is not there, and its C++ would end the process for want of it."""
+        if self._store is not None:
+            self._preserve(self._store)
+            self._store = None
 
     def _deadline(self, waiting_for: str) -> Deadline:
         return Deadline(self._limit, lambda: waiting_for)
@@ -96,6 +101,15 @@ class Server:
 def _first_line(error: Exception) -> str:
     """Return what torch says, without the stack of its C++."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def _preserver() -> Callable[[object], None]:
+    """Return a function that keeps an object from ever being destroyed, also when the interpreter ends."""
+    import ctypes
+
+    preserve = ctypes.pythonapi.Py_IncRef
+    preserve.argtypes, preserve.restype = [ctypes.py_object], None
+    return preserve
 
 
 def _torch() -> Any:

@@ -170,6 +170,25 @@ def test_a_forked_child_has_a_connection_of_its_own(store: TCPStore, master: TCP
     assert (store.get("k"), store.get("n")) == (b"1", b"1")
 
 
+@pytest.mark.parametrize("what", ["pass", "del store", "store.set('k', 'v')", "store.close()"])
+def test_a_forked_child_of_the_master_ends_as_any_other(what: str) -> None:
+    """torch's C++ ends the process when a server is destroyed whose thread is not there."""
+    program = f"""
+import os, sys
+from fscoord import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout={HANG_S}, wait_for_workers=False)
+child = os.fork()
+if not child:
+    {what}
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+store.set("k", "w")
+store.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 def test_an_address_opens_it(master: TCPStore) -> None:
     with open_store(f"tcp://127.0.0.1:{master.port}?timeout=3") as store:
         assert store.timeout == timedelta(seconds=3)
