@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -25,6 +25,7 @@ class PlayedServer:
         has_queues: whether it knows of queues, as torch's server with libuv does; the other one hangs up.
         connections: how many there have been.
         open: those that are open.
+        asked: how often it was asked for what, by the byte that begins a request.
         falls_silent_before: it stops when it has read the byte that begins such a request.
     """
 
@@ -34,6 +35,7 @@ class PlayedServer:
         self.has_queues = True
         self.connections = 0
         self.open: set[socket.socket] = set()
+        self.asked: Counter[int] = Counter()
         self.falls_silent_before = -1
         self._goes_on = threading.Event()
         self._goes_on.set()
@@ -92,6 +94,7 @@ class PlayedServer:
         try:
             while True:
                 kind = read(1)[0]
+                self.asked[kind] += 1
                 if kind == self.falls_silent_before:
                     self.stop()
                 self._answer(kind, read, connection)

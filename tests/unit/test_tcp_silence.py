@@ -22,7 +22,7 @@ LIMIT = 0.3
 SLACK_S = 30.0
 """What shows a deadline on a machine that is busy with something else; without one these calls never end."""
 
-COMPARE_SET, ADD, CHECK, MULTI_GET, CANCEL, QUEUE_POP = 2, 4, 5, 10, 12, 15
+COMPARE_SET, ADD, CHECK, WAIT, MULTI_GET, CANCEL, QUEUE_POP = 2, 4, 5, 6, 10, 12, 15
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,45 @@ def test_a_server_that_is_stopped_ends_each_operation_in_time(server: PlayedServ
     store.set("after", "1")
     assert store.get("after") == b"1"
     until(lambda: len(server.open) == 1)  # the connection that was given up has been closed
+
+
+def test_what_the_kernel_has_not_sent_yet_is_not_sent_after_the_deadline(server: PlayedServer, store: TCPStore) -> None:
+    server.stop()
+    late(lambda store: store.set("k", bytes(1 << 20)), store)  # more than the server's kernel takes, less than ours
+    server.go_on()
+    until(lambda: not server.open)
+    assert not store.check(["k"])
+
+
+@pytest.mark.parametrize("name", ["set", "get", "check"])
+def test_a_signal_handler_that_raises_a_time_out_of_its_own_is_not_translated(
+    server: PlayedServer, store: TCPStore, name: str
+) -> None:
+    def raise_it(*_: object) -> None:
+        raise TimeoutError("the handler's")
+
+    server.stop()
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(TimeoutError, match="the handler's") as caught:
+            (READS | WRITES)[name](store)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert type(caught.value) is TimeoutError
+    server.go_on()
+    store.set("after", "1")
+
+
+def test_a_queue_where_a_value_is_waited_for_is_not_asked_for_all_the_time(
+    server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_waits, "RECHECK_S", HANG_S)
+    store.set_timeout(LIMIT)
+    with pytest.raises(StoreTimeoutError):
+        store.get("q")
+    assert server.asked[WAIT] <= 4
 
 
 @pytest.mark.parametrize(
@@ -276,6 +315,14 @@ def test_a_server_without_queues_is_told_from_one_that_hung_up(server: PlayedSer
                 call()
             assert not caught.value.maybe_applied
         assert not store.check(["q"])
+
+
+def test_a_connection_that_was_lost_does_not_show_that_there_are_no_queues(server: PlayedServer) -> None:
+    with TCPStore("127.0.0.1", server.port, timeout=HANG_S) as store:
+        server.hang_up()
+        until(lambda: not server.open)
+        store.queue_push("q", "v")
+        assert store.queue_pop("q") == b"v"
 
 
 def test_a_wait_of_long_is_spoken_of(
