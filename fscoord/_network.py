@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._foreign import raise_if_foreign
 
-__all__ = ["connect", "free_port", "is_ip_address", "is_this_host"]
+__all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve"]
+
+Endpoint = tuple[socket.AddressFamily, Any]
+"""A kind of network, and an address with a port in it."""
+
+LONGEST_S: Final = 1e6
+"""The longest time limit that a socket is given; the system takes none of many years."""
 
 
 def is_ip_address(text: str) -> bool:
@@ -41,15 +50,57 @@ def free_port() -> int:
         return port
 
 
-def connect(host: str, port: int, limit: float) -> socket.socket:
-    """Return a connection to `port` of `host` on which nothing is held back to be sent with more (``TCP_NODELAY``).
+def resolve(host: str, port: int) -> list[Endpoint]:
+    """Return where to find `port` of `host`; how long the resolver takes, nobody can limit.
 
     Raises:
-        OSError: there is none, within `limit` seconds for each address of that name.
+        OSError: there is no such host, as far as the resolver knows.
     """
-    connection = socket.create_connection((host, port), min(limit, 1e6))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(system.errno.EINVAL, f"{host!r} is not a host's name: {error}") from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
+    """Return a connection to the first of `endpoints` that takes one, by the moment `ends`.
+
+    Nothing is held back on it to be sent with more (``TCP_NODELAY``).
+
+    Raises:
+        OSError: none of them does; why the last one did not.
+    """
+    failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
+    for number, (family, address) in enumerate(endpoints):
+        left = (ends - system.time.monotonic()) / (len(endpoints) - number)
+        try:
+            found = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            found.settimeout(min(max(left, 0.001), LONGEST_S))
+            code = found.connect_ex(address)
+            if code == 0:
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return found
+        except BaseException:
+            found.close()
+            raise
+        found.close()
+        if code == system.errno.EAGAIN:
+            code = system.errno.ETIMEDOUT
+        failure = OSError(code, system.os.strerror(code))
+    raise failure
+
+
+def drop_unsent(connection: socket.socket) -> None:
+    """Have `connection`, when it is closed, reset at once, so that the kernel sends nothing of it any more."""
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:  # it is closed already
+        pass
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -69,8 +69,16 @@ class FscoordError(RuntimeError):
         return _rebuild, (type(self), str(self), details)
 
 
+def _timeout_message(message: str) -> str:
+    """Return `message` with the word "timeout" in it, which callers of torch's stores look for.
+
+    That a path or a key in it may have the word is not enough. torch's own words for barriers have ``timeout=``.
+    """
+    return message if message.startswith("timeout") or "timeout=" in message else f"timeout: {message}"
+
+
 class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
-    """A wait reached its deadline.
+    """A wait reached its deadline. The word "timeout" is in its message, which callers of torch's stores look for.
 
     Attributes:
         keys: the keys that were still missing, as text.
@@ -90,7 +98,7 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         holder: str | None = None,
         waited: float = 0.0,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_timeout_message(message))
         self.keys = tuple(keys)
         self.missing_ranks = tuple(missing_ranks)
         self.dead_ranks = tuple(dead_ranks)
@@ -216,7 +224,10 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Too few nodes came in time."""
+    """Too few nodes came in time. The word "timeout" is in its message, too."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_timeout_message(message))
 
 
 class RendezvousConnectionError(RendezvousError):

@@ -67,7 +67,10 @@ LAYERS = [
         ],
     ),
     ("_log.stuck", ["_foreign", "_logger", "_system"]),
-    ("_log.ticket", ["_foreign", "_naps", "_log.node", "_log.watch", "_system"]),  # a part of watch, which knows its type
+    (
+        "_log.ticket",
+        ["_foreign", "_naps", "_log.node", "_log.watch", "_system"],
+    ),  # a part of watch, which knows its type
     ("_log.shared", ["_system"]),
     ("_log.successor", []),
     ("_log.runs", []),
@@ -285,7 +288,11 @@ LAYERS = [
     ("stores.repair", ["_log.*"]),
     ("stores.options", ["_log.*", "arguments", "_system", "errors"]),
     ("stores.tcp", ["stores.tcp_*", "arguments", "capabilities", "store", "_system", "errors"]),
-    ("stores.tcp_waits", ["stores.tcp_connections", "_network", "_system", "errors"]),
+    ("stores.tcp_deadline", ["_patience", "_system"]),  # a part of stores.tcp, as are the next four
+    ("stores.tcp_wire", ["stores.tcp_deadline", "_network", "_system"]),
+    ("stores.tcp_connections", ["stores.tcp_deadline", "stores.tcp_wire", "_network", "_system", "errors"]),
+    ("stores.tcp_waits", ["stores.tcp_*", "arguments", "_system", "errors"]),
+    ("stores.tcp_server", ["stores.tcp_deadline", "_system", "errors"]),
     ("stores.etcd_address", []),  # a part of stores.etcd, as are the next five
     ("stores.etcd_requests", []),
     ("stores.etcd_cluster", ["stores.etcd_*", "_system", "errors"]),
@@ -430,6 +437,7 @@ SYSTEM_ALLOWED = {
     "aio._slices": ({"asyncio"}, "sleeps in the loop"),
     "aio.holds": ({"asyncio"}, "asks which task this is"),
     "aio.store": ({"asyncio"}, "asks which loop this is"),
+    "stores.tcp_server": ({"ctypes"}, "keeps an object of C++ from being destroyed in a forked child"),
     "launch.warden": (
         {"ctypes", "open", "os", "select", "signal", "time"},
         "is a program by itself, outside of the package",
@@ -449,7 +457,7 @@ EXTRAS = {
     "click": ["cli", "cli.*"],
     "pytest": ["testing.contract", "testing.contract.*"],
     "rich": ["cli", "cli.*"],
-    "torch": ["barriers.torch", "integrations.*", "stores.tcp_connections"],
+    "torch": ["barriers.torch", "integrations.*", "stores.tcp_server"],
     "urllib3": ["stores.etcd_cluster"],
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, Final
 
 from fscoord import _system as system
 from fscoord._roll import Decoder
@@ -15,6 +16,10 @@ from fscoord.store import Store
 from fscoord.stores.url import open_store
 
 __all__ = ["DistBarrier", "TCPStoreBarrier"]
+
+FIRST_PAUSE_S: Final = 0.00005
+LONGEST_PAUSE_S: Final = 0.01
+"""How soon, and how rarely, torch is asked whether a barrier is over."""
 
 
 @register_barrier
@@ -123,10 +128,7 @@ class DistBarrier(Barrier):
         started = system.time.monotonic()
         limit = None if timeout is None else seconds(timeout)
         try:
-            if limit is None or limit == float("inf"):
-                self._barrier()
-            else:
-                self._barrier(async_op=True).wait(timedelta(seconds=max(limit, 0.001)))
+            self._finish(self._barrier(async_op=True), None if limit == float("inf") else limit)
         except RuntimeError as error:
             waited = system.time.monotonic() - started
             if limit is not None and waited >= limit:
@@ -134,3 +136,22 @@ class DistBarrier(Barrier):
                     f"not all ranks came to the process group's barrier within {waited:.3g} s: {error}", waited=waited
                 ) from error
             raise BarrierError(f"the process group's barrier failed: {error}") from error
+
+    def _finish(self, work: Any, limit: float | None) -> None:
+        """Wait for `work`, at most `limit` seconds.
+
+        torch's own wait hears no Ctrl-C, so it is called only at the end: it raises what is wrong then.
+        """
+        if work is None:  # this process is no member of the group
+            return
+        started = system.time.monotonic()
+        pause, left = FIRST_PAUSE_S, float("inf")
+        while not work.is_completed():
+            if limit is not None:
+                left = limit - (system.time.monotonic() - started)
+                if left <= 0:
+                    work.wait(timedelta(milliseconds=1))
+                    return
+            system.time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        work.wait()

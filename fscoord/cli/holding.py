@@ -18,6 +18,7 @@ from fscoord.cli.options import absolute_url, time_limit
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Waiter
+from fscoord.recipes._line import not_acquired
 from fscoord.store import Store
 
 __all__ = ["VERBATIM", "How", "command_options", "environment", "how_to_hold", "run_under", "wait_options", "words"]
@@ -183,10 +184,7 @@ def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | 
 def _tell_late(hold: _Hold, what: str, how: How) -> None:
     """Say who has it, as an error or, where no error is meant, with -v."""
     owners = [waiter.owner for waiter in hold.owners()]
-    text = (
-        f"{what} {hold.name!r} was not to be had within {how.limit:g} s: {', '.join(owners) or 'nobody'} has it, and"
-        f" {len(hold.waiters())} wait"
-    )
+    text = not_acquired(what, hold.name, how.limit, owners, len(hold.waiters()))
     if how.late == TIMEOUT:
         raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(owners), None), waited=how.limit)
     log.info("%s", text)

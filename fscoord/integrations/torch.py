@@ -10,10 +10,12 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from fscoord import environment
+from fscoord import _system as system, environment
 from fscoord.arguments import Timeout, seconds
 from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
 from fscoord.store import Store
+from fscoord.stores import url as urls
+from fscoord.stores.tcp import TCPStore
 from fscoord.stores.url import open_store
 
 try:
@@ -79,6 +81,21 @@ class TorchStore(dist.Store):
     @property
     def underlying_store(self) -> Store:
         """The store of fscoord that this one stands for."""
+        return self._store
+
+    @property
+    def host(self) -> str:
+        """Where the server listens, if the underlying store has one, as a `~fscoord.TCPStore` does."""
+        return self._of_server("host").host
+
+    @property
+    def port(self) -> int:
+        """The server's port, likewise."""
+        return self._of_server("port").port
+
+    def _of_server(self, name: str) -> TCPStore:
+        if not isinstance(self._store, TCPStore):
+            raise AttributeError(f"{self!r} has no {name}: only a TCPStore has a server", name=name, obj=self)
         return self._store
 
     def close(self) -> None:
@@ -207,7 +224,8 @@ def _from_torch(limit: Timeout) -> Timeout:
 def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
     """Yield the store at `url`, the rank and the world size: what ``init_method="fscoord:///path?..."`` calls.
 
-    The URL is that of `open_store` with another scheme, and takes the same options in its query. ``rank`` and
+    The URL is that of `open_store` with another scheme, and takes the same options in its query. After the scheme stand
+    three slashes and the path, or four, as torch writes it; a host is refused, unless it is ``localhost``. ``rank`` and
     ``world_size`` belong to the process group, and may be given there or as arguments of ``init_process_group``.
 
     The keys of a launch that was killed would lead the ranks of the next to addresses where nobody listens. So the
@@ -216,14 +234,14 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     empty store.
 
     Raises:
-        ValueError: rank, world size or an option is missing or makes no sense, or so does the environment.
+        ValueError: rank, world size or an option is missing or makes no sense, or so does the environment; or the URL
+            names a host.
         StaleRunError: a later run has begun there.
         StoreError: the store can't be opened.
     """
-    from urllib.parse import parse_qsl, quote, urlsplit
+    from urllib.parse import quote
 
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    path, options = _path_and_options(url)
     rank, world_size = (_number(url, options, name) for name in ("rank", "world_size"))
     if not 0 <= rank < world_size:
         raise ValueError(f"{url}: rank {rank} is not one of {world_size}; ranks go from 0 to world_size - 1")
@@ -232,9 +250,35 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     options.setdefault("rank", str(rank))
     told = options.pop("run_id", None)
     run_id = environment.detect().run_id if told is None else told or None
-    query = "&".join(f"{quote(name)}={quote(value)}" for name, value in options.items())
-    yield TorchStore(open_store(f"file:{parts.path}?{query}", run_id=run_id)), rank, world_size
+    query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
+    address = f"file:{quote(path, **_QUOTING)}?{query}"
+    yield TorchStore(open_store(address, run_id=run_id)), rank, world_size
     raise RuntimeError(f"{url}: a process group of this store is made once; make another with another path")
+
+
+_QUOTING: Any = {"errors": "surrogateescape"}
+
+
+def _path_and_options(url: str) -> tuple[str, dict[str, str]]:
+    """Return the path and the options of `url`, decoded.
+
+    ``fscoord:////path`` is torch's own way to write an absolute path behind ``fscoord:///``. Before torch calls a
+    handler it takes the URL apart and puts it together again, and then ``urllib`` of Python 3.12 and before leaves two
+    of the four slashes: as if the first directory were a host. If the file's directory is there, that was meant.
+    """
+    from urllib.parse import urlsplit, urlunsplit
+
+    _, host, path, options = urls._parse(url)
+    if host not in ("", "localhost"):
+        four = f"{SCHEME}:////{host}{path}"
+        is_ambiguous = urlunsplit(urlsplit(four)) != four
+        if not (is_ambiguous and path.strip("/") and system.os.path.isdir(system.os.path.dirname(f"/{host}{path}"))):
+            raise ValueError(
+                f"{url} names the host {host!r}, and a store is a file of this one;"
+                f" an absolute path has three slashes: {SCHEME}:///path"
+            )
+        path = f"/{host}{path}"
+    return (f"/{path.lstrip('/')}" if path.startswith("/") else path), options
 
 
 def _number(url: str, options: dict[str, str], name: str) -> int:

@@ -19,7 +19,7 @@ looks the same; then a line for each `~fscoord.recipes._entry.Entry`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Final
@@ -34,7 +34,7 @@ from fscoord.recipes._keys import Refusals, foreign
 from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
 
-__all__ = ["Entry", "Line"]
+__all__ = ["Entry", "Line", "not_acquired"]
 
 SLOW_LOOK_S: Final = 1.0
 """How often one who waits looks by itself: somebody may have died after serving us and before waking us."""
@@ -215,10 +215,9 @@ class Line:
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
         """Return the error that names who is served, and how many wait."""
         entries = self.entries()
-        held = ", ".join(entry.owner for entry in entries if entry.token) or "nobody"
-        waiting = sum(not entry.token for entry in entries)
+        owners = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
-            f"{what} {self.name!r} was not to be had within {timeout:g} s: {held} has it, and {waiting} others wait",
+            not_acquired(what, self.name, timeout, owners, len(entries) - len(owners)),
             keys=[self.name],
             holder=next((entry.owner for entry in entries if entry.token), None),
             waited=timeout,
@@ -313,3 +312,10 @@ class Line:
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
+
+
+def not_acquired(what: str, name: str, limit: float, owners: Sequence[str], waiting: int) -> str:
+    """Return the words of a time-out: by `owners` it is held, and so many others wait for it."""
+    held = f"held by {', '.join(owners)}" if owners else "held by nobody"
+    others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
+    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {held}, {others}"

@@ -36,7 +36,7 @@ class RendezvousHandlerRegistry:
         """
         if not backend:
             raise ValueError("the rendezvous backend needs a name")
-        if self._creators.setdefault(backend, creator) is not creator:
+        if self._creators.setdefault(backend, creator) != creator:  # each access to a method makes an object of its own
             raise ValueError(f"the rendezvous backend {backend!r} is registered already, with another maker")
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:

@@ -62,7 +62,7 @@ class FileStore(Sessions):
         path: the file, created if it is not there (its directory must be). Without it the store is a private temporary
             file, gone when this handle is closed or its process exits.
         world_size: how many participants will close the store; the last one to do so removes the file. ``None`` (or -1,
-            as in c10d): it stays.
+            as in c10d): it stays. Only `close`, or the end of a ``with``, counts; ``del`` does not.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default.
         rank: shown where others name this participant. With a rank or a label a handle introduces itself when it is

@@ -3,63 +3,121 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 from fscoord import _system as system
-from fscoord.errors import StoreClosedError, StoreUnavailableError, missing_extra
+from fscoord.errors import StoreClosedError, StoreUnavailableError
+from fscoord.stores.tcp_deadline import LEAST_ANSWER_S, Deadline, Unanswered
+from fscoord.stores.tcp_wire import Channel, Disconnected
 
-__all__ = ["Connections"]
+__all__ = ["Connections", "Failure"]
 
 T = TypeVar("T")
 
-_inherited: list[object] = []
-"""What a forked child must neither use nor destroy: two processes would mix their answers, and the server's thread is
-not in the child."""
+FIRST_PAUSE_S: Final = 0.02
+LONGEST_PAUSE_S: Final = 0.5
+"""How soon, and how rarely, a server that does not listen yet is tried again."""
+
+
+class Failure(Exception):
+    """A call failed.
+
+    Attributes:
+        errno: the system's number for it.
+        is_heard: whether the server had answered anything in this call.
+        maybe_applied: whether the call began to change the store.
+    """
+
+    def __init__(self, words: str, errno: int | None, channel: Channel | None) -> None:
+        super().__init__(words)
+        self.errno = errno
+        self.is_heard = channel is not None and channel.is_heard
+        self.maybe_applied = channel is not None and channel.has_written
+
+    def public(self) -> StoreUnavailableError:
+        """Return it as callers of a store get it."""
+        doubt = "; nobody knows whether this write has had its effect" if self.maybe_applied else ""
+        return StoreUnavailableError(f"{self}{doubt}", maybe_applied=self.maybe_applied, errno=self.errno)
 
 
 class Connections:
-    """Connections to the server at `host` and `port`; the first may be the server itself.
+    """Connections to the server at `host` and `port`.
 
-    Attributes:
-        torch: the module ``torch.distributed``.
-        port: the server's port.
-        limit: how many seconds each connection may take to be made.
-
-    Raises:
-        ImportError: there is no torch.
-        StoreUnavailableError: there is no server, or its port is taken.
+    What a call leaves when its deadline comes is closed at once. Only a thread can be left, at most one, which asks the
+    resolver for `host`; it ends when that answers.
     """
 
-    def __init__(self, host: str, port: int, timeout: float, *, use_libuv: bool, **server: Any) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
-        self.limit = min(max(timeout, 0.001), 1e9)
-        self._use_libuv = use_libuv
         self._is_closed = False
-        self._owner = system.os.getpid()
-        self.torch = _torch()
-        first = self._connect(**server)
-        self.port = int(first.port)
-        self._server = first if server["is_master"] else None
-        self._idle = [first]
+        self._network = system.load("fscoord._network")
+        self._begin()
 
     def __str__(self) -> str:
         return f"tcp://{self.host}:{self.port}"
 
-    def call(self, operation: Callable[[Any], T], *, writes: bool = False) -> T:
-        """Return what `operation` makes of a connection; torch's own time-outs and empty queues pass."""
-        connection = self._take()
+    def _begin(self) -> None:
+        """Have no connections yet; in a forked child, too, where the parent's would mix two processes' answers."""
+        self._life = system.life()
+        self._idle: list[Channel] = []
+        self._busy: set[Channel] = set()
+        self._endpoints: list[object] = []
+        self._resolving = system.threading.Lock()
+
+    def deadline(self, limit: float) -> Deadline:
+        """Return the deadline of a call that has `limit` seconds, but `LEAST_ANSWER_S` at least."""
+        return Deadline(max(limit, LEAST_ANSWER_S), lambda: f"an answer of {self}")
+
+    def await_server(self, deadline: Deadline) -> None:
+        """Return when the server answers, which may begin to listen only later.
+
+        Raises:
+            StoreUnavailableError: it has not by `deadline`.
+        """
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return self.attempt(Channel.ping, deadline)
+            except Failure as failure:
+                if deadline.left() <= pause:
+                    raise StoreUnavailableError(
+                        f"{failure}; see that one process is the master there, and that the port is free and open",
+                        errno=failure.errno,
+                    ) from failure.__cause__
+            deadline.remind()
+            system.time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def call(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
+        """Return what `operation` makes of a connection by `deadline`.
+
+        Raises:
+            StoreClosedError: the store was closed, before or meanwhile.
+            StoreUnavailableError: the server is gone, or does not answer.
+        """
         try:
-            result = operation(connection)
-        except self.torch.DistNetworkError as error:
-            raise StoreUnavailableError(
-                f"{self}: {_first_line(error)}; its server is gone, or hung up", maybe_applied=writes
-            ) from error
-        except (self.torch.DistStoreError, UnicodeDecodeError):
-            self._idle.append(connection)
-            raise
-        self._idle.append(connection)
-        return result
+            return self.attempt(operation, deadline)
+        except Failure as failure:
+            raise failure.public() from failure.__cause__
+
+    def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
+        """Do the same as `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
+        self.refuse_if_closed()
+        channel = None
+        try:
+            channel = self._take(deadline)
+            channel.begin(deadline)
+            self._busy.add(channel)
+            self.refuse_if_closed()  # again: whoever closes it now finds this channel
+            return operation(channel)
+        except (Unanswered, Disconnected, OSError) as error:
+            if isinstance(error, OSError) and error.errno is None:  # not the system's: a signal handler raised it
+                raise
+            self.refuse_if_closed()
+            raise self._failure(error, channel, deadline) from error
+        finally:
+            if channel is not None:
+                self._give_back(channel)
 
     def refuse_if_closed(self) -> None:
         """Raise `StoreClosedError` after `close`."""
@@ -67,46 +125,63 @@ class Connections:
             raise StoreClosedError(f"{self} is closed; open the store again")
 
     def close(self) -> None:
-        """Give the connections back, and the server, if it is here."""
-        self._leave_inherited()
+        """End the calls that are under way, and give the connections back."""
         self._is_closed = True
-        self._server, self._idle = None, []
+        if self._life == system.life():
+            for channel in list(self._busy):
+                channel.interrupt()
+            self._close_idle()
 
-    def _take(self) -> Any:
+    def _take(self, deadline: Deadline) -> Channel:
         """Return a connection that no other thread uses."""
-        self.refuse_if_closed()
-        self._leave_inherited()
+        if self._life != system.life():
+            self._begin()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._connect(is_master=False, wait_for_workers=False)
+            return deadline.run(lambda: self._connect(deadline))
 
-    def _leave_inherited(self) -> None:
-        if self._owner != system.os.getpid():
-            self._owner = system.os.getpid()
-            _inherited.append((self._server, self._idle))
-            self._server, self._idle = None, []
+    def _give_back(self, channel: Channel) -> None:
+        self._busy.discard(channel)
+        if channel.is_whole:
+            self._idle.append(channel)
+            if self._is_closed:
+                self._close_idle()
+        else:  # and the others are not to be trusted
+            channel.abandon()
+            self._close_idle()
 
-    def _connect(self, **server: Any) -> Any:
-        try:
-            return self.torch.TCPStore(
-                self.host, self.port, timeout=timedelta(seconds=self.limit), use_libuv=self._use_libuv, **server
+    def _failure(self, error: Exception, channel: Channel | None, deadline: Deadline) -> Failure:
+        errno = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, Unanswered) or errno == system.errno.ETIMEDOUT:
+            what = "connection" if channel is None else "answer"
+            return Failure(
+                f"timeout: {self}: no {what} within {deadline.waited():.3g} s; its server is stopped or overloaded, or"
+                " the network is cut",
+                system.errno.ETIMEDOUT,
+                channel,
             )
-        except self.torch.DistError as error:
-            raise StoreUnavailableError(
-                f"{self}: {_first_line(error)}; see that one process is the master there, and that the port is free and"
-                " open"
-            ) from error
+        words = "nobody is reached there" if channel is None else "its server is gone, or hung up"
+        return Failure(f"{self}: {error}; {words}", errno, channel)
 
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
-def _first_line(error: Exception) -> str:
-    """Return what torch says, without the stack of its C++."""
-    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-
-
-def _torch() -> Any:
-    try:
-        import torch.distributed
-    except ImportError as error:
-        raise missing_extra("TCPStore", "torch", "torch") from error
-    return torch.distributed
+    def _connect(self, deadline: Deadline) -> Channel:
+        """Connect, in a thread: so Ctrl-C neither waits for a resolver nor leaves a connection that nobody knows."""
+        endpoints = self._endpoints
+        if not endpoints:
+            if not self._resolving.acquire(timeout=min(deadline.left(), system.threading.TIMEOUT_MAX)):
+                raise Unanswered
+            try:
+                endpoints = self._endpoints or self._network.resolve(self.host, self.port)
+            finally:
+                self._resolving.release()
+        try:
+            channel = Channel(self._network.connect(endpoints, deadline.ends))
+        except OSError:
+            self._endpoints = []
+            raise
+        self._endpoints = endpoints
+        return channel

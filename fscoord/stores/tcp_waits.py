@@ -1,205 +1,134 @@
-"""`Waits`: waiting at a server of torch's `TCPStore` on connections of our own, a part of `stores.tcp`.
-
-torch's own client hears no Ctrl-C while it waits, and for each wait that ends in vain it prints two lines and asks the
-resolver for the name of its own address. So the four requests that a wait is made of are spoken here. What they look
-like on the wire was seen with strace(1) at torch 2.13.0, both of its servers: a byte says what is wanted; a number has
-8 bytes and a text its length before it, in the order of the host; every key begins with a slash.
-"""
+"""`Waits`: waiting for keys at a server of torch's `TCPStore`; a part of `stores.tcp`."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from fscoord import _system as system
-from fscoord.errors import StoreUnavailableError
-from fscoord.stores.tcp_connections import Connections
+from fscoord.arguments import key_names, key_text, missing_message
+from fscoord.errors import StoreTimeoutError
+from fscoord.stores.tcp_connections import Connections, Failure
+from fscoord.stores.tcp_deadline import GRACE_S, LEAST_ANSWER_S, Deadline
+from fscoord.stores.tcp_wire import Channel
 
-__all__ = ["Channel", "Waits"]
+__all__ = ["Waits"]
 
 T = TypeVar("T")
 
-HELLO: Final = struct.pack("=BI", 0, 0x3C85F7CE)
-"""What a client says first, and gets no answer to."""
+AGAIN_S: Final = 0.5
+"""How often a wait for a queue asks anew: for each value the server wakes one waiter, which may be interrupted then."""
 
-CHECK, WAIT, MULTI_GET = 5, 6, 10
-CANCEL: Final = b"\x0c"
-"""Give up the wait. The server always answers that it is, but what it had said before comes first."""
+RECHECK_S: Final = 0.01
+"""How soon to look again, after a second look in vain, at what the server says is there: a queue, but no value."""
 
-GRANTED, CANCELLED = 0, 1
-
-STRANGE: Final = "it answers what was not asked"
-
-ANSWER_S: Final = 60.0
-"""How long a server may take, at the end of a wait, for what it answers at once; else it hangs. So long because torch's
-server asks the resolver for the name of each client that connects, and does nothing else until that gives up."""
-
-NEVER_S: Final = 1e6
-"""A wait as long as this one has no end."""
+KEY, VALUE, ITEM = "key", "the value of key", "a value in queue"
 
 
 class Waits:
-    """The waits of one process at the server of `connections`, each on a channel that no other is on."""
+    """The waits of one process at the server of `connections`.
+
+    Each raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` when the server is gone, or has
+    not answered at all. One that answered when the wait began, and did not at its end, makes no difference to the
+    caller: it is a time-out, but which of the keys are missing is not known.
+    """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._connect = system.load("fscoord._network").connect
-        self._begin()
 
-    def _begin(self) -> None:
-        self._life = system.life()
-        self._idle: list[Channel] = []
-        self._busy: set[Channel] = set()
+    def keys(self, names: list[bytes], limit: float) -> None:
+        """Return when the server has all of `names`."""
+        self._await(limit, names, KEY, lambda channel: channel.check(names) or None)
 
-    def until(self, names: list[bytes], limit: float, read: Callable[[Channel], T]) -> T | None:
-        """Return what `read` finds once the server has all of `names`; None if that is not within `limit` seconds.
+    def values(self, names: list[bytes], limit: float) -> list[bytes]:
+        """Return the values of `names`."""
+        return self._await(limit, names, VALUE, lambda channel: _all_values(channel, names))
 
-        Raises:
-            StoreClosedError: the store was closed, before or meanwhile.
-            StoreUnavailableError: the server is gone, or does not answer.
-        """
-        self._connections.refuse_if_closed()
-        is_whole = False
-        channel = None
-        try:
-            channel = self._take()
-            self._busy.add(channel)
-            self._connections.refuse_if_closed()  # again: whoever closes it now finds this channel
-            found = read(channel) if channel.wait(names, limit) else None
-            is_whole = True
-        except OSError as error:
-            self._connections.refuse_if_closed()
-            raise StoreUnavailableError(f"{self._connections}: {error}; its server is gone, or hung up") from error
-        finally:
-            if channel is not None:
-                self._busy.discard(channel)
-                if is_whole:
-                    self._idle.append(channel)
-                else:
-                    channel.close()
-        return found
+    def item(self, name: bytes, limit: float) -> bytes:
+        """Take the oldest value from the queue `name`."""
+        return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name))
 
-    def close(self) -> None:
-        """End the waits, whose store is closed, and give the channels back."""
-        if self._life == system.life():
-            for channel in list(self._busy):
-                channel.interrupt()
-            while self._idle:
-                self._idle.pop().close()
-
-    def _take(self) -> Channel:
-        if self._life != system.life():  # the parent's channels would mix two processes' answers
-            self._begin()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._open()
-
-    def _open(self) -> Channel:
-        """Connect, in a thread: Ctrl-C need not wait for a resolver then, nor leave a connection that nobody knows."""
-        opened: list[Channel | Exception] = []
-        server = self._connections
-
-        def connect() -> None:
+    def _await(self, limit: float, names: list[bytes], what: str, find: Callable[[Channel], T | None]) -> T:
+        """Return what `find` finds once the server has all of `names`. If it finds None, the wait goes on."""
+        deadline = Deadline(
+            max(limit + GRACE_S, LEAST_ANSWER_S), lambda: f"{what} {key_names(names)} in {self._connections}"
+        )
+        started = deadline.started
+        ends = started + limit
+        pause, may_retry = 0.0, True
+        while True:
+            until = min(ends, system.time.monotonic() + AGAIN_S) if what == ITEM else ends
+            look = _Look(names, until, find)
             try:
-                opened.append(Channel(self._connect(server.host, server.port, server.limit)))
-            except Exception as error:  # noqa: BLE001 - it is raised below
-                opened.append(error)
+                found = self._connections.attempt(look, deadline)
+            except Failure as failure:
+                if not failure.is_heard or failure.maybe_applied:
+                    raise failure.public() from failure.__cause__
+                if failure.errno != system.errno.ETIMEDOUT and may_retry:
+                    may_retry = False  # torch's server without libuv hangs up if a key vanishes between two requests
+                    continue
+                if failure.errno != system.errno.ETIMEDOUT or look.is_granted:
+                    raise failure.public() from failure.__cause__
+                raise self._late(what, names, None, started) from None
+            if found is not None:
+                return found
+            if system.time.monotonic() >= ends:
+                raise self._late(what, names, self._missing(names, what, deadline), started)
+            if look.is_granted:
+                system.time.sleep(min(pause, max(0.0, ends - system.time.monotonic())))
+                pause = RECHECK_S
 
-        thread = system.threading.Thread(target=connect, name="fscoord-tcp", daemon=True)
+    def _late(self, what: str, names: list[bytes], missing: list[bytes] | None, started: float) -> StoreTimeoutError:
+        waited = system.time.monotonic() - started
+        doubt = "; at the end its server did not answer any more" if missing is None else ""
+        keys = missing or list(dict.fromkeys(names))
+        return StoreTimeoutError(
+            f"{self._connections}: {missing_message(what, keys, waited)}{doubt}",
+            keys=[key_text(name) for name in keys],
+            waited=waited,
+        )
+
+    def _missing(self, names: list[bytes], what: str, deadline: Deadline) -> list[bytes] | None:
+        """Return those of `names` that are missing, or None where that can't be known."""
+        names = list(dict.fromkeys(names))
+
+        def look(channel: Channel) -> list[bytes]:
+            if what == VALUE:
+                return [name for name, value in zip(names, channel.value_of_each(names), strict=True) if value is None]
+            return [name for name, there in zip(names, channel.check_each(names), strict=True) if not there]
+
         try:
-            thread.start()
-        except RuntimeError:  # no thread is left
-            connect()
-        else:
-            thread.join()
-        (channel,) = opened
-        if isinstance(channel, Exception):
-            raise channel
-        return channel
+            return self._connections.attempt(look, deadline)
+        except Failure:
+            return None
 
 
-class Channel:
-    """One connection, by one thread at a time. Each call raises `OSError` when it is of no more use."""
+class _Look(Generic[T]):
+    """Wait on a connection until the server has all of `names`, or until the moment `until`; then find something.
 
-    def __init__(self, socket: Any) -> None:
-        self._socket = socket
-        self._limit = -1.0
-        self._rest = b""
-        self._end_within(ANSWER_S)
-        self._socket.sendall(HELLO)
+    Attributes:
+        is_granted: whether it had them.
+    """
 
-    def wait(self, names: list[bytes], limit: float) -> bool:
-        """Return whether the server has all of `names`, at once or within `limit` seconds.
+    def __init__(self, names: list[bytes], until: float, find: Callable[[Channel], T | None]) -> None:
+        self._names, self._until, self._find = names, until, find
+        self.is_granted = False
 
-        It has as long, and `ANSWER_S` at least, for the answer to what is asked next.
-        """
-        patience = max(limit, ANSWER_S)
-        self._end_within(patience)
-        self._socket.sendall(_request(WAIT, names))
-        try:
-            self._end_within(max(limit, 0.001))
-            answer = self._byte()
-        except TimeoutError:
-            self._end_within(patience)
-            self._socket.sendall(CANCEL)
-            answer = self._byte()
-            if answer == CANCELLED:
-                return False
-            if self._byte() != CANCELLED:
-                raise OSError(STRANGE) from None
-        self._end_within(patience)
-        if answer != GRANTED:
-            raise OSError(STRANGE)
-        return True
-
-    def check(self, names: list[bytes]) -> bool:
-        """Return whether the server has all of `names` now."""
-        self._socket.sendall(_request(CHECK, names))
-        return self._byte() == 0
-
-    def values(self, names: list[bytes]) -> list[bytes]:
-        """Return the values of `names`; that of one that has none is empty."""
-        self._socket.sendall(_request(MULTI_GET, names))
-        return [self._receive(*struct.unpack("=Q", self._receive(8))) for _ in names]
-
-    def interrupt(self) -> None:
-        """Have the call that is under way in another thread raise."""
-        try:
-            self._socket.shutdown(2)
-        except OSError:  # it is closed already
-            pass
-
-    def close(self) -> None:
-        """Give the connection back; the server forgets its wait."""
-        self._socket.close()
-
-    __del__ = close
-
-    def _end_within(self, limit: float) -> None:
-        """Have each step of a call end within so many seconds; said anew only when it changes, for it takes a while."""
-        if limit != self._limit:
-            self._limit = limit
-            self._socket.settimeout(None if limit >= NEVER_S else limit)
-
-    def _byte(self) -> int:
-        return self._receive(1)[0]
-
-    def _receive(self, size: int) -> bytes:
-        parts = [self._rest]
-        size -= len(self._rest)
-        while size > 0:
-            part = self._socket.recv(1 << 16)
-            if not part:
-                raise OSError("it has closed the connection")
-            parts.append(part)
-            size -= len(part)
-        data = b"".join(parts)
-        self._rest = data[len(data) + size :] if size else b""
-        return data[: len(data) + size]
+    def __call__(self, channel: Channel) -> T | None:
+        self.is_granted = channel.wait(self._names, self._until)
+        return self._find(channel) if self.is_granted else None
 
 
-def _request(kind: int, names: list[bytes]) -> bytes:
-    texts = (struct.pack("=Q", len(name) + 1) + b"/" + name for name in names)
-    return struct.pack("=BQ", kind, len(names)) + b"".join(texts)
+def _all_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:
+    """Return the values of `names`, or None unless each has one.
+
+    The server ends a wait also when there is none: for a queue, and after a `compare_set` that wrote nothing. Then it
+    answers with the empty value.
+    """
+    found = []
+    for name, read in zip(names, channel.values(names), strict=True):
+        value = read or channel.value(name)
+        if value is None:
+            return None
+        found.append(value)
+    return found

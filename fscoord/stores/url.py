@@ -40,7 +40,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     - ``/shared/job/store``, or a ``Path``: the same, without options; taken as it stands, nothing is decoded.
     - ``mem:NAME``: `HashStore`, the same one for everybody in this process who says NAME.
     - ``mem:``: a `HashStore` of one's own.
-    - ``tcp://host:port``: `TCPStore` (extra ``torch``), as a client unless ``?is_master=1``.
+    - ``tcp://host:port``: `TCPStore`, as a client unless ``?is_master=1``, which needs the extra ``torch``.
     - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``); 2379 is the port where none is said.
 
     Whatever stands for itself in the path or in an option but has a meaning in a URL is percent-encoded

@@ -98,7 +98,7 @@ def test_who_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store:
 
 def test_who_waits_too_long_is_told_for_whom(place: Place, store: Store) -> None:
     def slow() -> bytes:
-        with pytest.raises(StoreTimeoutError, match=rf"the result of 'w' was not .*:{os.getpid()} has it"):
+        with pytest.raises(StoreTimeoutError, match=rf"'w' not acquired within .*; held by .*:{os.getpid()},"):
             once(place.open(how="clone"), "w", lambda: b"", timeout=0.01)
         return b"slow"
 

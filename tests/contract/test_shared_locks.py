@@ -173,7 +173,7 @@ def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Stor
 
 def test_a_reader_does_not_become_a_writer(store: Store) -> None:
     lock = ReadWriteLock(store, "l", timeout=0.01)
-    with lock.reader, pytest.raises(StoreTimeoutError, match="the lock for writing 'l' was not"), lock.writer:
+    with lock.reader, pytest.raises(StoreTimeoutError, match="the lock for writing 'l' not acquired"), lock.writer:
         pytest.fail("two have it")
-    with lock.writer, pytest.raises(StoreTimeoutError, match="the lock for reading 'l' was not"), lock.reader:
+    with lock.writer, pytest.raises(StoreTimeoutError, match="the lock for reading 'l' not acquired"), lock.reader:
         pytest.fail("two have it")

@@ -350,7 +350,7 @@ def join(path: str, rank: int, gate: tuple[int, int]) -> None:
 @pytest.mark.parametrize("there", ["nothing", "an empty file", "a part of a header"])
 def test_processes_that_open_at_once_agree_on_one_log(there: str, path: Path) -> None:
     if there != "nothing":
-        path.write_bytes(b"fscoord\n\1\0" if "part" in there else b"")
+        path.write_bytes(b"fscoord\n\2\0" if "part" in there else b"")
         path.chmod(0o600)
     context = multiprocessing.get_context("fork")
     gate = os.pipe()

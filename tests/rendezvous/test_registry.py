@@ -68,8 +68,21 @@ def test_an_unknown_backend_is_refused_with_the_names_of_all(registry):
 
 
 def test_a_name_has_one_maker(registry):
+    class Makers:
+        def make(self, params):
+            return Handler(params)
+
+        def make_otherwise(self, params):
+            return Handler(params)
+
     registry.register("mine", Handler)
     registry.register("mine", Handler)
+    makers = Makers()
+    registry.register("method", makers.make)
+    registry.register("method", makers.make)
+    for another in (makers.make_otherwise, Makers().make):
+        with pytest.raises(ValueError, match="registered already"):
+            registry.register("method", another)
     with pytest.raises(ValueError, match="already"):
         registry.register("mine", lambda params: Handler(params))
     with pytest.raises(ValueError):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +46,8 @@ EXAMPLES = [
 def test_an_error_survives_pickling_with_everything_it_says(error: fscoord.FscoordError) -> None:
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
-    assert str(twin) == str(error) == "text"
+    assert str(twin) == str(error)
+    assert str(error).removeprefix("timeout: ") == "text"
     assert vars(twin) == vars(error)
     assert getattr(twin, "errno", None) == getattr(error, "errno", None)
 
@@ -79,3 +84,43 @@ def test_an_error_number_is_where_oserror_has_it() -> None:
     except OSError as error:
         assert error.errno == errno.ENOSPC
         assert str(error) == "no space"
+
+
+TIMEOUTS = [kind for kind in map(type, EXAMPLES) if issubclass(kind, TimeoutError)]
+
+
+@pytest.mark.parametrize("kind", TIMEOUTS)
+def test_the_message_of_a_time_out_has_the_word_that_torchs_callers_look_for(kind: type[errors.FscoordError]) -> None:
+    class Special(kind):  # type: ignore[misc, valid-type]
+        """One that somebody adds."""
+
+    for error in (kind("too late"), Special("too late"), kind(str(kind("too late")))):
+        assert str(error) == "timeout: too late"
+    assert str(kind("key 'timeouts' did not come")) == "timeout: key 'timeouts' did not come"
+    torchs = "Timed out (world_size=2, timeout=5)"
+    assert str(kind(torchs)) == torchs
+    assert str(pickle.loads(pickle.dumps(kind("too late")))) == "timeout: too late"
+
+
+def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The name of each exception, or of the function that returns its words, and the words that are written there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name.endswith(("Error", "Failure")) and node.args:
+                yield name, ast.unparse(node.args[0])
+
+
+def test_whoever_says_that_a_time_is_over_says_timeout() -> None:
+    """Over the whole package: what is said of a number of seconds that has passed is a time-out, or has the word."""
+    timeouts = {kind.__name__ for kind in TIMEOUTS}
+    package = Path(fscoord.__file__).parent
+    said, found = [], set()
+    for path in sorted(set(package.rglob("*.py")) - set(package.glob("doctor/*"))):  # whose errors reach no caller
+        for name, words in errors_made(ast.parse(path.read_text(encoding="utf-8"))):
+            found.add(name)
+            if re.search(r"within \{[^}]*\} s|timed out|Timed out|in time\b", words):
+                said.append(name)
+                assert name in timeouts or "timeout" in words, f"{path}: {name}({words})"
+    assert timeouts <= found
+    assert len(said) > 10

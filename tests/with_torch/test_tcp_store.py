@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -15,8 +17,15 @@ import torch.distributed as dist
 from contract.places import HANG_S, start_thread, until
 
 from fscoord import TCPStore, open_store
-from fscoord.errors import LimitExceededError, StoreClosedError, StoreTimeoutError, StoreUnavailableError
-from fscoord.stores import tcp_waits
+from fscoord._network import free_port
+from fscoord.errors import (
+    LimitExceededError,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from fscoord.stores import tcp_server
 from fscoord.stores.tcp import PAYLOAD_MAX
 
 pytestmark = pytest.mark.torch
@@ -161,6 +170,25 @@ def test_a_forked_child_has_a_connection_of_its_own(store: TCPStore, master: TCP
     assert (store.get("k"), store.get("n")) == (b"1", b"1")
 
 
+@pytest.mark.parametrize("what", ["pass", "del store", "store.set('k', 'v')", "store.close()"])
+def test_a_forked_child_of_the_master_ends_as_any_other(what: str) -> None:
+    """torch's C++ ends the process when a server is destroyed whose thread is not there."""
+    program = f"""
+import os, sys
+from fscoord import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout={HANG_S}, wait_for_workers=False)
+child = os.fork()
+if not child:
+    {what}
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+store.set("k", "w")
+store.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 def test_an_address_opens_it(master: TCPStore) -> None:
     with open_store(f"tcp://127.0.0.1:{master.port}?timeout=3") as store:
         assert store.timeout == timedelta(seconds=3)
@@ -198,38 +226,256 @@ def test_a_clone_that_looks_once_has_its_time_to_connect(store: TCPStore) -> Non
     store.set_timeout(0)
     with store.clone() as clone:
         assert clone.timeout == timedelta(0)
-        assert clone._connections.limit == HANG_S
+        assert clone._limit == HANG_S
 
 
 def test_closing_ends_a_wait_of_another_thread(store: TCPStore) -> None:
     waiting = start_thread(store.get, "never")
-    until(lambda: store._waits._busy)
+    until(lambda: store._connections._busy)
     store.close()
     with pytest.raises(StoreClosedError):
         waiting.join()
 
 
-def test_a_server_that_stands_still_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own client waits for ever for what a server answers at once."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            master = TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False)
-            os.write(theirs, b"%d" % master.port)
-            signal.pause()
-        finally:
-            os._exit(2)
-    try:
-        with TCPStore("127.0.0.1", int(os.read(ours, 10)), timeout=HANG_S) as store:
-            with pytest.raises(StoreTimeoutError):
-                store.wait(["never"], 0)
-            os.kill(child, signal.SIGSTOP)
-            monkeypatch.setattr(tcp_waits, "ANSWER_S", 0.01)
-            with pytest.raises(StoreUnavailableError, match=f"{store.port}: timed out"):
-                store.wait(["never"], 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ours)
+class Stopped:
+    """A server in a process of its own, which can be stopped."""
+
+    def __init__(self, use_libuv: bool) -> None:
+        ours, theirs = os.pipe()
+        self._child = os.fork()
+        if not self._child:
+            try:
+                master = TCPStore(
+                    "127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv
+                )
+                os.write(theirs, b"%d" % master.port)
+                signal.pause()
+            finally:
+                os._exit(2)
         os.close(theirs)
+        self.port = int(os.read(ours, 10))
+        os.close(ours)
+
+    def stop(self) -> None:
+        os.kill(self._child, signal.SIGSTOP)
+        os.waitpid(self._child, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        os.kill(self._child, signal.SIGCONT)
+
+    def end(self) -> None:
+        os.kill(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+
+
+@pytest.fixture(params=[True, False], ids=["libuv", "no libuv"])
+def stopped(request: pytest.FixtureRequest) -> Iterator[Stopped]:
+    server = Stopped(request.param)
+    yield server
+    server.end()
+
+
+LIMIT = 2.5
+SLACK_S = 20.0
+CALLS: dict[str, Callable[[TCPStore], object]] = {
+    "get": lambda store: store.get("k"),
+    "get of what is there": lambda store: store.get("there"),
+    "wait": lambda store: store.wait(["k"], LIMIT),
+    "multi_get": lambda store: store.multi_get(["k", "there"]),
+    "check": lambda store: store.check(["k"]),
+    "num_keys": TCPStore.num_keys,
+    "list_keys": TCPStore.list_keys,
+    "queue_len": lambda store: store.queue_len("q"),
+    "queue_pop": lambda store: store.queue_pop("q"),
+    "queue_pop at once": lambda store: store.queue_pop("q", block=False),
+    "queue_push": lambda store: store.queue_push("q", "v"),
+    "set": lambda store: store.set("set", "v"),
+    "set of what fills every buffer": lambda store: store.set("large", bytes(PAYLOAD_MAX)),
+    "append": lambda store: store.append("append", "v"),
+    "multi_set": lambda store: store.multi_set(["multi"], ["v"]),
+    "compare_set": lambda store: store.compare_set("compare", "", "v"),
+    "delete_key": lambda store: store.delete_key("gone"),
+    "add": lambda store: store.add("n", 1),
+    "barrier": lambda store: store.barrier("b", 2),
+    "clone": TCPStore.clone,
+}
+WRITTEN = {"set": b"v", "append": b"v", "multi": b"v", "compare": b"v"}
+"""What the writes leave if they were applied, by their keys."""
+
+
+def test_a_server_that_is_stopped_ends_each_operation_in_time_and_its_store_goes_on_with_it(stopped: Stopped) -> None:
+    """torch's own client waits for ever, or until the kernel gives up."""
+    stores = {name: TCPStore("127.0.0.1", stopped.port, timeout=LIMIT) for name in CALLS}
+    first = stores["set"]
+    first.multi_set(["there", "gone"], ["1", "1"])
+    has_queues = first._has_queues(first._deadline())
+    for store in stores.values():
+        store._keeps_queues = has_queues
+    names = [name for name in CALLS if has_queues or not name.startswith("queue")]
+    stopped.stop()
+    started = time.monotonic()
+    calls = {name: start_thread(CALLS[name], stores[name]) for name in names}
+    errors = {}
+    for name, call in calls.items():
+        with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no answer within") as caught:
+            call.join()
+        errors[name] = caught.value
+    assert time.monotonic() - started < SLACK_S
+    sent = {"set", "set of what fills every buffer", "append", "multi_set", "compare_set", "delete_key"}
+    sent |= {"queue_push", "queue_pop at once"} & set(names)
+    assert {name for name, error in errors.items() if error.maybe_applied} == sent
+    stopped.go_on()
+    for store in stores.values():
+        store.set_timeout(HANG_S)
+        store.add("alive", 1)
+    assert int(first.get("alive")) == len(stores)
+    for key, value in WRITTEN.items():
+        assert not first.check([key]) or first.get(key) == value
+    for store in stores.values():
+        store.close()
+
+
+def test_a_server_that_is_stopped_while_a_wait_goes_on_makes_it_a_time_out(stopped: Stopped) -> None:
+    with TCPStore("127.0.0.1", stopped.port, timeout=LIMIT) as store:
+        with start_thread(pytest.raises, StoreTimeoutError, store.get, "k") as waiting:
+            until(lambda: [each for each in list(store._connections._busy) if each.is_heard])
+            stopped.stop()
+        assert waiting.result.value.keys == ("k",)
+        stopped.go_on()
+        store.set_timeout(HANG_S)
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+
+
+def test_ctrl_c_ends_a_write_to_a_server_that_is_stopped(stopped: Stopped, no_ctrl_c_is_lost: None) -> None:
+    with TCPStore("127.0.0.1", stopped.port, timeout=HANG_S) as store:
+        stopped.stop()
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            store.set("k", "v")
+        timer.join()
+        stopped.go_on()
+        store.set("k", "w")
+        assert store.get("k") == b"w"
+
+
+def test_a_server_that_is_stopped_refuses_another_store_in_time(stopped: Stopped) -> None:
+    stopped.stop()
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no answer within"):
+        TCPStore("127.0.0.1", stopped.port, timeout=LIMIT)
+    assert time.monotonic() - started < SLACK_S
+
+
+def test_a_server_without_libuv_keeps_values_and_says_that_it_keeps_no_queues() -> None:
+    with (
+        TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=False) as master,
+        master.clone() as store,
+    ):
+        store.set("k", "v")
+        assert store.delete_key("k")
+        assert not store.delete_key("k")
+        for call in (lambda: store.queue_push("q", "v"), lambda: store.queue_pop("q"), lambda: store.queue_len("q")):
+            with pytest.raises(StoreError, match="keeps no queues; start it with use_libuv=True") as caught:
+                call()
+            assert not caught.value.maybe_applied
+        with pytest.raises(StoreError, match="keeps no queues"):
+            store.queue_pop("q", block=False)
+        assert master.num_keys() == 0
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_torchs_own_key_is_neither_counted_nor_listed(use_libuv: bool) -> None:
+    with TCPStore(
+        "127.0.0.1", 0, 2, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv
+    ) as master:
+        assert master.num_keys() == 0
+        other = dist.TCPStore(
+            "127.0.0.1", master.port, 2, timeout=timedelta(seconds=HANG_S), wait_for_workers=True, use_libuv=use_libuv
+        )
+        assert other.num_keys() == 1
+        assert (master.num_keys(), master.list_keys(), master.check(["init/"])) == (0, [], False)
+        master.set("init/", "mine")
+        assert (master.num_keys(), master.list_keys(), master.delete_key("init/")) == (1, ["init/"], True)
+        assert other.num_keys() == 1
+
+
+def test_a_master_and_its_workers_meet_torchs_too() -> None:
+    port = free_port()
+    opening = start_thread(lambda: TCPStore("127.0.0.1", port, 3, is_master=True, timeout=HANG_S))
+    with TCPStore("127.0.0.1", port, 3, timeout=HANG_S) as worker:
+        assert opening.is_alive()
+        other = dist.TCPStore("127.0.0.1", port, 3, timeout=timedelta(seconds=HANG_S))
+        with opening.join() as master:
+            master.set("k", "v")
+            assert worker.get("k") == other.get("k") == b"v"
+
+
+def test_a_master_whose_workers_do_not_come_says_how_many_did() -> None:
+    with pytest.raises(StoreTimeoutError, match=r"^timeout: .*: 1 of 2 stores connected within"):
+        TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=0.1)
+
+
+def test_a_master_takes_a_socket_that_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = os.dup(listener.fileno())
+        port = listener.getsockname()[1]
+    with TCPStore(
+        "127.0.0.1", port, is_master=True, timeout=HANG_S, wait_for_workers=False, master_listen_fd=number
+    ) as store:
+        store.set("k", "v")
+        assert store.port == port
+        assert store.get("k") == b"v"
+
+
+def test_a_list_of_keys_that_are_not_text_is_had(store: TCPStore) -> None:
+    store.set(b"\xff", "v")
+    assert store.list_keys() == ["\udcff"]
+
+
+def test_a_server_that_takes_its_time_to_start_and_to_stop_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, no_ctrl_c_is_lost: None
+) -> None:
+    """These are the only calls into torch's C++."""
+    goes_on = threading.Event()
+
+    class Slow(dist.TCPStore):  # type: ignore[misc]
+        def __init__(self, *arguments: object, **named: object) -> None:
+            goes_on.wait(HANG_S)
+            super().__init__(*arguments, **named)
+
+    class SlowToEnd:
+        def __init__(self, server: object) -> None:
+            self._server = server
+
+        def __del__(self) -> None:
+            goes_on.wait(HANG_S)
+
+    monkeypatch.setattr(tcp_server, "LEAST_ANSWER_S", 0.05)
+    with TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False) as store:
+        server = store._server
+        assert server is not None
+        server._store = SlowToEnd(server._store)
+    with monkeypatch.context() as patched:
+        patched.setattr(dist, "TCPStore", Slow)
+        with pytest.raises(StoreUnavailableError, match=r"^timeout: .*did not start within 0\.1 s"):
+            TCPStore("127.0.0.1", 0, is_master=True, timeout=0.1, wait_for_workers=False)
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False)
+        timer.join()
+    goes_on.set()
+
+
+def test_a_client_needs_no_torch(master: TCPStore) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; from fscoord import TCPStore\n"
+        f"with TCPStore('127.0.0.1', {master.port}, timeout={HANG_S}) as store: store.set('k', 'v')\n"
+        "try: TCPStore('127.0.0.1', 0, is_master=True)\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert "pip install 'fscoord[torch]'" in done.stdout
+    assert master.get("k") == b"v"

@@ -97,11 +97,12 @@ def test_without_a_process_group_there_is_no_dist_barrier() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_dist_barrier_holds_until_all_are_there_and_keeps_its_timeout(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "said"), [("timeout", "timed out"), ("interrupt", "interrupted")])
+def test_a_dist_barrier_holds_until_all_are_there_and_ends_in_time(tmp_path: Path, end: str, said: str) -> None:
     command = [sys.executable, "-W", "ignore", str(WORKER), str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     ranks = [
-        subprocess.Popen([*command, str(rank)], **pipes, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.Popen([*command, str(rank), end], **pipes, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         for rank in range(2)
     ]  # fmt: skip
     try:
@@ -111,5 +112,5 @@ def test_a_dist_barrier_holds_until_all_are_there_and_keeps_its_timeout(tmp_path
             process.kill()
             process.communicate()
     assert [process.returncode for process in ranks] == [0, 0], outputs
-    assert outputs[0][0] == "met\ntimed out\n"
+    assert outputs[0][0] == f"met\n{said}\n"
     assert outputs[1][0] == "met\n"

@@ -27,6 +27,11 @@ WORKER = Path(__file__).with_name("gloo_worker.py")
 SHORT = timedelta(milliseconds=30)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _torch_has_opened_what_it_keeps() -> None:
+    fscoord.TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False).close()
+
+
 @pytest.fixture(params=["file", "hash"])
 def inner(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return FileStore(tmp_path / "store", timeout=HANG_S) if request.param == "file" else HashStore(timeout=HANG_S)
@@ -107,7 +112,7 @@ def test_what_torch_has_no_way_to_works_from_python(direct: TorchStore) -> None:
 def test_the_timeout_is_the_stores_own_until_torch_sets_another(store: dist.Store, direct: TorchStore) -> None:
     assert store.timeout == timedelta(seconds=HANG_S)
     store.set_timeout(SHORT)
-    with pytest.raises(dist.DistStoreError, match="did not come within"):
+    with pytest.raises(dist.DistStoreError, match=r"^timeout: .*did not come within"):
         store.get("never")
     assert direct.underlying_store.timeout == SHORT
 
@@ -240,9 +245,68 @@ def test_the_url_gives_store_rank_and_world_size(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("slashes", ["fscoord:", "fscoord://", "fscoord:///", "fscoord:////", "fscoord://localhost"])
+@pytest.mark.parametrize("by", ["URL", "arguments", "handler"])
+def test_an_absolute_path_has_one_slash_or_three_or_four(slashes: str, by: str, tmp_path: Path) -> None:
+    """torch takes a URL apart when it is given rank and size as arguments, and may lose slashes in that."""
+    url = f"{slashes}{tmp_path}/store"
+    if by == "arguments":
+        store, _, _ = next(dist.rendezvous(url, 0, 1))
+    else:
+        begin = dist.rendezvous if by == "URL" else integration.rendezvous
+        store, _, _ = next(begin(f"{url}?rank=0&world_size=1"))
+    assert store.underlying_store.path == str(tmp_path / "store")
+    store.close()
+
+
+@pytest.mark.parametrize("by", ["URL", "arguments"])
+@pytest.mark.parametrize("url", ["fscoord://otherhost/path", "fscoord://otherhost:29500/path", "fscoord://tmp"])
+def test_a_url_that_names_a_host_is_refused_and_makes_nothing(url: str, by: str) -> None:
+    with pytest.raises(ValueError, match=r"names the host .* three slashes: fscoord:///path"):
+        next(dist.rendezvous(url, 0, 1) if by == "arguments" else dist.rendezvous(f"{url}?rank=0&world_size=1"))
+    assert not Path("/path").exists()
+
+
+def test_a_host_that_is_there_as_a_directory_is_one_only_if_slashes_can_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are by Python 3.12 and older."""
+    url = f"fscoord:/{tmp_path}/store?rank=0&world_size=1"
+    assert url.startswith("fscoord://tmp/")
+    monkeypatch.setattr("urllib.parse.urlunsplit", lambda parts: f"{parts.scheme}://{parts.path}")
+    with pytest.raises(ValueError, match="names the host 'tmp'"):
+        next(integration.rendezvous(url))
+    monkeypatch.setattr("urllib.parse.urlunsplit", lambda parts: f"{parts.scheme}:{parts.path}")
+    store, _, _ = next(integration.rendezvous(url))
+    assert store.underlying_store.path == str(tmp_path / "store")
+    store.close()
+
+
+def test_options_mean_what_they_mean_to_open_store(tmp_path: Path) -> None:
+    url = f"fscoord://{tmp_path}/a%3F%23b+c?rank=0&world_size=1&label=x+y%20z"
+    store, _, _ = next(integration.rendezvous(url))
+    assert store.underlying_store.path == str(tmp_path / "a?#b+c")
+    assert [member.label for member in store.underlying_store.members()] == ["x+y z"]
+    store.close()
+
+
+def test_the_server_of_a_tcp_store_is_named(tmp_path: Path) -> None:
+    inner = fscoord.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TorchStore(inner)
+    assert (store.host, store.port) == ("127.0.0.1", inner.port)
+    store.close()
+    store = TorchStore(FileStore(tmp_path / "store"))
+    assert not hasattr(store, "port")
+    with pytest.raises(AttributeError, match="has no host: only a TCPStore has a server"):
+        store.host  # noqa: B018
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [
+        ("#part?rank=0&world_size=1", "no meaning here"),
+        ("?rank=0&world_size=1&lock", "has no value"),
         ("?rank=1", "world_size is missing"),
         ("?world_size=1", "rank is missing"),
         ("?rank=one&world_size=2", "rank=one is no integer"),

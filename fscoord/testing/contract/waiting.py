@@ -25,6 +25,7 @@ def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
     """Call it, and return the time-out in which it must end."""
     with pytest.raises(StoreTimeoutError) as caught:
         call()
+    assert "timeout" in str(caught.value)  # the word that callers of torch's stores look for
     return caught.value
 
 

@@ -1,0 +1,356 @@
+"""A `TCPStore` whose server, or whose network or resolver, says nothing: every call ends with its deadline."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from contract.places import HANG_S, start_thread, until
+from unit.played_server import PlayedServer
+
+from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore, _network, _patience
+from fscoord.stores import tcp_connections, tcp_deadline, tcp_waits
+
+LIMIT = 0.3
+SLACK_S = 30.0
+"""What shows a deadline on a machine that is busy with something else; without one these calls never end."""
+
+COMPARE_SET, ADD, CHECK, WAIT, MULTI_GET, CANCEL, QUEUE_POP = 2, 4, 5, 6, 10, 12, 15
+
+
+@pytest.fixture(autouse=True)
+def _no_least_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tcp_connections, tcp_waits):
+        monkeypatch.setattr(module, "LEAST_ANSWER_S", 0.0)
+
+
+@pytest.fixture
+def server() -> Iterator[PlayedServer]:
+    server = PlayedServer()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def store(server: PlayedServer) -> Iterator[TCPStore]:
+    store = TCPStore("127.0.0.1", server.port, timeout=HANG_S)
+    store.queue_push("q", "1")  # it knows by now that there are queues
+    yield store
+    store.close()
+
+
+READS: dict[str, Callable[[TCPStore], object]] = {
+    "get": lambda store: store.get("k"),
+    "multi_get": lambda store: store.multi_get(["k", "l"]),
+    "wait": lambda store: store.wait(["k"]),
+    "wait with a timeout": lambda store: store.wait(["k"], LIMIT),
+    "look": lambda store: store.wait(["k"], 0),
+    "check": lambda store: store.check(["k"]),
+    "num_keys": lambda store: store.num_keys(),
+    "list_keys": lambda store: store.list_keys(),
+    "queue_len": lambda store: store.queue_len("q"),
+    "queue_pop": lambda store: store.queue_pop("q"),  # it asks whether there is anything before it takes it
+    "add": lambda store: store.add("k", 1),  # it looks at what is there before it writes
+    "clone": lambda store: store.clone(),
+}
+WRITES: dict[str, Callable[[TCPStore], object]] = {
+    "set": lambda store: store.set("k", "v"),
+    "large set": lambda store: store.set("k", bytes(8 << 20)),
+    "append": lambda store: store.append("k", "v"),
+    "multi_set": lambda store: store.multi_set(["k", "l"], ["v", "w"]),
+    "compare_set": lambda store: store.compare_set("k", "", "v"),
+    "delete_key": lambda store: store.delete_key("k"),
+    "queue_push": lambda store: store.queue_push("q", "v"),
+    "queue_pop at once": lambda store: store.queue_pop("q", block=False),
+}
+
+
+def late(call: Callable[[TCPStore], object], store: TCPStore) -> StoreUnavailableError:
+    """Call it with a timeout of `LIMIT`, and return what it raises, in time."""
+    store.set_timeout(LIMIT)
+    store._limit = LIMIT
+    started = time.monotonic()
+    try:
+        with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no answer within") as caught:
+            call(store)
+        assert time.monotonic() - started < SLACK_S
+    finally:
+        store.set_timeout(HANG_S)
+    assert caught.value.errno == errno.ETIMEDOUT
+    return caught.value
+
+
+@pytest.mark.parametrize("name", [*READS, *WRITES])
+def test_a_server_that_is_stopped_ends_each_operation_in_time(server: PlayedServer, store: TCPStore, name: str) -> None:
+    server.stop()
+    error = late((READS | WRITES)[name], store)
+    assert error.maybe_applied is (name in WRITES)
+    assert ("nobody knows" in str(error)) is error.maybe_applied
+    server.go_on()
+    store.set("after", "1")
+    assert store.get("after") == b"1"
+    until(lambda: len(server.open) == 1)  # the connection that was given up has been closed
+
+
+def test_what_the_kernel_has_not_sent_yet_is_not_sent_after_the_deadline(server: PlayedServer, store: TCPStore) -> None:
+    server.stop()
+    late(lambda store: store.set("k", bytes(1 << 20)), store)  # more than the server's kernel takes, less than ours
+    server.go_on()
+    until(lambda: not server.open)
+    assert not store.check(["k"])
+
+
+@pytest.mark.parametrize("name", ["set", "get", "check"])
+def test_a_signal_handler_that_raises_a_time_out_of_its_own_is_not_translated(
+    server: PlayedServer, store: TCPStore, name: str
+) -> None:
+    def raise_it(*_: object) -> None:
+        raise TimeoutError("the handler's")
+
+    server.stop()
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(TimeoutError, match="the handler's") as caught:
+            (READS | WRITES)[name](store)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert type(caught.value) is TimeoutError
+    server.go_on()
+    store.set("after", "1")
+
+
+def test_a_queue_where_a_value_is_waited_for_is_not_asked_for_all_the_time(
+    server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_waits, "RECHECK_S", HANG_S)
+    store.set_timeout(LIMIT)
+    with pytest.raises(StoreTimeoutError):
+        store.get("q")
+    assert server.asked[WAIT] <= 4
+
+
+@pytest.mark.parametrize(
+    ("call", "request_kind"),
+    [
+        (lambda store: store.add("n", 1), ADD),
+        (lambda store: store.queue_pop("q"), QUEUE_POP),
+        (lambda store: store.delete_key("n"), QUEUE_POP),
+    ],
+    ids=["add", "queue_pop", "delete_key"],
+)
+def test_a_server_that_stops_between_two_requests_may_have_applied_the_second(
+    server: PlayedServer, store: TCPStore, call: Callable[[TCPStore], object], request_kind: int
+) -> None:
+    store.set("n", "1")
+    server.falls_silent_before = request_kind
+    assert late(call, store).maybe_applied
+
+
+@pytest.mark.parametrize("what", ["get", "wait", "multi_get"])
+@pytest.mark.parametrize("ends_with", [CANCEL, None], ids=["before the wait's end is confirmed", "after that"])
+def test_a_server_that_stops_during_a_wait_makes_it_a_time_out(
+    server: PlayedServer, store: TCPStore, what: str, ends_with: int | None
+) -> None:
+    """The server had said that the key was missing; so that is what the caller hears."""
+    with store.clone() as waiter:
+        waiter.set_timeout(LIMIT)
+        server.falls_silent_before = ends_with or (CHECK if what == "wait" else COMPARE_SET)
+        with pytest.raises(StoreTimeoutError, match=r"^timeout: .*'k'.* did not answer any more") as caught:
+            READS[what](waiter)
+    assert "k" in caught.value.keys
+
+
+def test_a_value_that_does_not_come_is_no_missing_key(server: PlayedServer, store: TCPStore) -> None:
+    store.set("k", "v")
+    server.falls_silent_before = MULTI_GET
+    assert not late(lambda store: store.get("k"), store).maybe_applied
+
+
+def test_a_wait_names_every_key_if_the_server_stops_before_it_says_which_are_missing(
+    server: PlayedServer, store: TCPStore
+) -> None:
+    store.set("there", "1")
+    server.falls_silent_before = CHECK
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.wait(["there", "k"], LIMIT)
+    assert caught.value.keys == ("there", "k")
+
+
+def test_a_server_that_is_stopped_when_a_store_is_opened_is_named_in_time(server: PlayedServer) -> None:
+    server.stop()
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match=rf"^timeout: tcp://127.0.0.1:{server.port}: no answer within"):
+        TCPStore("127.0.0.1", server.port, timeout=LIMIT)
+    assert time.monotonic() - started < SLACK_S
+
+
+def test_a_server_with_no_room_for_another_connection_is_named_in_time() -> None:
+    """The kernel drops what asks for a connection, as does a network that is cut."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        waiting = []
+        for _ in range(4):
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(address)
+        with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no connection within") as caught:
+            TCPStore("127.0.0.1", address[1], timeout=LIMIT)
+        assert not caught.value.maybe_applied
+        for connection in waiting:
+            connection.close()
+
+
+def test_a_resolver_that_does_not_answer_ends_each_operation_and_keeps_one_thread(
+    server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    asked = []
+
+    def ask(*arguments: object, **_: object) -> list[tuple[object, ...]]:
+        asked.append(arguments)
+        answers.wait(HANG_S)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port))]
+
+    monkeypatch.setattr(_network.socket, "getaddrinfo", ask)
+    store._connections._endpoints = []
+    server.hang_up()
+    until(lambda: not server.open)
+    store.set_timeout(LIMIT)
+    with pytest.raises(StoreUnavailableError, match="hung up"):
+        store.check(["k"])
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no connection within") as caught:
+            store.set("k", "v")
+        assert not caught.value.maybe_applied
+    until(lambda: [each.name for each in threading.enumerate()].count("fscoord-tcp") == 1)
+    assert len(asked) == 1
+    answers.set()
+    store.set_timeout(HANG_S)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+
+
+@pytest.mark.parametrize("name", [*READS, *WRITES])
+def test_ctrl_c_ends_each_operation_on_a_server_that_is_stopped(
+    server: PlayedServer, store: TCPStore, no_ctrl_c_is_lost: None, name: str
+) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    server.stop()
+    timer = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+    def call() -> None:
+        timer.start()
+        if name == "wait with a timeout":
+            store.wait(["k"], HANG_S)
+        elif name == "look":  # its deadline may come before the signal
+            store.wait(["k"], HANG_S / 2)
+        else:
+            (READS | WRITES)[name](store)
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    timer.join()
+    server.go_on()
+    store.set("after", "1")
+    assert store.get("after") == b"1"
+
+
+def test_a_wait_that_is_closed_meanwhile_ends_though_the_server_is_stopped(
+    server: PlayedServer, store: TCPStore
+) -> None:
+    server.stop()
+    waiting = [start_thread(call, store) for call in (READS["get"], WRITES["set"])]
+    until(lambda: len(store._connections._busy) == len(waiting))
+    store.close()
+    for each in waiting:
+        with pytest.raises(StoreError, match="is closed"):
+            each.join()
+
+
+def test_a_server_that_hangs_up_costs_one_call_its_connection_and_no_more(
+    server: PlayedServer, store: TCPStore
+) -> None:
+    with start_thread(store.get, "k"):  # two connections
+        until(lambda: store._connections._busy)
+        store.set("k", "v")
+    assert len(server.open) == 2
+    server.hang_up()
+    until(lambda: not server.open)
+    with pytest.raises(StoreUnavailableError, match="hung up") as caught:
+        store.check(["k"])
+    assert not caught.value.maybe_applied
+    assert store.check(["k"])
+
+
+def test_a_wait_that_the_server_hangs_up_on_after_it_spoke_is_asked_once_more(
+    server: PlayedServer, store: TCPStore
+) -> None:
+    """So does torch's server without libuv when a key vanishes between the wait for it and the reading."""
+    waiting = start_thread(store.get, "k")
+    until(lambda: [each for each in list(store._connections._busy) if each.is_heard])
+    server.hang_up()
+    until(lambda: server._waiting and server.connections > 1)
+    store.set("k", "v")
+    assert waiting.join() == b"v"
+
+
+def test_a_server_without_queues_is_told_from_one_that_hung_up(server: PlayedServer) -> None:
+    server.has_queues = False
+    with TCPStore("127.0.0.1", server.port, timeout=HANG_S) as store:
+        store.set("k", "v")
+        assert store.delete_key("k")
+        assert not store.delete_key("k")
+        for call in (lambda: store.queue_push("q", "v"), lambda: store.queue_pop("q"), lambda: store.queue_len("q")):
+            with pytest.raises(StoreError, match="use_libuv=True") as caught:
+                call()
+            assert not caught.value.maybe_applied
+        assert not store.check(["q"])
+
+
+def test_a_connection_that_was_lost_does_not_show_that_there_are_no_queues(server: PlayedServer) -> None:
+    with TCPStore("127.0.0.1", server.port, timeout=HANG_S) as store:
+        server.hang_up()
+        until(lambda: not server.open)
+        store.queue_push("q", "v")
+        assert store.queue_pop("q") == b"v"
+
+
+def test_a_wait_of_long_is_spoken_of(
+    server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_patience, "FIRST_S", 0.01)
+    monkeypatch.setattr(tcp_deadline, "FIRST_PAUSE_S", 0.01)
+    with caplog.at_level(logging.WARNING), pytest.raises(StoreTimeoutError):
+        store.wait(["k"], 0.1)
+    assert f"still waiting for key 'k' in tcp://127.0.0.1:{server.port}" in caplog.text
+    server.stop()
+    late(WRITES["set"], store)
+    assert "still waiting for an answer of tcp://" in caplog.text
+
+
+def test_a_forked_child_has_connections_of_its_own_though_its_parent_is_in_a_call(
+    server: PlayedServer, store: TCPStore
+) -> None:
+    waiting = start_thread(store.get, "k")
+    until(lambda: server._waiting)
+    with store._connections._resolving:  # as if another thread were asking the resolver
+        store._connections._endpoints = []
+        child = os.fork()
+        if not child:
+            try:
+                store.set("k", "v")
+                os._exit(0 if store.get("k") == b"v" else 1)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert waiting.join() == b"v"
