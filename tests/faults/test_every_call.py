@@ -76,10 +76,11 @@ OPERATIONS: dict[str, Operation] = {
     "set_timeout": lambda store: store.set_timeout(LIMIT_S),
     "has_extended_api": lambda store: store.has_extended_api(),
     "has_liveness": lambda store: store.has_liveness,
+    "place_options": lambda store: store.place_options,
     "open": lambda store: FileStore(store.path, timeout=LIMIT_S).close(),
     "begin a run": lambda store: FileStore(store.path, timeout=LIMIT_S, run_id=("job", 2)).close(),
 }
-WITHOUT_CALLS = {"timeout", "set_timeout", "has_extended_api", "has_liveness", "capabilities"}
+WITHOUT_CALLS = {"timeout", "set_timeout", "has_extended_api", "has_liveness", "place_options", "capabilities"}
 ALIKE = {
     "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len", "barrier", "clone", "compact", "close", "open",
     "begin a run", "dead_sessions", "wait_alive", "wait_sessions", *WITHOUT_CALLS,

@@ -192,7 +192,6 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
     "_log/signpost.py": {
-        "hint: continue -> pass (2)": "nothing follows it",
         "newest: continue -> pass": "nothing follows it",
         'newest: (offset, chain), data, missing = start, b"", 0 | 0 -> 1': "more than that is read at once anyway",
         "newest: system.os.lseek(fd, offset, 0) -> pass": "a VOID is what was read last, and ends there",
