@@ -300,7 +300,7 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path, module, wo
 @pytest.mark.parametrize(
     ("module", "words", "extra"),
     [
-        ("torch", ["get", "--store", "tcp://127.0.0.1:1", "k"], "torch"),
+        ("torch", ["get", "--store", "tcp://127.0.0.1:1?is_master=1", "k"], "torch"),
         ("urllib3", ["get", "--store", "etcd://127.0.0.1:1/job", "k"], "etcd"),
         ("torch", ["run", "--rdzv-endpoint", "127.0.0.1:1", "true"], "torch"),
         ("urllib3", ["run", "--rdzv-endpoint", "etcd://127.0.0.1:1/job", "true"], "etcd"),

@@ -143,7 +143,7 @@ def test_a_queue_where_a_value_is_waited_for_is_not_asked_for_all_the_time(
     [
         (lambda store: store.add("n", 1), ADD),
         (lambda store: store.queue_pop("q"), QUEUE_POP),
-        (lambda store: store.delete_key("n"), QUEUE_POP),
+        (lambda store: store.delete_key("q"), QUEUE_POP),
     ],
     ids=["add", "queue_pop", "delete_key"],
 )
@@ -151,6 +151,7 @@ def test_a_server_that_stops_between_two_requests_may_have_applied_the_second(
     server: PlayedServer, store: TCPStore, call: Callable[[TCPStore], object], request_kind: int
 ) -> None:
     store.set("n", "1")
+    store.queue_push("q", "1")
     server.falls_silent_before = request_kind
     assert late(call, store).maybe_applied
 
