@@ -1,4 +1,4 @@
-"""The network as fscoord sees it: names and addresses of this host, free ports, and connections.
+"""The network as fscoord sees it: names and addresses of this host, free ports, connections, names that one can take.
 
 It stands beside `_system`, as the only module that imports `socket`, because few need it and it takes a while to load.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from weakref import WeakSet
 
 from fscoord import _system as system
 
-__all__ = ["connect", "free_port", "is_ip_address", "is_this_host"]
+__all__ = ["connect", "free_port", "is_ip_address", "is_this_host", "take_name"]
 
 
 def is_ip_address(text: str) -> bool:
@@ -49,6 +50,35 @@ def connect(host: str, port: int, limit: float) -> socket.socket:
     connection = socket.create_connection((host, port), min(limit, 1e6))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def take_name(name: str) -> socket.socket | None:
+    """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
+
+    None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
+    """
+    if system.platform() != "linux" or system.is_faked():
+        return None
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    _names.add(found)
+    try:
+        found.bind(f"\0{name}")
+    except OSError:
+        found.close()
+        return None
+    return found
+
+
+_names: WeakSet[socket.socket] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Close what would keep a name from all others for as long as the child lives."""
+    for found in list(_names):
+        found.close()
+
+
+system.after_fork_in_child("names", _after_fork_in_child)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

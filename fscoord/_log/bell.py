@@ -50,9 +50,11 @@ class Bell:
     def __init__(self, path: str, mode: int, *, create: bool = True) -> None:
         self.path = path
         self.is_new = False
-        descriptors: set[int] = set()
+        descriptors = system.Descriptors()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._finalizer.atexit = False
+        self.fd = -1
+        _bells.add(self)
         try:
             fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
         except FileNotFoundError:
@@ -67,7 +69,6 @@ class Bell:
             self._finalizer()
             raise
         self.fd = fd
-        _bells.add(self)
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -110,4 +111,4 @@ def _after_fork_in_child() -> None:
         bell.close()
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("bells", _after_fork_in_child)

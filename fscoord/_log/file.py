@@ -16,7 +16,7 @@ from fscoord._log.consumer import Consumer
 from fscoord._log.contention import said_first
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted
-from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
+from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, REOPEN, Suspect, Vanished
 from fscoord._log.record import Session
 from fscoord._log.runs import judge
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
@@ -67,8 +67,8 @@ class LogFile(Compactor):
             raise paths.unavailable(error, path, "opening the log") from error
 
     def after_fork(self) -> None:
-        """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
-        self._lock.after_fork()
+        """In a forked child: the descriptors are closed, and nothing is unlocked; the next operation opens its own."""
+        self._lock.after_fork(self._shared.mutex)
         super().after_fork()
 
     # -- the two things that one does with a log -------------------------------------------------------------------
@@ -148,7 +148,7 @@ class LogFile(Compactor):
                     raise
                 except OSError as error:
                     first = said_first(error)
-                    if first is not None:
+                    if first is not None and not self._is_cut_by_fork():
                         self._explain(first, maybe_applied=result is not MOVED and kind > 0)
                 except Vanished:  # the next attempt mends it
                     pass
@@ -264,6 +264,8 @@ class LogFile(Compactor):
             self.refuse_reentry()
             self._finish(StoreClosedError, "is closed; open the store again")
             self._lock.close()
+            if self._alive is not None:
+                self._alive.give_back()
             self._drop_all()
             self._lose_alive()
 
@@ -273,7 +275,18 @@ class LogFile(Compactor):
 
     def _misread(self, error: OSError) -> None:
         """Say what `error`, met while reading without the lock, means; or return if it is worth trying with it."""
+        if self._is_cut_by_fork():
+            return
         raise paths.unavailable(error, self.path, "reading the log") from error
+
+    def _is_cut_by_fork(self) -> bool:
+        """Return whether a signal handler has forked in the middle of an operation, which goes on in the child.
+
+        Its descriptors are closed there. So the child's next attempt opens its own.
+        """
+        if self._rfd < 0:
+            self._trouble |= REOPEN
+        return self._rfd < 0
 
     # -- with the lock ---------------------------------------------------------------------------------------------
 

@@ -71,11 +71,10 @@ class Watcher:
     def see_to_it(self) -> None:
         """Have a thread look at the calls, if none does."""
         if self._thread is None:
-            self._thread = system.threading.Thread(target=self._run, name="fscoord-stuck", daemon=True)
             try:
-                self._thread.start()
-            except RuntimeError:  # no thread left, or the interpreter is about to end
-                self._thread = None
+                self._thread = system.start_thread("fscoord-stuck", self._run)
+            except RuntimeError:  # the next call tries again
+                pass
 
     def _run(self) -> None:
         while True:
@@ -95,6 +94,8 @@ _watcher: Final = [Watcher()]
 
 def _after_fork_in_child() -> None:
     _watcher[0] = Watcher()
+    for call in list(_open):
+        call.end()  # it was made by a thread of the parent
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("calls", _after_fork_in_child)

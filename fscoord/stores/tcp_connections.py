@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord.errors import StoreClosedError, StoreUnavailableError
@@ -36,12 +37,12 @@ class Connections:
         self.limit = min(max(timeout, 0.001), 1e9)
         self._use_libuv = use_libuv
         self._is_closed = False
-        self._owner = system.os.getpid()
         self.torch = _torch()
         first = self._connect(**server)
         self.port = int(first.port)
         self._server = first if server["is_master"] else None
         self._idle = [first]
+        _all.add(self)
 
     def __str__(self) -> str:
         return f"tcp://{self.host}:{self.port}"
@@ -68,24 +69,23 @@ class Connections:
 
     def close(self) -> None:
         """Give the connections back, and the server, if it is here."""
-        self._leave_inherited()
+        system.life()
         self._is_closed = True
         self._server, self._idle = None, []
 
     def _take(self) -> Any:
         """Return a connection that no other thread uses."""
         self.refuse_if_closed()
-        self._leave_inherited()
+        system.life()  # after a fork in C it makes the child leave what is its parent's
         try:
             return self._idle.pop()
         except IndexError:
             return self._connect(is_master=False, wait_for_workers=False)
 
-    def _leave_inherited(self) -> None:
-        if self._owner != system.os.getpid():
-            self._owner = system.os.getpid()
-            _inherited.append((self._server, self._idle))
-            self._server, self._idle = None, []
+    def after_fork(self) -> None:
+        """In a forked child: begin without connections."""
+        _inherited.append((self._server, self._idle))
+        self._server, self._idle = None, []
 
     def _connect(self, **server: Any) -> Any:
         try:
@@ -110,3 +110,14 @@ def _torch() -> Any:
     except ImportError as error:
         raise ImportError("TCPStore needs torch: install the extra, pip install 'fscoord[torch]'") from error
     return torch.distributed
+
+
+_all: WeakSet[Connections] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for connections in list(_all):
+        connections.after_fork()
+
+
+system.after_fork_in_child("tcp connections", _after_fork_in_child)

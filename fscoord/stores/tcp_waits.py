@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord.errors import StoreUnavailableError
@@ -45,10 +46,11 @@ class Waits:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._connect = system.load("fscoord._network").connect
-        self._begin()
+        self.begin()
+        _all.add(self)
 
-    def _begin(self) -> None:
-        self._life = system.life()
+    def begin(self) -> None:
+        """Begin without channels; in a forked child too, for the parent's would mix two processes' answers."""
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
 
@@ -82,15 +84,14 @@ class Waits:
 
     def close(self) -> None:
         """End the waits, whose store is closed, and give the channels back."""
-        if self._life == system.life():
-            for channel in list(self._busy):
-                channel.interrupt()
-            while self._idle:
-                self._idle.pop().close()
+        system.life()  # after a fork in C it makes the child leave its parent's channels alone
+        for channel in list(self._busy):
+            channel.interrupt()
+        while self._idle:
+            self._idle.pop().close()
 
     def _take(self) -> Channel:
-        if self._life != system.life():  # the parent's channels would mix two processes' answers
-            self._begin()
+        system.life()
         try:
             return self._idle.pop()
         except IndexError:
@@ -107,10 +108,9 @@ class Waits:
             except Exception as error:  # noqa: BLE001 - it is raised below
                 opened.append(error)
 
-        thread = system.threading.Thread(target=connect, name="fscoord-tcp", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # no thread is left
+            thread = system.start_thread("fscoord-tcp", connect)
+        except RuntimeError:  # no thread is left, or none is allowed here
             connect()
         else:
             thread.join()
@@ -118,6 +118,17 @@ class Waits:
         if isinstance(channel, Exception):
             raise channel
         return channel
+
+
+_all: WeakSet[Waits] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for waits in list(_all):
+        waits.begin()
+
+
+system.after_fork_in_child("tcp waits", _after_fork_in_child)
 
 
 class Channel:
