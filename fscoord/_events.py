@@ -182,7 +182,8 @@ class Inotify:
 
     def after_fork(self) -> None:
         """In a forked child: the descriptors are closed, which the parent reads, and so is the epoll."""
-        self.close()
+        if self._obituaries is not None:
+            self._obituaries.close()
 
 
 class Observed:

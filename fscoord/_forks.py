@@ -26,6 +26,7 @@ ORDER: Final = (
     "faked files",  # the mutex of all logs on files that are not real
     "mutexes",  # of each log
     "handles",  # which take the mutexes that are new by now
+    "stores",  # those that were being closed; needs `handles`
     "lines",
     "posts",
     "bells",

@@ -35,22 +35,8 @@ except ImportError:  # Windows: the package imports, FileStore refuses
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = [
-    # modules, for which a stand-in may be put
-    "errno",
-    "fcntl",
-    "os",
-    "select",
-    "stat",
-    "threading",
-    "time",
-    # what has a module of its own, and is used by all
-    "after_fork_in_child",
-    "life",
-    "load",
-    "own_process",
-    "recover_from_fork",
-]
+__all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
+__all__ += ["after_fork_in_child", "life", "load", "own_process", "recover_from_fork"]  # from modules of their own
 
 O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -236,8 +222,8 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
         thread.start()
     except RuntimeError as error:  # a limit, a subinterpreter that allows no such threads, or the process is ending
         raise StoreUnavailableError(
-            f"the thread {name!r} can't be started ({error}); end other threads, raise the limit (ulimit -u), or use the"
-            " main interpreter",
+            f"the thread {name!r} can't be started ({error}); end other threads, raise the limit (ulimit -u), or use"
+            " the main interpreter",
             errno=errno.EAGAIN,
         ) from error
     return thread

@@ -28,15 +28,17 @@ FUNCTION_LINES_MAX = 50
 # Which module may import which: the first pattern that fits counts. A module that nothing fits has no place yet.
 LAYERS = [
     ("errors", []),
-    ("_logger", []),
-    ("_system", ["errors"]),
+    ("_forks", []),
+    ("_imports", ["_forks"]),
+    ("_logger", ["_imports"]),
+    ("_system", ["_forks", "_imports", "errors"]),
     ("_events", ["_system"]),
     ("_naps", ["_system"]),
     ("_interruptions", ["_system"]),
     ("_log.session", []),
     ("_log.record", ["_log.session", "errors"]),
     ("_log.line", ["_system", "errors"]),
-    ("_log.marker", ["_log.alive", "_log.session", "_system"]),
+    ("_log.marker", ["_log.alive", "_log.session", "_network", "_system"]),
     ("_log.lock", ["_log.line", "_log.marker", "_system", "errors"]),
     ("_log.mount", ["_system", "errors"]),
     ("_log.path", ["_system", "errors"]),
@@ -346,6 +348,7 @@ SYSTEM = {
     "subprocess", "tempfile", "time", "watchdog",
 }  # fmt: skip
 SYSTEM_ALLOWED = {
+    "_forks": ({"mmap", "os"}, "finds out that the process was forked, for _system among others"),
     "_network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "aio._hands": ({"asyncio"}, "is about the event loop, as all of these"),

@@ -108,7 +108,7 @@ _bells: weakref.WeakSet[Bell] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for bell in list(_bells):
-        bell.close()
+        bell.fd = -1
 
 
 system.after_fork_in_child("bells", _after_fork_in_child)

@@ -71,6 +71,10 @@ class LogFile(Compactor):
         self._lock.after_fork(self._shared.mutex)
         super().after_fork()
 
+    def be_closed_by_fork(self) -> None:
+        """In a forked child, after `after_fork`: a thread of the parent was closing this handle, and is not here."""
+        self._finish(StoreClosedError, "was being closed by another thread when this process was forked; open it again")
+
     # -- the two things that one does with a log -------------------------------------------------------------------
 
     def refresh(self, limit: float) -> None:
@@ -284,9 +288,10 @@ class LogFile(Compactor):
 
         Its descriptors are closed there. So the child's next attempt opens its own.
         """
-        if self._rfd < 0:
+        is_cut = self._rfd < 0 or self._lock.fd < 0
+        if is_cut:
             self._trouble |= REOPEN
-        return self._rfd < 0
+        return is_cut
 
     # -- with the lock ---------------------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ class Post:
         system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), place)
 
     def after_fork(self) -> None:
-        """In a forked child: the post is the parent's, so its descriptors are closed by now, and nothing is unlocked."""
+        """In a forked child: the post is the parent's; its descriptors are closed by now, and nothing is unlocked."""
         self._guard = system.threading.RLock()
         self._waiting.clear()
         self._holder = self
