@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from fscoord import FileStore, FscoordError, StoreTimeoutError, _system as system
 from fscoord._log import line, lock as log_lock
 
-HANG_S = int(os.environ.get("HANG_S", 60))
+HANG_S = 60
 SOON_S = 0.05
 """The deadline of what a child does while it may not get the lock."""
 SLACK_S = 10
