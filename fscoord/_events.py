@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import starmap
 from typing import Any
 
@@ -40,6 +41,9 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
 class Inotify:
     """An inotify instance with one watch, read by whoever waits.
 
+    Threads use it at once, and no lock keeps them apart: a signal handler may wait, too, and would meet the lock of the
+    wait that it has interrupted. So each step that others could come between is one operation on a dict or set.
+
     Attributes:
         processes: the processes whose end ends a wait, too, and their descriptors.
     """
@@ -50,14 +54,18 @@ class Inotify:
         inotify_c = system.load("watchdog.observers.inotify_c")
         import ctypes  # which that has imported
 
-        descriptors: set[int] = set()
+        self._descriptors = descriptors = system.Descriptors()
         self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._close.atexit = False
+        self.processes: dict[int, int] = {}
+        self._epolls: dict[str, Any] = {}
+        self._is_complete = False  # whether `wait` knows of the epoll
+        _instances.add(self)
         # Each in one chain of C calls, which no signal handler can split.
         descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
         (self._interruptions,) = descriptors
         descriptors.update(starmap(inotify_c.inotify_init, ((),)))
-        fd = next(iter(descriptors - {self._interruptions}))
+        fd = next(iter(descriptors - {self._interruptions}))  # of which no other thread knows yet
         if fd < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
@@ -67,10 +75,12 @@ class Inotify:
             number = ctypes.get_errno()
             raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
         self._sources = (fd, self._interruptions)
-        self._descriptors = descriptors
-        self.processes: dict[int, int] = {}
-        self._obituaries: Any = None
         self._poll = self._make_poll()
+
+    @property
+    def _obituaries(self) -> Any:
+        """The epoll(7) that has the descriptors of processes; None if there are none."""
+        return self._epolls.get("obituaries")
 
     def _make_poll(self) -> Any:
         poll = system.select.poll()
@@ -111,33 +121,58 @@ class Inotify:
             return True
         if len(self.processes) >= PROCESSES_MAX:
             return False
-        known = frozenset(self._descriptors)
         try:
-            if self._obituaries is None:
-                self._obituaries = system.select.epoll()
+            obituaries = self._epolls.get("obituaries") or self._epolls.setdefault("obituaries", system.select.epoll())
+            if not self._is_complete:
                 self._poll = self._make_poll()
+                self._is_complete = True
                 self.interrupt()  # who waits now waits without it
-            self._descriptors.update(map(system.os.pidfd_open, (pid,)))
-            fd = next(iter(self._descriptors - known))
-            self.processes[pid] = fd
-            self._obituaries.register(fd, system.select.EPOLLIN)
+            fd = self._open_process(pid)
         except (OSError, AttributeError) as error:
             raise_if_foreign(error)
             return False
+        entering = partial(self.processes.setdefault, pid, fd)
+        try:
+            entered, _ = system.in_one_chain(entering, partial(obituaries.register, fd, system.select.EPOLLIN))
+        except (OSError, ValueError) as error:  # the latter: it was closed meanwhile
+            raise_if_foreign(error)
+            if self.processes.get(pid) == fd:
+                del self.processes[pid]
+            self._give_up(fd)
+            return False
+        if entered != fd:  # another thread was first
+            obituaries.unregister(fd)
+            self._give_up(fd)
         return True
 
+    def _open_process(self, pid: int) -> int:
+        """Return a descriptor of process `pid`, added to ours in the same chain of C calls."""
+        opened: list[int] = []
+        opening = partial(opened.extend, map(system.os.pidfd_open, (pid,)))
+        system.in_one_chain(opening, partial(self._descriptors.update, opened))
+        return opened[0]
+
+    def _give_up(self, fd: int) -> None:
+        self._descriptors.discard(fd)
+        system.close_quietly(fd)
+
     def count_ended(self) -> int:
-        """Return how many of the watched processes have ended since the last call; they are watched no more."""
-        if self._obituaries is None:
+        """Return how many of the watched processes this call has found ended; they are watched no more."""
+        obituaries = self._obituaries
+        if obituaries is None:
             return 0
-        ended = {fd for fd, _ in self._obituaries.poll(0)}
-        for pid, fd in list(self.processes.items()):
-            if fd in ended:
-                self._obituaries.unregister(fd)
-                self._descriptors.discard(fd)
-                del self.processes[pid]
-                system.close_quietly(fd)
-        return len(ended)
+        known = list(self.processes.items())  # before the look: what is opened from now on may have an old number
+        try:
+            ended = {fd for fd, _ in obituaries.poll(0)}
+        except ValueError:  # it was closed meanwhile
+            return 0
+        count = 0
+        for pid, fd in known:
+            if fd in ended and self.processes.pop(pid, None) == fd:  # whoever takes it out is the one that closes it
+                obituaries.unregister(fd)
+                self._give_up(fd)
+                count += 1
+        return count
 
     def interrupt(self) -> None:
         """Have `wait`, in whatever thread, return."""
@@ -146,6 +181,11 @@ class Inotify:
     def close(self) -> None:
         """Give the instance back."""
         self._close()
+        if self._obituaries is not None:
+            self._obituaries.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: the descriptors are closed, which the parent reads, and so is the epoll."""
         if self._obituaries is not None:
             self._obituaries.close()
 
@@ -174,3 +214,14 @@ class Observed:
         """Have the observer's threads end; in a forked child there are none."""
         if self._owner == system.os.getpid():
             self._observer.stop()
+
+
+_instances: weakref.WeakSet[Inotify] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for instance in list(_instances):
+        instance.after_fork()
+
+
+system.after_fork_in_child("events", _after_fork_in_child)

@@ -1,4 +1,4 @@
-"""The network as fscoord sees it: names and addresses of this host, free ports, and connections.
+"""The network as fscoord sees it: names and addresses of this host, free ports, connections, names that one can take.
 
 It stands beside `_system`, as the only module that imports `socket`, because few need it and it takes a while to load.
 """
@@ -10,11 +10,12 @@ import socket
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord._foreign import raise_if_foreign
 
-__all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve"]
+__all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve", "take_name"]
 
 Endpoint = tuple[socket.AddressFamily, Any]
 """A kind of network, and an address with a port in it."""
@@ -101,6 +102,35 @@ def drop_unsent(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:  # it is closed already
         pass
+
+
+def take_name(name: str) -> socket.socket | None:
+    """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
+
+    None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
+    """
+    if system.platform() != "linux" or system.is_faked():
+        return None
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    _names.add(found)
+    try:
+        found.bind(f"\0{name}")
+    except OSError:
+        found.close()
+        return None
+    return found
+
+
+_names: WeakSet[socket.socket] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Close what would keep a name from all others for as long as the child lives."""
+    for found in list(_names):
+        found.close()
+
+
+system.after_fork_in_child("names", _after_fork_in_child)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

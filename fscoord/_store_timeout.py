@@ -30,26 +30,40 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     limit = duration(seconds(timeout))
     base = _base(store)
     token = _Token(limit)
+    system.life()  # after a fork in C it renews the lock
     try:
-        with _tokens_lock:
+        with _tokens_lock[0]:
             stack = _tokens.setdefault(base, [_Token(base.timeout)])
             base.set_timeout(limit)
             stack.append(token)
         yield
     finally:
-        with _tokens_lock:
+        with _tokens_lock[0]:
             _take_away(base, token)
 
 
 class _Token:
-    """One timeout that holds until it is taken away; told from others by identity."""
+    """One timeout that holds until its thread takes it away; told from others by identity."""
 
     def __init__(self, limit: timedelta) -> None:
         self.limit = limit
+        self.thread = system.threading.get_ident()
 
 
 _tokens: WeakKeyDictionary[Store, list[_Token]] = WeakKeyDictionary()
-_tokens_lock = system.threading.Lock()
+_tokens_lock = [system.threading.Lock()]
+
+
+def _after_fork_in_child() -> None:
+    """Take away what threads would have to that are not here."""
+    _tokens_lock[0] = system.threading.Lock()
+    me = system.threading.get_ident()
+    for base, stack in list(_tokens.items()):
+        stack[1:] = [token for token in stack[1:] if token.thread == me]
+        _take_away(base, _Token(stack[-1].limit))
+
+
+system.after_fork_in_child("timeouts", _after_fork_in_child)
 
 
 def _take_away(base: Store, token: _Token) -> None:

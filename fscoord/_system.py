@@ -12,16 +12,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import mmap
 import os
 import select
 import stat
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import IO, Any, ParamSpec, TypeVar
+
+from fscoord._forks import after_fork_in_child, life, own_process, recover_from_fork
+from fscoord._imports import load
+from fscoord.errors import StoreUnavailableError
 
 try:
     import fcntl
@@ -32,6 +36,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
+__all__ += ["after_fork_in_child", "life", "load", "own_process", "recover_from_fork"]  # from modules of their own
 
 O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -51,6 +56,14 @@ faked_mutex = threading.RLock()
 Under Python 3.13 and later each call of pyfakefs' ``os`` sends the calls of all other threads, for that moment, to the
 real one: descriptors that it gave out then mean real files.
 """
+
+
+def _renew_faked_mutex() -> None:
+    global faked_mutex
+    faked_mutex = threading.RLock()
+
+
+after_fork_in_child("faked files", _renew_faked_mutex)
 
 
 def alone_if_faked(method: Callable[P, R]) -> Callable[P, R]:
@@ -106,8 +119,8 @@ def is_zombie(pid: int) -> bool:
 
 def _proc_text(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
+        with open(path, "rb") as file:  # as text it might import a codec, which a fork or Ctrl-C can cut in half
+            return file.read().decode("ascii", "replace").strip()
     except OSError:
         return ""
 
@@ -117,22 +130,60 @@ def random_bytes(count: int) -> bytes:
     return os.urandom(count)
 
 
+def in_one_chain(*steps: functools.partial[Any]) -> list[Any]:
+    """Return what the steps return, calls of C functions, with no place between them for a signal handler."""
+    return list(map(functools.partial.__call__, steps))
+
+
+class Descriptors(set[int]):
+    """Descriptors that are open. A forked child closes them.
+
+    So a number must be taken out before it is closed: it is that of another file as soon as somebody opens one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.close = os.close  # of the files that they are opened in, should those be a stand-in's
+        _descriptors[id(self)] = self
+
+
+_descriptors: weakref.WeakValueDictionary[int, Descriptors] = weakref.WeakValueDictionary()
+loose = Descriptors()
+"""Those that nobody keeps elsewhere. It is shared by all threads, so nothing may be concluded from what is in it."""
+
+
+def _close_inherited() -> None:
+    """In a forked child: close all, each once, and unlock nothing, for the locks are the parent's."""
+    found: dict[Callable[[int], None], set[int]] = {}
+    for kept in list(_descriptors.values()):
+        found.setdefault(kept.close, set()).update(kept)
+        kept.clear()
+    for close, descriptors in found.items():
+        with contextlib.suppress(Exception):  # whatever a stand-in raises that is over
+            close_all(close, descriptors)
+
+
+after_fork_in_child("descriptors", _close_inherited)
+
+
 def close_quietly(*descriptors: int) -> None:
     """Close every descriptor that is not -1, whatever close(2) says: there is nothing left to do about it."""
     for descriptor in descriptors:
         if descriptor >= 0:
             try:
-                os.close(descriptor)
+                in_one_chain(functools.partial(loose.discard, descriptor), functools.partial(os.close, descriptor))
             except OSError:
                 pass
 
 
 def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
     """Close what a handle that was thrown away held, in the file system that it was opened in."""
-    for descriptor in descriptors:
+    while descriptors:
         try:
+            descriptor = descriptors.pop()
+            loose.discard(descriptor)
             close(descriptor)
-        except OSError:
+        except (OSError, KeyError):  # the latter: another thread has taken the last
             pass
 
 
@@ -160,33 +211,22 @@ class Wakeup:
         return self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
-def load(name: str) -> Any:
-    """Return the module `name`, imported by a thread of its own, which no Ctrl-C reaches.
-
-    A KeyboardInterrupt in the middle of importlib may leave the lock of all imports taken for ever, and with it every
-    thread that imports anything: ``_get_module_lock`` takes it before its ``try`` begins.
+def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Have a thread of this name make the call, and return the thread; the process does not wait for it at its end.
 
     Raises:
-        ImportError: there is no such module, or what it raised itself.
+        StoreUnavailableError: there can be no such thread; an error of ours, and a `RuntimeError`.
     """
-    found = sys.modules.get(name)
-    if found is None or getattr(found.__spec__, "_initializing", False):
-        thread = _Thread(target=_load_quietly, args=(name,), name="fscoord-import", daemon=True)
-        try:
-            thread.start()
-            thread.join()
-        except RuntimeError:  # no thread is left: import it here
-            pass
-        __import__(name)
-    return sys.modules[name]
-
-
-_Thread = threading.Thread  # a real one, whatever takes the place of `threading`
-
-
-def _load_quietly(name: str) -> None:
-    with contextlib.suppress(Exception):  # who asked for it meets it again
-        __import__(name)
+    try:
+        thread = threading.Thread(target=call, args=arguments, name=name, daemon=True)
+        thread.start()
+    except RuntimeError as error:  # a limit, a subinterpreter that allows no such threads, or the process is ending
+        raise StoreUnavailableError(
+            f"the thread {name!r} can't be started ({error}); end other threads, raise the limit (ulimit -u), or use"
+            " the main interpreter",
+            errno=errno.EAGAIN,
+        ) from error
+    return thread
 
 
 def load_flock_locker() -> Any:
@@ -231,23 +271,6 @@ def _numbers_in(directory: str) -> list[str]:
         return []
 
 
-def take_name(name: str) -> Any:
-    """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
-
-    None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
-    """
-    if platform() != "linux" or is_faked():
-        return None
-    socket = load("socket")
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        found.bind(f"\0{name}")
-    except OSError:
-        found.close()
-        return None
-    return found
-
-
 def mount_table() -> list[str]:
     """Return the lines of this process's mount table (proc_mountinfo(5)), none where there is no such table."""
     return _proc_text("/proc/self/mountinfo").splitlines()
@@ -256,64 +279,6 @@ def mount_table() -> list[str]:
 def nfs_recovers_lost_locks() -> bool:
     """Return whether the NFS client takes locks back that it has lost: its parameter ``recover_lost_locks``."""
     return _proc_text("/sys/module/nfs/parameters/recover_lost_locks").upper() in ("Y", "1")
-
-
-_after_fork: list[Callable[[], None]] = []
-_life = [1]
-
-
-def after_fork_in_child(call: Callable[[], None]) -> None:
-    """Have `call` called in every forked child: by Python's own hook, or at the next operation after a fork in C."""
-    _after_fork.append(call)
-
-
-def recover_from_fork() -> None:
-    """In a forked child: call what `after_fork_in_child` was given."""
-    _life[0] += 1
-    for call in _after_fork:
-        call()
-    own_process[0] = 1
-
-
-def life() -> int:
-    """Return a number that is another one in a forked child than in its parent; getpid(2) takes ten times as long."""
-    if not own_process[0]:
-        recover_from_fork()
-    return _life[0]
-
-
-class _PidMark:
-    """`own_process` where the kernel has no MADV_WIPEONFORK."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def __getitem__(self, _: int) -> int:
-        return self._pid == os.getpid()
-
-    def __setitem__(self, _: int, __: int) -> None:
-        self._pid = os.getpid()
-
-
-def _make_mark() -> Any:
-    wipe_on_fork = 18  # MADV_WIPEONFORK, madvise(2), Linux 4.14
-    try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        page.madvise(wipe_on_fork)
-    except (AttributeError, OSError, TypeError):
-        return _PidMark()
-    page[0] = 1
-    return page
-
-
-own_process = _make_mark()
-"""``own_process[0]`` is 0 in a child that was forked without Python's knowledge, until `recover_from_fork`.
-
-The kernel wipes this page in a child. Looking at it takes 15 ns; getpid(2), which says as much, ten times that.
-"""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=recover_from_fork)
 
 
 def has_ofd_locks() -> bool:

@@ -28,8 +28,10 @@ MODULE_LINES_MAX = 600
 LAYERS = [
     ("errors", []),
     ("_foreign", ["errors"]),
-    ("_logger", []),
-    ("_system", ["errors"]),
+    ("_forks", []),
+    ("_imports", ["_forks"]),
+    ("_logger", ["_imports"]),
+    ("_system", ["_foreign", "_forks", "_imports", "errors"]),
     ("_events", ["_foreign", "_system"]),
     ("_naps", ["_system"]),
     ("_interruptions", ["_system"]),
@@ -42,7 +44,7 @@ LAYERS = [
     ("_log.meaning", ["_log.malformed", "_log.record", "_log.session", "_log.successor"]),
     ("_log.permissions", ["_foreign", "_system"]),
     ("_log.line", ["_system", "errors"]),
-    ("_log.marker", ["_foreign", "_log.alive", "_log.malformed", "_log.session", "_system"]),
+    ("_log.marker", ["_foreign", "_log.alive", "_log.malformed", "_log.session", "_network", "_system"]),
     ("_log.lock", ["_foreign", "_log.line", "_log.marker", "_system", "errors"]),
     ("_log.mount", ["_foreign", "_system", "errors"]),
     ("_log.path", ["_foreign", "_log.permissions", "_system", "errors"]),
@@ -430,6 +432,7 @@ SYSTEM = {
     "subprocess", "tempfile", "time", "watchdog",
 }  # fmt: skip
 SYSTEM_ALLOWED = {
+    "_forks": ({"mmap", "os"}, "finds out that the process was forked, for _system among others"),
     "_network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "aio._hands": ({"asyncio"}, "is about the event loop, as all of these"),

@@ -162,6 +162,19 @@ class AliveFile:
             raise_if_foreign(error)
             return True
 
+    def give_back(self) -> None:
+        """Unlock the byte that this handle holds.
+
+        To close the descriptor is not enough: a child that another thread forks at that moment may inherit it, and
+        would hold the byte for as long as the child lives.
+        """
+        number, self.number = self.number, 0
+        if number:
+            try:
+                self._lock(system.fcntl.F_UNLCK, number)
+            except OSError:  # closing the descriptor will do
+                pass
+
     def close(self) -> None:
         """Give the descriptor back, and the byte with it; in a forked child the byte stays its parent's."""
         paths.close_kept(self._fd, self._keep)

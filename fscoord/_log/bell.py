@@ -53,9 +53,11 @@ class Bell:
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
-        descriptors: set[int] = set()
+        descriptors = system.Descriptors()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._finalizer.atexit = False
+        self.fd = -1
+        _bells.add(self)
         try:
             fd = paths.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
         except FileNotFoundError as error:
@@ -71,7 +73,6 @@ class Bell:
             self._finalizer()
             raise
         self.fd = fd
-        _bells.add(self)
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -112,7 +113,7 @@ _bells: weakref.WeakSet[Bell] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for bell in list(_bells):
-        bell.close()
+        bell.fd = -1
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("bells", _after_fork_in_child)

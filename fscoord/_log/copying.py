@@ -28,7 +28,7 @@ class Copy:
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
         self._birth = paths.birth_name(path)
-        self._opened: set[int] = set()
+        self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0
 

@@ -18,7 +18,7 @@ from fscoord._log.contention import said_first
 from fscoord._log.identity import Identity
 from fscoord._log.mount import Mount, find_mount
 from fscoord._log.opening import Wanted
-from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, Suspect, Vanished
+from fscoord._log.reader import CHUNK, DIRTY, LOOK_S, REOPEN, Suspect, Vanished
 from fscoord._log.runs import judge
 from fscoord._log.session import Session
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
@@ -71,9 +71,13 @@ class LogFile(Compactor):
             raise paths.unavailable(error, path, "opening the log") from error
 
     def after_fork(self) -> None:
-        """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
-        self._lock.after_fork()
+        """In a forked child: the descriptors are closed, and nothing is unlocked; the next operation opens its own."""
+        self._lock.after_fork(self._shared.mutex)
         super().after_fork()
+
+    def be_closed_by_fork(self) -> None:
+        """In a forked child, after `after_fork`: a thread of the parent was closing this handle, and is not here."""
+        self._finish(StoreClosedError, "was being closed by another thread when this process was forked; open it again")
 
     # -- the two things that one does with a log -------------------------------------------------------------------
 
@@ -158,7 +162,7 @@ class LogFile(Compactor):
                         self._lock.unlock()
                         raise
                     first = said_first(error)
-                    if first is not None:
+                    if first is not None and not self._is_cut_by_fork():
                         self._explain(first, maybe_applied=result is not MOVED and kind > 0)
                 except Vanished:  # the next attempt mends it
                     pass
@@ -277,6 +281,8 @@ class LogFile(Compactor):
             self.refuse_reentry()
             self._finish(StoreClosedError, "is closed; open the store again")
             self._lock.close()
+            if self._alive is not None:
+                self._alive.give_back()
             self._drop_all()
             self._lose_alive()
 
@@ -286,7 +292,19 @@ class LogFile(Compactor):
 
     def _misread(self, error: OSError) -> None:
         """Say what `error`, met while reading without the lock, means; or return if it is worth trying with it."""
+        if self._is_cut_by_fork():
+            return
         raise paths.unavailable(error, self.path, "reading the log") from error
+
+    def _is_cut_by_fork(self) -> bool:
+        """Return whether a signal handler has forked in the middle of an operation, which goes on in the child.
+
+        Its descriptors are closed there. So the child's next attempt opens its own.
+        """
+        is_cut = self._rfd < 0 or self._lock.fd < 0
+        if is_cut:
+            self._trouble |= REOPEN
+        return is_cut
 
     # -- with the lock ---------------------------------------------------------------------------------------------
 

@@ -44,6 +44,9 @@ class Lock(Protocol):
     def block(self, fd: int) -> None:
         """Wait in the kernel until descriptor `fd` has the lock."""
 
+    def unblock(self, fd: int) -> None:
+        """Give back what `block` has got."""
+
     def adopt(self, fd: int, grant: Any) -> None:
         """Under the mutex: go on with descriptor `fd`, which has the lock."""
 
@@ -92,7 +95,7 @@ class _Request:
         self.place = place
         self.waiters = [first]
         self.fd = -1
-        system.threading.Thread(target=self._run, name="fscoord-lock", daemon=True).start()
+        system.start_thread("fscoord-lock", self._run)
 
     def _run(self) -> None:
         try:
@@ -101,7 +104,7 @@ class _Request:
                 if waiter is None:
                     return
                 self.fd = waiter.reopen()
-                block = waiter.lock.block
+                block, unblock = waiter.lock.block, waiter.lock.unblock
                 if _place(self.fd, self.place[2]) != self.place:  # its log goes on in another file, or has gone
                     waiter.lock.can_block = False  # or it would come back at once, for as long as the lock is held
                     waiter.gone = True
@@ -111,7 +114,10 @@ class _Request:
                     continue
                 waiter = None  # whoever gives up may also be thrown away
                 block(self.fd)
-                self._hand_over()
+                if not self._hand_over():
+                    unblock(self.fd)  # a child that was forked in C has inherited the descriptor, and keeps it open
+                    system.close_quietly(self.fd)
+                    self.fd = -1
         except (OSError, FscoordError):  # whoever waits will meet it, too, and must not ask the kernel again
             for waiter in self.waiters:
                 waiter.lock.can_block = False
@@ -138,15 +144,13 @@ class _Request:
                 del _requests[self.place]
             return None
 
-    def _hand_over(self) -> None:
-        """Give the lock, with the descriptor, to the first who still waits, or back."""
+    def _hand_over(self) -> bool:
+        """Give the lock, with the descriptor, to the first who still waits; False if there is nobody."""
         grant = None
         while grant is None:
             waiter = self._first()
             if waiter is None:
-                system.close_quietly(self.fd)
-                self.fd = -1
-                return
+                return False
             lock = waiter.lock
             with lock.mutex:
                 if not (waiter.gone or lock.is_closed):
@@ -161,6 +165,7 @@ class _Request:
                 if lock.grant is grant:
                     lock.grant = None
                     lock.unlock()
+        return True
 
 
 _requests: dict[tuple[int, int, int], _Request] = {}
@@ -188,8 +193,9 @@ def _line_up(waiter: _Waiter) -> _Request:
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
     for request in list(_requests.values()):
-        system.close_quietly(request.fd)
+        for waiter in list(request.waiters):  # for one whose signal handler has forked, in the middle of its wait
+            waiter.wake.set()
     _requests.clear()
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("lines", _after_fork_in_child)

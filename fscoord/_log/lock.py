@@ -56,6 +56,11 @@ def _nothing() -> None:
     """Lock, or unlock, nothing."""
 
 
+def _no_descriptor() -> None:
+    """Lock through a descriptor that is closed."""
+    raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
+
+
 def _unsupported(error: OSError, kind: int, path: str) -> UnsupportedFilesystemError:
     others = " or ".join(f'lock="{name}"' for name, number in KINDS.items() if number != kind)
     return UnsupportedFilesystemError(
@@ -168,6 +173,8 @@ class LogLock:
 
     def holder(self) -> int | str | None:
         """Return who holds the lock: a session's number (0: not introduced), words, or None if nobody or unknown."""
+        if self.fd < 0:
+            return None
         if self.kind == OFD:
             fcntl = system.fcntl
             asked = _range(fcntl.F_WRLCK, 0)
@@ -219,6 +226,17 @@ class LogLock:
         else:
             fcntl.flock(fd, fcntl.LOCK_EX)
 
+    def unblock(self, fd: int) -> None:
+        """Give back what `block` has got."""
+        fcntl = system.fcntl
+        try:
+            if self.kind == OFD:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, 0))
+            else:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        except OSError:  # closing the descriptor will do
+            pass
+
     def adopt(self, fd: int, grant: Any) -> None:
         """Under the mutex: go on with descriptor `fd`, which has the lock."""
         old = self.fd
@@ -248,10 +266,16 @@ class LogLock:
                 raise
         self.close()
 
-    def after_fork(self) -> None:
-        """In a forked child: what was granted was granted to the parent, and the descriptor is closed."""
+    def after_fork(self, mutex: Any) -> None:
+        """In a forked child: what was granted was granted to the parent, and the descriptor is closed.
+
+        The old mutex may be locked for ever. A thread that got the log's lock and then waited for that mutex would keep
+        the lock from all processes.
+        """
+        self.mutex = mutex
         self.grant = None
-        self.unlock = _nothing
+        self.fd = -1
+        self.try_lock, self.unlock = _no_descriptor, _nothing
 
     def close(self) -> None:
         """Under the mutex: give back what came and was not taken, and send away who still waits."""

@@ -193,7 +193,7 @@ class Marker:
 
         Other hosts can't know that it has, and those of this one take turns. So nobody makes another one meanwhile.
         """
-        turn = system.take_name(REMOVER)
+        turn = system.load("fscoord._network").take_name(REMOVER)
         if turn is not None:
             with turn:
                 if _read(self.path) == text:

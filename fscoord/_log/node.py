@@ -93,8 +93,8 @@ class Post:
         self._bell = bell
         self._call = call
         self._guard = system.threading.RLock()
-        self._held: set[int] = set()  # the descriptor whose lock is the post, while this process has it
-        self._line: set[int] = set()  # the one that waits for it
+        self._held = system.Descriptors()  # the descriptor whose lock is the post, while this process has it
+        self._line = system.Descriptors()  # the one that waits for it
         self._holder: Any = None  # the thread's ticket that asks
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._nudges = 0
@@ -126,7 +126,19 @@ class Post:
 
     def _resign(self) -> None:
         for fd in list(self._held):
-            paths.close_kept(fd, self._held)
+            self._give_up(fd, self._held)
+
+    def _give_up(self, fd: int, kept: set[int]) -> None:
+        """Unlock the post and close its descriptor; a child that is forked meanwhile may inherit that one still."""
+        try:
+            self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
+        except OSError:  # closing the descriptor will do
+            pass
+        paths.close_kept(fd, kept)
+
+    @staticmethod
+    def _lock(fd: int, command: int, kind: int) -> None:
+        system.fcntl.fcntl(fd, command, _FLOCK_STRUCT.pack(kind, 0, POST, 1, 0))
 
     def close(self) -> None:
         """Give the post back; nobody of this process waits for this bell any more."""
@@ -155,9 +167,8 @@ class Post:
         return True
 
     def _try_lock(self, fd: int) -> bool:
-        fcntl = system.fcntl
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_WRLCK, 0, POST, 1, 0))
+            self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_WRLCK)
         except (BlockingIOError, PermissionError) as error:
             raise_if_foreign(error)
             return False
@@ -166,21 +177,20 @@ class Post:
     def _seek(self, fd: int) -> None:
         """Have a thread wait for the post: the kernel gives it away the moment that its holder leaves or dies."""
         try:
-            system.threading.Thread(target=self._wait_for_lock, args=(fd,), name="fscoord-post", daemon=True).start()
+            system.start_thread("fscoord-post", self._wait_for_lock, fd)
         except RuntimeError as error:  # no thread left: go on by looking when nobody else does
             paths.close_kept(fd, self._line)
             raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
-        fcntl = system.fcntl
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK_STRUCT.pack(fcntl.F_WRLCK, 0, POST, 1, 0))
+            self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)
         except OSError:
             paths.close_kept(fd, self._line)
             return
         with self._guard:
             if not self._waiting:
-                paths.close_kept(fd, self._line)
+                self._give_up(fd, self._line)
                 return
             self._held.add(fd)
             self._line.discard(fd)
@@ -227,11 +237,10 @@ class Post:
         system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), place)
 
     def after_fork(self) -> None:
-        """In a forked child: the post is the parent's."""
+        """In a forked child: the post is the parent's; its descriptors are closed by now, and nothing is unlocked."""
         self._guard = system.threading.RLock()
-        for fd in list(self._line):
-            paths.close_kept(fd, self._line)
-        self.close()
+        self._waiting.clear()
+        self._holder = self
 
 
 _posts: weakref.WeakSet[Post] = weakref.WeakSet()
@@ -242,4 +251,4 @@ def _after_fork_in_child() -> None:
         post.after_fork()
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("posts", _after_fork_in_child)

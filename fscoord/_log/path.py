@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from fscoord import _system as system
@@ -14,6 +15,7 @@ from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableE
 __all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
 
 BIRTH_SUFFIX = ".new"
+_ONCE = ((),)
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
 
 
@@ -65,15 +67,13 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | N
     """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program.
 
     The descriptor is added to `keep` in the same chain of C calls, which no signal handler can split, so that an
-    interruption doesn't lose it.
+    interruption doesn't lose it. Without `keep` it is among those that `close_quietly` closes (`_system.loose`).
     """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
-        if keep is None:
+        if keep is None and system.is_faked():
             return system.os.open(path, flags | extra, mode)
-        known = frozenset(keep)
-        keep.update(map(system.os.open, (path,), (flags | extra,), (mode,)))
-        return next(iter(keep - known))
+        return _open_kept(path, flags | extra, mode, system.loose if keep is None else keep)
     except OSError as error:
         raise_if_foreign(error)
         if error.errno == system.errno.ELOOP:
@@ -83,10 +83,18 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | N
         raise
 
 
+def _open_kept(path: str, flags: int, mode: int, keep: set[int]) -> int:
+    opened: list[int] = []
+    opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
+    system.in_one_chain(opening, partial(keep.update, opened))
+    return opened[0]  # and not what is new in `keep`: another thread may have added to it
+
+
 def close_kept(fd: int, keep: set[int]) -> None:
-    """Close `fd`, and take it out of `keep`, in one chain of C calls."""
+    """Close `fd`, and take it out of `keep` before, in one chain of C calls."""
     try:
-        list(map(partial.__call__, (partial(keep.discard, fd), partial(system.os.close, fd))))
+        forget = partial(keep.discard, fd), partial(system.loose.discard, fd)
+        system.in_one_chain(*forget, partial(system.os.close, fd))
     except OSError as error:
         raise_if_foreign(error)
 
@@ -125,7 +133,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
 def _uid_given_to_ours(path: str) -> int:
     """Return the owner that a file of ours gets beside `path`: root squash and id mapping may show another than us."""
     probe = birth_name(path)
-    opened: set[int] = set()
+    opened = system.Descriptors()
     try:
         return system.os.fstat(open_descriptor_new(probe, 0o600, opened)).st_uid
     except OSError as error:
@@ -134,7 +142,7 @@ def _uid_given_to_ours(path: str) -> int:
     finally:
         try:
             if opened:
-                system.os.close(*opened)
+                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
         except OSError as error:
             raise_if_foreign(error)
         unlink_quietly(probe)
@@ -204,7 +212,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         like: a file whose group and access control list it gets, as far as this process may give them.
     """
     birth = birth_name(path)
-    opened: set[int] = set()
+    opened = system.Descriptors()
     try:
         try:
             fd = open_descriptor_new(birth, mode, opened)
@@ -216,7 +224,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         finally:
             try:
                 if opened:  # before anything that can be interrupted
-                    system.os.close(*opened)
+                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
             except OSError as error:
                 raise_if_foreign(error)
         try:
@@ -231,19 +239,19 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
     finally:
         unlink_quietly(birth)
     if durable:
-        opened = set()
+        opened = system.Descriptors()
         try:
             sync_directory(path, opened)
         finally:
             try:
                 if opened:
-                    system.os.close(*opened)
+                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
             except OSError as error:
                 raise_if_foreign(error)
 
 
 def _create_empty(path: str, mode: int) -> None:
-    opened: set[int] = set()
+    opened = system.Descriptors()
     try:
         open_descriptor_new(path, mode, opened)
     except FileExistsError as error:
@@ -255,7 +263,7 @@ def _create_empty(path: str, mode: int) -> None:
     finally:
         try:
             if opened:
-                system.os.close(*opened)
+                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
         except OSError as error:
             raise_if_foreign(error)
 
@@ -263,11 +271,10 @@ def _create_empty(path: str, mode: int) -> None:
 def open_descriptor_new(path: str, mode: int, keep: set[int]) -> int:
     """Create the file `path`, which must not exist, with this mode whatever the umask, and open it for writing.
 
-    The descriptor, the only one, is added to `keep` in one chain of C calls, as by `open_descriptor`.
+    The descriptor is added to `keep` in one chain of C calls, as by `open_descriptor`.
     """
     flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
-    keep.update(map(system.os.open, (path,), (flags,), (mode,)))
-    (fd,) = keep
+    fd = _open_kept(path, flags, mode, keep)
     if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
         system.os.chmod(path, mode)
     return fd

@@ -47,7 +47,7 @@ class Presence(Successive):
         self._alive: AliveFile | None = None
         self._alive_checked = 0.0
         self._alive_warned = False
-        self._alive_descriptors: set[int] = set()
+        self._alive_descriptors = system.Descriptors()
         weakref.finalize(self, system.close_all, system.os.close, self._alive_descriptors).atexit = False
 
     @property

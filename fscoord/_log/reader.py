@@ -66,7 +66,7 @@ def _after_fork_in_child() -> None:
         reader.after_fork()
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("handles", _after_fork_in_child)
 
 
 class LogReader(Roster):
@@ -107,7 +107,7 @@ class LogReader(Roster):
         self._looked = 0.0
         self.bell = 0
         self._seal: Successor | None = None
-        self._descriptors: set[int] = set()
+        self._descriptors = system.Descriptors()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
 
@@ -362,8 +362,10 @@ class LogReader(Roster):
         return paths.damaged(self.path, self.file, damage.offset, damage.reason)
 
     def after_fork(self) -> None:
-        """In a forked child: close the inherited descriptors without unlocking; the next operation opens its own."""
+        """In a forked child: the descriptors are closed, and nothing is unlocked; the next operation opens its own.
+
+        `_shared` has a new mutex by then (see ``_forks.ORDER``).
+        """
         self.mutex = self._shared.mutex
-        for fd in list(self._descriptors):
-            self._drop(fd)
+        self._rfd = self._root_fd = -1
         self._trouble |= REOPEN

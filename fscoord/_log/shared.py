@@ -19,7 +19,7 @@ class Shared:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew in a forked child, where whoever held the mutex does not exist."""
+        """Begin anew: in a forked child the thread that held the mutex does not exist."""
         self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
         self.busy = False
 
@@ -44,4 +44,4 @@ def _after_fork_in_child() -> None:
         shared.renew()
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("mutexes", _after_fork_in_child)

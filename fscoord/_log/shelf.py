@@ -117,6 +117,8 @@ class Shelf(Contender):
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""
+        if not system.own_process[0]:
+            system.recover_from_fork()
         shared = self._shared
         with shared.mutex:
             if shared.busy:

@@ -72,11 +72,9 @@ class Watcher:
     def see_to_it(self) -> None:
         """Have a thread look at the calls, if none does."""
         if self._thread is None:
-            self._thread = system.threading.Thread(target=self._run, name="fscoord-stuck", daemon=True)
             try:
-                self._thread.start()
-            except RuntimeError as error:  # no thread left, or the interpreter is about to end
-                self._thread = None
+                self._thread = system.start_thread("fscoord-stuck", self._run)
+            except RuntimeError as error:  # the next call tries again
                 raise_if_foreign(error)
 
     def _run(self) -> None:
@@ -97,6 +95,8 @@ _watcher: Final = [Watcher()]
 
 def _after_fork_in_child() -> None:
     _watcher[0] = Watcher()
+    for call in list(_open):
+        call.end()  # it was made by a thread of the parent
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("calls", _after_fork_in_child)

@@ -155,6 +155,17 @@ class Watch:
         if bell is not None:
             bell.close()
 
+    def after_fork(self) -> None:
+        """In a forked child: close what tells the parent's waits of events; whoever listens to it is not here."""
+        self.is_closed = True
+        bell, self.bell = self.bell, None
+        events, self._events = self._events, None
+        self.post = None  # it has been left already
+        if events is not None:
+            events.close()
+        if bell is not None:
+            bell.close()
+
     def watch_process(self, pid: int) -> bool:
         """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had here."""
         events = self._events
@@ -272,8 +283,8 @@ def shared_watch(key: LogKey, kind: str, sleepers: Sleepers, make: Callable[[], 
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
     for watch in list(_watches.values()):
-        watch.close()
+        watch.after_fork()
     _watches.clear()
 
 
-system.after_fork_in_child(_after_fork_in_child)
+system.after_fork_in_child("watches", _after_fork_in_child)

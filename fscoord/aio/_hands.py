@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord.aio._loop import finish_soon
@@ -84,10 +85,11 @@ class Hands:
         self._most = most
         self._usual_s = usual_s
         self._idle_s = IDLE_S
-        self._begin()
+        self.begin()
+        _all.add(self)
 
-    def _begin(self) -> None:
-        self._life = system.life()
+    def begin(self) -> None:
+        """Begin without threads, and with nothing to do; in a forked child too."""
         self._guard = system.threading.Lock()
         self._jobs: deque[Job[Any]] = deque()
         self._threads = 0
@@ -178,14 +180,14 @@ class Hands:
 
     def dismiss(self) -> None:
         """There will be little to do: threads end when there is nothing."""
+        system.life()  # after a fork in C it makes the child begin anew
         with self._guard:
             self._idle_s = 0.0
             while self._idle:
                 self._idle.pop().set()
 
     def _submit(self, job: Job[Any]) -> None:
-        if self._life != system.life():
-            self._begin()
+        system.life()
         with self._guard:
             self._jobs.append(job)
             if self._idle:
@@ -195,7 +197,7 @@ class Hands:
                 return
             self._threads += 1
         try:
-            system.threading.Thread(target=self._work, name="fscoord-aio", daemon=True).start()
+            system.start_thread("fscoord-aio", self._work)
         except RuntimeError:  # no thread left
             with self._guard:
                 self._threads -= 1
@@ -227,6 +229,17 @@ class Hands:
                         self._idle.remove(wakeup)
                         self._threads -= 1
                         return
+
+
+_all: WeakSet[Hands] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for hands in list(_all):
+        hands.begin()
+
+
+system.after_fork_in_child("hands", _after_fork_in_child)
 
 
 def _set(over: asyncio.Future[None]) -> None:

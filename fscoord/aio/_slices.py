@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import Any, Final
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord._sought import ITEM, KEYS, VALUES, Sought
@@ -37,8 +38,13 @@ class Slices:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._twin: Store | None = None  # one that only looks
-        self._guard = system.threading.Lock()
         self._hands = Hands(WAITING_MAX, 0.0)
+        self.renew()
+        _all.add(self)
+
+    def renew(self) -> None:
+        """Have a guard that nobody holds; in a forked child too."""
+        self._guard = system.threading.Lock()
 
     async def seek(self, sought: Sought) -> Any:
         """Return who is dead, the values, or the item; see `Store._seek`."""
@@ -82,6 +88,7 @@ class Slices:
                 return None
         if not self._store.check(sought.names):  # cheaper than a wait that is too late
             return None
+        system.life()
         with self._guard:
             if self._twin is None:
                 self._twin = self._store.clone()
@@ -102,3 +109,14 @@ class Slices:
         if twin is not None:
             twin.close()
         self._hands.dismiss()
+
+
+_all: WeakSet[Slices] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for slices in list(_all):
+        slices.renew()
+
+
+system.after_fork_in_child("slices", _after_fork_in_child)

@@ -39,7 +39,7 @@ class Renewal:
 
     def start(self) -> None:
         """Give the first after a while, and then one after the other."""
-        system.threading.Thread(target=self._run, name=f"fscoord {self._line.name}", daemon=True).start()
+        system.start_thread(f"fscoord {self._line.name}", self._run)
 
     def end(self) -> None:
         """Give no more of them."""

@@ -7,6 +7,7 @@ whose number stands in its name, and nothing has to be written. Elsewhere each n
 from __future__ import annotations
 
 import re
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord._logger import logger
@@ -42,35 +43,47 @@ class Keeper:
         self._limit = settings.timeout.heartbeat.total_seconds()
         self._interval = settings.keep_alive_interval.total_seconds()
         self._pulse = Pulse(self._interval, settings.keep_alive_max_attempt)
-        self._mutex = system.threading.Lock()
-        self._over = system.threading.Event()
-        self._thread: system.threading.Thread | None = None
+        self._renew()
+        self._is_inherited = False
         self._asked: frozenset[str] = frozenset()
         self._asked_at = 0.0
         self._met = 0
         store.set_timeout(settings.timeout.heartbeat)
+        _all.add(self)
         with connection():
             self._has_sessions = store.has_liveness
             self.node = f"{name}_s{store.session}" if self._has_sessions else name
+
+    def _renew(self) -> None:
+        self._mutex = system.threading.Lock()
+        self._over = system.threading.Event()
+        self._thread: system.threading.Thread | None = None
+
+    def after_fork(self) -> None:
+        """In a forked child: the node is the parent's, whose thread is not here; there is nothing to keep."""
+        self._renew()
+        self._over.set()
+        self._is_inherited = True
 
     def start(self) -> None:
         """Show the first sign of life, and go on in a thread; again is harmless."""
         if self._thread is None and not self._over.is_set():
             self._beat()
-            self._thread = system.threading.Thread(target=self._run, name="fscoord-keep-alive", daemon=True)
-            self._thread.start()
+            with connection():
+                self._thread = system.start_thread("fscoord-keep-alive", self._run)
 
     def stop_soon(self) -> None:
         """Have the thread end, without waiting for it."""
+        system.life()  # after a fork in C it makes the child forget the thread
         self._over.set()
 
     def stop(self) -> None:
-        """End the thread, remove the sign of life, and give back the store."""
-        self._over.set()
+        """End the thread, remove the sign of life, and give back the store; in a forked child do only the latter."""
+        self.stop_soon()
         if self._thread is not None:
             self._thread.join()
         try:
-            if not self._has_sessions:
+            if not (self._has_sessions or self._is_inherited):
                 with connection():
                     self._store.delete_key(f"beat/{self.node}")
         finally:
@@ -78,6 +91,7 @@ class Keeper:
 
     def look(self, state: State) -> tuple[frozenset[str], frozenset[str]]:
         """Take note of who is in `state`; return who is known to live, and who is known dead."""
+        system.life()
         with self._mutex:
             self._meet(state)
             unknown = state.present - self._pulse.alive - {self.node}
@@ -145,6 +159,17 @@ class Keeper:
             with connection():
                 for node in dead:
                     self._store.delete_key(f"beat/{node}")
+
+
+_all: WeakSet[Keeper] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for keeper in list(_all):
+        keeper.after_fork()
+
+
+system.after_fork_in_child("keepers", _after_fork_in_child)
 
 
 def _session(node: str) -> int:

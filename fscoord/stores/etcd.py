@@ -104,8 +104,7 @@ class EtcdStore(EtcdSessions):
         self._session_ttl = positive("session_ttl", session_ttl)
         self._prefix = _checked(prefix)
         self._names = Names(self._prefix)
-        self._owner = system.os.getpid()
-        self._lock = system.threading.Lock()
+        self._begin_without_session()
         access = access_of(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
         self._cluster = Cluster(access._replace(user=user, password=password))
         self._hints: dict[bytes, tuple[int, bytes]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any, Final
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord.errors import (
@@ -71,10 +72,9 @@ class Cluster:
         self.access = access
         self._urllib3 = _urllib3()
         self._failures = self._urllib3.exceptions
-        self._lock = system.threading.Lock()
-        self._streams: set[Stream] = set()
         self._is_closed = False
         self._connect()
+        _all.add(self)
 
     def __str__(self) -> str:
         return str(self.access)
@@ -142,19 +142,31 @@ class Cluster:
 
     def close(self) -> None:
         """Give all connections back; whoever waits on one gets a `StoreClosedError`."""
+        system.life()  # after a fork in C it makes the child leave its parent's connections alone
         self._is_closed = True
         with self._lock:
             streams = list(self._streams)
-        if self._owner == system.os.getpid():
-            for stream in streams:
-                stream.interrupt()
-            for pool in self._pools:
-                pool.close()
+        for stream in streams:
+            stream.interrupt()
+        for pool in self._pools:
+            pool.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: begin without connections, for on the parent's two processes would mix their answers.
+
+        urllib3 empties the queue of each pool that is thrown away, or at the end of the process, and a thread of the
+        parent may have that queue's lock. So the queue is made anew where it is.
+        """
+        for pool in self._pools:
+            if pool.pool is not None:
+                pool.pool.__init__(pool.pool.maxsize)
+        self._connect()
 
     def _connect(self) -> None:
         """Make what keeps connections; none is made yet."""
         access = self.access
-        self._owner = system.os.getpid()
+        self._lock = system.threading.Lock()
+        self._streams: set[Stream] = set()
         self._token: str | None = None
         self._first = 0
         options: dict[str, Any] = {"maxsize": CONNECTIONS, "block": False}
@@ -208,10 +220,7 @@ class Cluster:
     def _post(self, index: int, path: str, data: bytes, connect: float, read: float, *, streams: bool = False) -> Any:
         """Return the response of member `index`."""
         self.refuse_if_closed()
-        if self._owner != system.os.getpid():  # after a fork: two processes would mix their answers
-            self._connect()
-            self._streams = set()
-            self._lock = system.threading.Lock()
+        system.life()
         headers = {"Content-Type": "application/json"}
         if streams:
             headers["Grpc-Metadata-hasleader"] = "true"  # so that a member which lost the others ends the watch
@@ -296,6 +305,17 @@ class Cluster:
 
     def _named(self, index: int) -> str:
         return str(self.access._replace(endpoints=self.access.endpoints[index : index + 1]))
+
+
+_all: WeakSet[Cluster] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for cluster in list(_all):
+        cluster.after_fork()
+
+
+system.after_fork_in_child("etcd connections", _after_fork_in_child)
 
 
 def _some(limit: float) -> float | None:

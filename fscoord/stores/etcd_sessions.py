@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 from fscoord import _system as system
 from fscoord._backoff import Backoff
@@ -44,8 +44,7 @@ class Lease:
         self._cluster = Cluster(access)
         self._owner = system.os.getpid()
         self._over = system.Wakeup()
-        self._thread = system.threading.Thread(target=self._keep, name="fscoord-etcd-lease", daemon=True)
-        self._thread.start()
+        self._thread = system.start_thread("fscoord-etcd-lease", self._keep)
 
     def _keep(self) -> None:
         pause = self._ttl / 3
@@ -74,7 +73,6 @@ class EtcdSessions(EtcdHandle):
     """A store whose handles may be sessions: from the first time that they are asked who they are."""
 
     _session_ttl: int
-    _owner: int
     _lock: system.threading.Lock
     _lease: Lease | None = None
     _ranks: tuple[int, ...] = ()
@@ -160,11 +158,14 @@ class EtcdSessions(EtcdHandle):
             range_of(items.key, items.end, keys_only=True, limit=1),
         ]
 
+    def _begin_without_session(self) -> None:
+        """Begin as a handle that nobody knows yet; in a forked child too, which is another session."""
+        self._lock = system.threading.Lock()
+        self._session_number, self._lease, self._ranks = 0, None, ()
+        _handles.add(self)
+
     def _own_session(self) -> int:
-        if self._owner != system.os.getpid():  # a forked child is another session
-            self._owner = system.os.getpid()
-            self._session_number, self._lease, self._ranks = 0, None, ()
-            self._lock = system.threading.Lock()
+        system.life()
         return self._session_number
 
     def _introduced(self, rank: int | None) -> int:
@@ -250,6 +251,17 @@ class EtcdSessions(EtcdHandle):
             for rank in record["ranks"]:
                 said.setdefault(rank, []).append(lives)
         return [rank for rank in ranks if rank in said and not any(said[rank])]
+
+
+_handles: WeakSet[EtcdSessions] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for handle in list(_handles):
+        handle._begin_without_session()
+
+
+system.after_fork_in_child("etcd sessions", _after_fork_in_child)
 
 
 def read_record(text: bytes) -> dict[str, Any]:

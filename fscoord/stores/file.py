@@ -300,6 +300,7 @@ class FileStore(Sessions):
                 listener.close(0)
             if self._remove_temporary is not None:
                 self._remove_temporary()
+            lifetime.ended(self)
 
     # -- between the contract and the log --------------------------------------------------------------------------
 

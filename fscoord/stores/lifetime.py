@@ -18,7 +18,7 @@ from fscoord.stores.waiting import BELL_SUFFIX
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
 
-__all__ = ["begin", "end", "introduction", "open_joined", "remove_side_cars", "temporary_file"]
+__all__ = ["begin", "end", "ended", "introduction", "open_joined", "remove_side_cars", "temporary_file"]
 
 SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
 ATTEMPTS: Final = 20
@@ -26,6 +26,7 @@ ATTEMPTS: Final = 20
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
+_closing: weakref.WeakSet[FileStore] = weakref.WeakSet()
 
 
 def begin(store: FileStore, *, is_participant: bool) -> None:
@@ -36,9 +37,28 @@ def begin(store: FileStore, *, is_participant: bool) -> None:
 
 
 def end(store: FileStore) -> bool:
-    """`store` closes; return whether it was open."""
+    """`store` closes; return whether it was open. If it was, the caller goes on to close its log."""
     _participants.discard(store)
-    return _open_stores.pop(store, None) is not None
+    _closing.add(store)
+    if _open_stores.pop(store, None) is not None:
+        return True
+    _closing.discard(store)
+    return False
+
+
+def ended(store: FileStore) -> None:
+    """`store` is closed."""
+    _closing.discard(store)
+
+
+def _after_fork_in_child() -> None:
+    """What a thread of the parent was closing is closed here: nobody else can do it any more."""
+    for store in list(_closing):
+        store._log.be_closed_by_fork()
+    _closing.clear()
+
+
+system.after_fork_in_child("stores", _after_fork_in_child)
 
 
 def _close_at_exit() -> None:

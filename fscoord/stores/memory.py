@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar, cast
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from fscoord import _system as system
 from fscoord._naps import THREADS, Naps, Sleepers, Wake, sleep_through
@@ -47,12 +47,23 @@ class _Shared:
     """What all handles of one store share; everything in it is touched under `lock` only."""
 
     def __init__(self) -> None:
-        # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
-        self.lock = system.threading.Lock()
         self.values: dict[bytes, bytes] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
+        self.begin()
+        _all_shared.add(self)
+
+    def begin(self) -> None:
+        """Begin with nobody who waits; in a forked child too, which has no such thread, and a ring would be lost."""
+        # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
+        self._lock = system.threading.Lock()
         self.readers: _Bells = {}  # who waits for a value or a non-empty queue: all are rung
         self.poppers: _Bells = {}  # who waits to take from a queue: one is rung for each value
+
+    @property
+    def lock(self) -> Any:
+        if not system.own_process[0]:
+            system.recover_from_fork()
+        return self._lock
 
     # Ctrl-C may come between any two steps: so first ring, then write in one step. Who is rung looks under the lock.
 
@@ -86,8 +97,18 @@ class _Shared:
         return next((key for key in keys if key not in self.values and not self.queues.get(key)), None)
 
 
+_all_shared: WeakSet[_Shared] = WeakSet()
 _named: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
-_named_lock = system.threading.Lock()
+_named_lock = [system.threading.Lock()]
+
+
+def _after_fork_in_child() -> None:
+    _named_lock[0] = system.threading.Lock()
+    for shared in list(_all_shared):
+        shared.begin()
+
+
+system.after_fork_in_child("memory stores", _after_fork_in_child)
 
 
 class HashStore(Store):
@@ -113,7 +134,8 @@ class HashStore(Store):
     def named(cls, name: str, *, timeout: Timeout = DEFAULT_TIMEOUT) -> HashStore:
         """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
         store = cls(timeout=timeout)
-        with _named_lock:
+        system.life()
+        with _named_lock[0]:
             store._shared = _named.setdefault(name, store._shared)
         return store
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 from fscoord import _system as system
 from fscoord.errors import StoreClosedError, StoreUnavailableError
@@ -52,13 +53,13 @@ class Connections:
         self._is_closed = False
         self._network = system.load("fscoord._network")
         self._begin()
+        _all.add(self)
 
     def __str__(self) -> str:
         return f"tcp://{self.host}:{self.port}"
 
     def _begin(self) -> None:
-        """Have no connections yet; in a forked child, too, where the parent's would mix two processes' answers."""
-        self._life = system.life()
+        """Have no connections yet."""
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
         self._endpoints: list[object] = []
@@ -127,15 +128,14 @@ class Connections:
     def close(self) -> None:
         """End the calls that are under way, and give the connections back."""
         self._is_closed = True
-        if self._life == system.life():
-            for channel in list(self._busy):
-                channel.interrupt()
-            self._close_idle()
+        system.life()
+        for channel in list(self._busy):
+            channel.interrupt()
+        self._close_idle()
 
     def _take(self, deadline: Deadline) -> Channel:
         """Return a connection that no other thread uses."""
-        if self._life != system.life():
-            self._begin()
+        system.life()  # after a fork in C it makes the child leave what is its parent's
         try:
             return self._idle.pop()
         except IndexError:
@@ -164,6 +164,12 @@ class Connections:
         words = "nobody is reached there" if channel is None else "its server is gone, or hung up"
         return Failure(f"{self}: {error}; {words}", errno, channel)
 
+    def after_fork(self) -> None:
+        """In a forked child: close the connections, where two processes would mix their answers, and begin anew."""
+        for channel in [*self._idle, *self._busy]:
+            channel.close()
+        self._begin()
+
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
@@ -185,3 +191,14 @@ class Connections:
             raise
         self._endpoints = endpoints
         return channel
+
+
+_all: WeakSet[Connections] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for connections in list(_all):
+        connections.after_fork()
+
+
+system.after_fork_in_child("tcp connections", _after_fork_in_child)

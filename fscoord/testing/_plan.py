@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from fscoord import _system as system
 
@@ -70,8 +71,13 @@ class Plan:
     """The rules in force. Threads may ask at once; with one thread the answers are the same in every run."""
 
     def __init__(self) -> None:
-        self._mutex = system.threading.Lock()
         self._rules: list[tuple[Rule, list[str]]] = []
+        self.renew()
+        _all.add(self)
+
+    def renew(self) -> None:
+        """Have a mutex that nobody holds; in a forked child too."""
+        self._mutex = system.threading.Lock()
 
     @contextmanager
     def having(self, rule: Rule) -> Iterator[list[str]]:
@@ -90,6 +96,7 @@ class Plan:
         """Return what goes wrong with this call of `name`, in the order in which the rules came."""
         if not self._rules:
             return []
+        system.life()  # after a fork in C it renews the mutex
         found = []
         with self._mutex:
             for rule, hit in self._rules:
@@ -98,3 +105,14 @@ class Plan:
                     hit.append(name)
                     found.append(fault)
         return found
+
+
+_all: WeakSet[Plan] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for plan in list(_all):
+        plan.renew()
+
+
+system.after_fork_in_child("faults", _after_fork_in_child)

@@ -133,6 +133,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "_uid_given_to_ours: return -1 | 1 -> 2": "no negative number is an owner",
         "_remove_births: continue -> pass": "nothing follows it",
     },
+    "_log/permissions.py": {
+        "copy_permissions: if (owner, group) != (-1, -1): | 1 -> 2*": "to give it neither changes nothing",
+    },
     "_log/presence.py": {
         "Presence._introduce: alive_id = bytes(16) if self._alive is None else self._alive.id | 16 -> 17": IN_THE_ID,
         "Presence.bury: self.refresh(limit) -> pass": SPARES,
@@ -192,6 +195,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
     "_log/signpost.py": {
+        "hint: place = data.rfind(*, 0, place) | 0 -> 1": "a kind is never the first byte of a record",
         "newest: continue -> pass": "nothing follows it",
         'newest: (offset, chain), data, missing = start, b"", 0 | 0 -> 1': "more than that is read at once anyway",
         "newest: system.os.lseek(fd, offset, 0) -> pass": "a VOID is what was read last, and ends there",

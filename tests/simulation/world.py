@@ -12,7 +12,7 @@ from typing import Any
 from simulation.files import Events, Fcntl, Files, Os
 from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
 
-from fscoord import _events, _system as system
+from fscoord import _events, _network, _system as system
 from fscoord._log import line, shared, watch
 from fscoord._log.ticket import Ticket
 from fscoord.stores import lifetime
@@ -155,12 +155,14 @@ class World:
                 ),
                 "namespace": lambda kind: 1,
                 "is_zombie": lambda pid: False,
-                "take_name": self._take_name,
+                "Descriptors": set,
+                "loose": set(),
                 "random_bytes": lambda count: self.rng.randbytes(count),
                 "mount_table": lambda: ["1 1 8:1 / / rw - ext4 /dev/sda1 rw"],
                 "has_inotify": lambda: hears,
                 "has_ofd_locks": lambda: True,
             },
+            _network: {"take_name": self._take_name},
             _events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             line: {"_requests": Own(self, "requests", dict), "_guard": guards},
             shared: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},

@@ -182,10 +182,10 @@ def header_bytes(
     return data + struct.pack("<I", zlib.crc32(data))
 
 
-def record_bytes(kind: str, key: bytes, value: bytes, chain: int) -> bytes:
+def record_bytes(kind: str, key: bytes, value: bytes, chain: int, writer: int = 1) -> bytes:
     length = 29 + len(key) + len(value)
     check = (length * 2_654_435_761 + chain) % 2**32
-    data = struct.pack("<IIIQHB", length, check, 1, 0, len(key), ord(kind)) + key + value
+    data = struct.pack("<IIIQHB", length, check, writer, 0, len(key), ord(kind)) + key + value
     return data + b"\n" + struct.pack("<I", zlib.crc32(data, chain)) + b"\n"
 
 
@@ -293,3 +293,21 @@ def test_a_value_that_breaks_the_rules_is_damage(kind: str, value: bytes, path: 
     path.write_bytes(log_bytes(header_bytes(), ("S", b"k", b"v"), (kind, b"", value)))
     with pytest.raises(CorruptLogError, match="cut short"):
         FileStore(path)
+
+
+SESSION = struct.pack("<IQ16s16sqQQHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "writer"), [("s", SESSION, 0), ("X", bytes(4) + b"a" * 16, 1)], ids=["session", "death"]
+)
+def test_a_session_has_a_number_from_1_on(kind: str, value: bytes, writer: int, path: Path) -> None:
+    header = header_bytes()
+    data = header + record_bytes(kind, b"", value, int.from_bytes(header[-4:], "little"), writer)
+    path.write_bytes(data)
+    for use in (FileStore, partial(FileStore, read_only=True)):
+        with pytest.raises(CorruptLogError, match="sessions are numbered from 1 on") as caught:
+            use(path)
+        assert caught.value.offset == len(header)
+    assert verify(path).verdict == "damaged"
+    assert path.read_bytes() == data

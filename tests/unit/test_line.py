@@ -18,6 +18,7 @@ from faults.test_fork import Child
 from fscoord import _system as system
 from fscoord._log import line
 from fscoord._log.line import leave_line, wait_in_line
+from fscoord._log.path import open_descriptor
 
 LIMIT_S = 60
 
@@ -38,14 +39,18 @@ class FakeLock:
         self.comes = threading.Semaphore(0)
         self.unlocked = threading.Event()
         self.reopened: list[int] = []
+        self.unblocked: list[int] = []
 
     def reopen(self) -> int:
-        self.reopened.append(os.open(self.path, os.O_RDWR))
+        self.reopened.append(open_descriptor(self.path, os.O_RDWR))
         return self.reopened[-1]
 
     def block(self, fd: int) -> None:
         self.blocks.set()
         assert self.comes.acquire(timeout=LIMIT_S)
+
+    def unblock(self, fd: int) -> None:
+        self.unblocked.append(fd)
 
     def adopt(self, fd: int, grant: Any) -> None:
         os.close(self.fd)
@@ -175,6 +180,7 @@ def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
     lock.comes.release()
     until(is_over)
     assert (lock.fd, lock.grant) == (kept, None)
+    assert lock.unblocked == lock.reopened
     assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
     assert not strange_closes
 

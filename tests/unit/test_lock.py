@@ -145,13 +145,35 @@ def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kin
 def test_a_forked_child_unlocks_nothing(kind: int, make: Make) -> None:
     one, two = make(kind), make(kind)
     one.try_lock()
-    unlock, one.grant = one.unlock, threading.Lock()
-    one.after_fork()
+    fd, unlock, one.grant = one.fd, one.unlock, threading.Lock()
+    one.after_fork(mutex := threading.RLock())
     one.unlock()
     assert one.grant is None
+    assert one.mutex is one.next_on(one.fd).mutex is mutex
+    with pytest.raises(OSError, match="closed by a fork"):
+        one.try_lock()
+    assert one.holder() is None
     with pytest.raises(BlockingIOError):
         two.try_lock()
     unlock()
+    one.fd = fd
+
+
+@every_kernel_kind
+def test_what_came_for_nobody_is_given_back_whoever_has_inherited_the_descriptor(
+    kind: int, path: str, make: Make
+) -> None:
+    one, two = make(kind), make(kind)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    inherited = os.dup(fd)  # as a child has it that was forked in C
+    try:
+        one.block(fd)
+        one.unblock(fd)
+        os.close(fd)
+        two.try_lock()
+        two.unlock()
+    finally:
+        os.close(inherited)
 
 
 def test_what_says_that_somebody_has_the_lock_is_no_trouble(make: Make) -> None:

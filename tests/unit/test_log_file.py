@@ -15,7 +15,7 @@ from faults.logs import LIMIT_S, Collector, is_open, opened
 from faults.test_fork import Child, fork_in_c
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError, _system as system
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError, _forks
 from fscoord._log import record
 from fscoord._log.file import LogFile
 from fscoord._log.lock import OFD, SOFT
@@ -232,14 +232,14 @@ def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
 
     def work() -> tuple[int, int]:
-        before = system._life[0]
+        before = _forks._life[0]
         if operation == "close":
             log.close()
         elif operation == "refresh":
             log.refresh(LIMIT_S)
         else:
             log.update(record.SET, b"k", b"w", None, LIMIT_S)
-        return system._life[0] - before, log.session
+        return _forks._life[0] - before, log.session
 
     with Child(fork_in_c, work) as child:
         assert child.result() == (1, 2 if operation == "update" else 0)

@@ -218,6 +218,7 @@ def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Calla
     one.post.join(one.waiter)
     assert one.post.is_mine(one.waiter)
     guard, (fd,) = one.post._guard, one.post._held
+    system.close_all(os.close, one.post._held)
     one.post.after_fork()
     assert one.post._guard is not guard
     assert not one.post._held

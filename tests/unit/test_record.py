@@ -177,6 +177,10 @@ def test_end_of_a_record_is_not_one_bit_away_from_zero() -> None:
 def test_the_largest_key_and_value_fit_and_so_does_the_largest_multi_set() -> None:
     assert record.RECORD_MAX >= record.RECORD_MIN + record.KEY_MAX + record.VALUE_MAX
     assert record.encode_pairs([(b"k" * record.KEY_MAX, b"v" * (record.VALUE_MAX - record.KEY_MAX))])
+    for size, decoded in ((record.KEY_MAX, 1), (record.KEY_MAX + 1, 0)):
+        data, _ = record.encode(record.SET, b"k" * size, b"", 1, 2, 3)
+        records, _, _, _, missing = record.decode(data, 3)
+        assert (len(records), missing) == (decoded, decoded - 1)
 
 
 def test_a_multi_set_that_fits_into_no_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +275,7 @@ def test_only_the_beginning_of_a_void_may_be_a_torn_one() -> None:
         Session("host", 1),
         Session("h\u00f6st\udcff", 2**32 - 1, 2**64 - 1, b"b" * 16, b"a" * 16, 2**63 - 1, "lab\u00e9l"),
         Session("", 0, rank=0),
+        Session("host", 1, pid_space=2**64 - 1, time_space=3),
     ],
 )
 def test_a_session_comes_back(session: Session) -> None:

@@ -58,6 +58,13 @@ def resets(store: FileStore) -> list[bool]:
 # -- what a forked child does first
 
 
+def be_forked(log: Any) -> None:
+    """Do to `log` what a forked child does, in the order in which it does so."""
+    system.close_all(os.close, log._descriptors)
+    log._shared.renew()
+    log.after_fork()
+
+
 @pytest.mark.parametrize("compactions", [0, 1, 2])
 def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compactions: int, path: str) -> None:
     with FileStore(path) as store:
@@ -67,8 +74,7 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
         store.set("k", "2")
         log: Any = store._log
         before, session, seen, old = held(store), log.session, resets(store), log._lock
-        log._shared.renew()
-        log.after_fork()
+        be_forked(log)
         assert log.mutex is log._shared.mutex
         assert log._trouble & REOPEN
         assert (held(store), log._alive, log._alive_descriptors, log.session) == ([], None, set(), 0)
@@ -89,7 +95,7 @@ def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, 
         store.set("k", "1")
         other.compact()
         assert store.get("k") == b"1"
-        store._log.after_fork()
+        be_forked(store._log)
         store._log._trouble |= trouble
         other.compact()
         other.compact()

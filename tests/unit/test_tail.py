@@ -228,7 +228,7 @@ def test_where_less_is_than_any_record_takes_none_begins() -> None:
     data, _ = record.encode(record.SET, b"", b"", 1, 2, CHAIN)
     for size in range(len(data)):
         assert record.chain_if_sound(data[:size], 0) is None
-        assert record.chain_if_sound(b"..." + data[:size], 3) is None
+        assert record.chain_if_sound(b"." * 100 + data[:size], 100) is None
     assert record.chain_if_sound(data, 0) == CHAIN
 
 

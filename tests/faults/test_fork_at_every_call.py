@@ -1,0 +1,143 @@
+"""A process forks while another thread of it is in the middle of an operation: at every call of the system that it
+makes, and at every place where it may lose the interpreter.
+
+The child has the handle, and not the thread. Whatever that thread held, the child's calls do what they should or raise
+in time, and it keeps nobody from writing: not while it uses the handle, not while it does nothing, and not when its
+parent is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.forking import Case, Operation, fork_at, fork_in_c
+from faults.persistence import put_state
+from faults.test_every_call import OPERATIONS, WITHOUT_CALLS, make_base, must_follow, must_read, nothing
+
+from fscoord import FileStore
+from fscoord.recipes import Lock, Queue
+
+every_fork = pytest.mark.parametrize(
+    "fork", [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]
+)
+
+
+@pytest.fixture
+def directory(memory: Path, mounts_stay: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (memory / "runtime").mkdir(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(memory / "runtime"))
+    directory = memory / "work"
+    directory.mkdir()
+    return directory
+
+
+def fork_everywhere(
+    directory: Path, operation: Operation, condition: Any = nothing, *, lock: str = "ofd", steps: Any = None, **how: Any
+) -> int:
+    """Fork at one point after another, as far on as `steps` says, and return how many there are.
+
+    Every other child first closes its handle.
+    """
+    base = make_base(directory, durable=False, compactions=1, lock=lock)
+    options = {"lock": lock} | how.pop("options", {})
+    number = forks = 0
+    while True:
+        number += 1 if steps is None else next(steps)
+        forks += 1
+        put_state(str(directory), base)
+        case = Case(directory / "store", operation, condition, closes=forks % 2 == 0, options=options, **how)
+        if not fork_at(case, number):
+            return number - 1
+
+
+@every_fork
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "be_rank"])
+def test_a_fork_at_any_call_of_another_thread(operation: str, fork: Any, directory: Path) -> None:
+    assert fork_everywhere(directory, OPERATIONS[operation], fork=fork) > 1
+
+
+def test_a_fork_at_any_call_of_another_threads_compaction(directory: Path) -> None:
+    assert fork_everywhere(directory, OPERATIONS["compact"]) > 40
+
+
+def draw_steps(rng: random.Random) -> Iterator[int]:
+    """Some of the points, others each time: all of them are for the campaign."""
+    while True:
+        yield rng.randint(1, 16)
+
+
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close"])
+def test_a_fork_at_any_point_between_the_calls_of_another_thread(
+    operation: str, directory: Path, rng: random.Random
+) -> None:
+    """Where it holds a lock, or has done one half of something, and calls nobody."""
+    assert fork_everywhere(directory, OPERATIONS[operation], at_calls=False, steps=draw_steps(rng)) > 10
+
+
+def test_a_fork_at_any_call_of_threads_that_wait_for_the_log_s_lock(directory: Path) -> None:
+    """The thread that asks the kernel for the lock is one of them. A fork in C beside several is Python's affair."""
+    assert fork_everywhere(directory, OPERATIONS["set"], blocks=True) > 10
+
+
+def test_a_fork_at_any_point_between_the_calls_of_a_thread_that_waits_for_the_lock(
+    directory: Path, rng: random.Random
+) -> None:
+    assert fork_everywhere(directory, OPERATIONS["set"], at_calls=False, blocks=True, steps=draw_steps(rng)) > 10
+
+
+@every_fork
+@pytest.mark.parametrize("operation", ["set", "wait"])
+def test_a_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
+    operation: str, fork: Any, directory: Path
+) -> None:
+    assert fork_everywhere(directory, OPERATIONS[operation], fork=fork, parent_dies=True) > 1
+
+
+@pytest.mark.parametrize("coherence", ["locked", "direct"])
+@pytest.mark.parametrize("operation", ["set", "wait"])
+def test_a_fork_at_any_call_on_a_mount_that_hosts_share(operation: str, coherence: str, directory: Path) -> None:
+    """There a handle asks for all of its node, or stands in line for that."""
+    assert fork_everywhere(directory, OPERATIONS[operation], options={"coherence": coherence}) > 5
+
+
+@pytest.mark.parametrize("lock", ["flock", "soft"])
+def test_a_fork_at_any_call_under_other_locks(lock: str, directory: Path) -> None:
+    assert fork_everywhere(directory, OPERATIONS["set"], lock=lock) > 5
+
+
+def take_turns(store: FileStore) -> None:
+    with Lock(store, "lock"):
+        store.add("turns", 1)
+
+
+def work(store: FileStore) -> None:
+    queue = Queue(store, "work")
+    queue.put("item")
+    with queue.take():
+        pass
+
+
+@pytest.mark.parametrize("operation", [take_turns, work], ids=["Lock", "Queue"])
+def test_a_fork_at_any_call_of_a_recipe(operation: Operation, directory: Path) -> None:
+    assert fork_everywhere(directory, operation) > 10
+
+
+@pytest.mark.parametrize("operation", ["set", "get", "wait"])
+def test_a_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(operation: str, directory: Path) -> None:
+    assert fork_everywhere(directory, OPERATIONS[operation], within=True) > 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@every_fork
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in WITHOUT_CALLS])
+def test_a_fork_at_any_call_of_any_operation(operation: str, fork: Any, directory: Path) -> None:
+    for condition in (nothing, must_read, must_follow):
+        for how in ({}, {"at_calls": False}, {"parent_dies": True}, {"blocks": True}, {"within": True}):
+            if fork is os.fork or not {"blocks", "within"} & how.keys():
+                fork_everywhere(directory, OPERATIONS[operation], condition, fork=fork, **how)
