@@ -9,6 +9,7 @@ descriptor of the same number: whoever uses one asks `is_faked` first.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import functools
@@ -182,6 +183,9 @@ def load(name: str) -> Any:
 
 
 _Thread = threading.Thread  # a real one, whatever takes the place of `threading`
+
+start_bare_thread = _thread.start_new_thread
+"""Start a thread in one call of C, in the middle of which no signal handler runs."""
 
 
 def _load_quietly(name: str) -> None:

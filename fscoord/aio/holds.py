@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
+from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value
-from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._hold import Exclusive, NotHeldError
 
 __all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "break_hold"]
 
@@ -50,12 +52,19 @@ class Hold:
             HoldLostError: somebody took this one out of the line.
         """
         got: list[str] = []
+        over: list[object] = []
         try:
             turns = self._core._acquiring(self._core._mode, blocking, timeout, got)
             return await self._store._take_turns(turns)
-        except BaseException as error:
-            if got:  # it was acquired before the cancellation came
-                await self._store._hands.settle(error, partial(self._core._give_back, got))
+        except BaseException as error:  # see `fscoord.recipes._cleanup`
+            try:
+                await self._store._hands.settle(error, partial(self._core._undo, got))
+            except MADE:
+                raise
+            except BaseException:
+                go_on_in_thread((over, self._core._undo, got))
+                await_end(over)
+                raise
             raise
 
     async def release(self) -> None:
@@ -65,7 +74,28 @@ class Hold:
             RuntimeError: this object does not hold it.
             HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
-        await self._store._hands.do(self._core.release)
+        gone: list[Any] = []
+        over: list[object] = []
+        try:
+            await self._release(gone)
+        except MADE:
+            raise
+        except BaseException:
+            try:
+                self._finish(gone)
+            except BaseException:
+                go_on_in_thread((over, self._finish, gone))
+                await_end(over)
+                raise
+            raise
+
+    async def _release(self, gone: list[Any]) -> None:
+        """Do what `release` does; put what is given back into `gone` first."""
+        await self._store._hands.do(partial(self._core._release, gone, None))
+
+    def _finish(self, gone: list[Any]) -> None:
+        """Do what `_release` was interrupted in, without the loop. It may be called twice."""
+        self._core._finish(gone, None)
 
     async def check(self) -> None:
         """Look whether this object still holds it.
@@ -90,7 +120,20 @@ class Hold:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.release()
+        gone: list[Any] = []
+        over: list[object] = []
+        try:
+            await self._release(gone)
+        except MADE:
+            raise
+        except BaseException:
+            try:
+                self._finish(gone)
+            except BaseException:
+                go_on_in_thread((over, self._finish, gone))
+                await_end(over)
+                raise
+            raise
 
 
 class Lock(Hold):
@@ -136,12 +179,26 @@ class RLock(Lock):
             RuntimeError: this task does not hold it.
             HoldLostError: it was taken away meanwhile.
         """
+        await super().release()
+
+    async def _release(self, gone: list[Any]) -> None:
         if self._owner is None or self._owner is not asyncio.current_task():
-            raise RuntimeError(f"the lock {self.name!r} is not held by this object, in this task")
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
-            await super().release()
+            raise NotHeldError(f"the lock {self.name!r} is not held by this object, in this task")
+        if self._is_freed(gone):
+            await super()._release(gone)
+
+    def _is_freed(self, gone: list[Any]) -> bool:
+        """Count one less, and return whether that was the last one. Nothing is called here: see `_cleanup`."""
+        if self._depth > 1:
+            self._depth -= 1
+            gone += [""]
+            return False
+        self._owner = None
+        return True
+
+    def _finish(self, gone: list[Any]) -> None:
+        if gone or self._owner is None or self._is_freed(gone):  # the owner is the task that was interrupted
+            super()._finish(gone)
 
 
 class Semaphore(Hold):

@@ -142,8 +142,8 @@ class Line:
 
         self._change(without)
         if name in self._waited:
-            self._waited.discard(name)
             self._store.delete_key(self._wake_key(name))
+            self._waited.discard(name)
         return was_there
 
     def leave_quietly(self, name: str) -> None:
