@@ -12,7 +12,7 @@ from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._hold import Exclusive, NotHeldError
+from fscoord.recipes._hold import Exclusive
 
 __all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "break_hold"]
 
@@ -77,7 +77,8 @@ class Hold:
         gone: list[Any] = []
         over: list[object] = []
         try:
-            await self._release(gone)
+            if await self._release(gone):
+                return
         except MADE:
             raise
         except BaseException:
@@ -88,14 +89,18 @@ class Hold:
                 await_end(over)
                 raise
             raise
+        raise RuntimeError(self._not_held())
 
-    async def _release(self, gone: list[Any]) -> None:
-        """Do what `release` does; put what is given back into `gone` first."""
-        await self._store._hands.do(partial(self._core._release, gone, None))
+    async def _release(self, gone: list[Any]) -> bool:
+        """Give back what was acquired last, and put it into `gone` first; return False if there is nothing."""
+        return await self._store._hands.do(partial(self._core._release, gone, None))
 
     def _finish(self, gone: list[Any]) -> None:
         """Do what `_release` was interrupted in, without the loop. It may be called twice."""
         self._core._finish(gone, None)
+
+    def _not_held(self) -> str:
+        return self._core._not_held()
 
     async def check(self) -> None:
         """Look whether this object still holds it.
@@ -123,7 +128,8 @@ class Hold:
         gone: list[Any] = []
         over: list[object] = []
         try:
-            await self._release(gone)
+            if await self._release(gone):
+                return
         except MADE:
             raise
         except BaseException:
@@ -134,6 +140,7 @@ class Hold:
                 await_end(over)
                 raise
             raise
+        raise RuntimeError(self._not_held())
 
 
 class Lock(Hold):
@@ -181,11 +188,13 @@ class RLock(Lock):
         """
         await super().release()
 
-    async def _release(self, gone: list[Any]) -> None:
+    async def _release(self, gone: list[Any]) -> bool:
         if self._owner is None or self._owner is not asyncio.current_task():
-            raise NotHeldError(f"the lock {self.name!r} is not held by this object, in this task")
-        if self._is_freed(gone):
-            await super()._release(gone)
+            return False
+        return await super()._release(gone) if self._is_freed(gone) else True
+
+    def _not_held(self) -> str:
+        return f"the lock {self.name!r} is not held by this object, in this task"
 
     def _is_freed(self, gone: list[Any]) -> bool:
         """Count one less, and return whether that was the last one. Nothing is called here: see `_cleanup`."""

@@ -18,7 +18,7 @@ from fscoord.recipes._lease import Renewal
 from fscoord.recipes._line import Line
 from fscoord.store import Store
 
-__all__ = ["Exclusive", "Holder", "NotHeldError", "Waiter"]
+__all__ = ["Exclusive", "Holder", "Waiter"]
 
 _Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `_system.life`
 _POP: Final = list[_Held].pop
@@ -39,10 +39,6 @@ class Waiter(NamedTuple):
     token: int
 
 
-class NotHeldError(RuntimeError):
-    """What is to be released is not held: the error of `threading.Lock`, told from those of whoever interrupts."""
-
-
 class Holder:
     """Something that at most so many hold, and for which the others wait in the order in which they came.
 
@@ -50,6 +46,7 @@ class Holder:
     """
 
     _what = "the hold on"
+    _whose = "process"
 
     def __init__(
         self,
@@ -149,11 +146,13 @@ class Holder:
         if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
-    def _release(self, gone: list[_Held | str], here: object) -> None:  # noqa: ARG002 - see `RLock`
+    def _release(self, gone: list[_Held | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
         """Give back what was acquired last, and put it into `gone` first; `here` stands for the calling thread.
 
+        Returns:
+            False if this object holds nothing.
+
         Raises:
-            NotHeldError: this object holds nothing.
             HoldLostError: it was taken away meanwhile.
         """
         self._current()
@@ -161,18 +160,19 @@ class Holder:
             # In one step: threads may share the object, and between two steps a Ctrl-C may come.
             gone.extend(map(_POP, (self._held,)))
         except IndexError:
-            raise self._not_held("process") from None
+            return False
         held = gone[0]
         assert not isinstance(held, str)
         self._end(held[1])
         self._stop(held)
         if not self._line.leave(held[1].id):
             raise self._line.lost(held[1])
+        return True
 
     def _finish(self, gone: list[_Held | str], here: object) -> None:
         """Do what `_release`, which put what it gave back into `gone`, was interrupted in. It may be called twice."""
         if not gone:
-            with suppress(FscoordError, NotHeldError):
+            with suppress(FscoordError):
                 self._release(gone, here)
         for held in gone:
             if not isinstance(held, str):
@@ -180,8 +180,8 @@ class Holder:
                 self._stop(held)
                 self._line.leave_quietly(held[1].id)
 
-    def _not_held(self, where: str) -> NotHeldError:
-        return NotHeldError(f"{self._what} {self.name!r} is not held by this object, in this {where}")
+    def _not_held(self) -> str:
+        return f"{self._what} {self.name!r} is not held by this object, in this {self._whose}"
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
@@ -192,7 +192,7 @@ class Holder:
     def _check(self) -> None:
         entry = self._current()
         if entry is None:
-            raise HoldLostError(str(self._not_held("process")))
+            raise HoldLostError(self._not_held())
         if not self._line.still_holds(entry):
             raise self._line.lost(entry)
 
@@ -236,8 +236,9 @@ class Exclusive(Holder):
         over: list[object] = []
         here = HERE.__dict__
         try:
-            self._release(gone, here)
-        except (FscoordError, NotHeldError):
+            if self._release(gone, here):
+                return
+        except FscoordError:
             raise
         except BaseException:
             try:
@@ -247,6 +248,7 @@ class Exclusive(Holder):
                 await_end(over)
                 raise
             raise
+        raise RuntimeError(self._not_held())
 
     def check(self) -> None:
         """Look whether this object still holds it.
@@ -268,7 +270,7 @@ class Exclusive(Holder):
         """
         entry = self._current()
         if entry is None:
-            raise self._not_held("process")
+            raise RuntimeError(self._not_held())
         return entry.token
 
     def __enter__(self: H) -> H:
@@ -296,8 +298,9 @@ class Exclusive(Holder):
         over: list[object] = []
         here = HERE.__dict__
         try:
-            self._release(gone, here)
-        except (FscoordError, NotHeldError):
+            if self._release(gone, here):
+                return
+        except FscoordError:
             raise
         except BaseException:
             try:
@@ -307,6 +310,7 @@ class Exclusive(Holder):
                 await_end(over)
                 raise
             raise
+        raise RuntimeError(self._not_held())
 
 
 def _limit(blocking: bool, timeout: Timeout) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
+from typing import NoReturn
 
 from fscoord.arguments import key_bytes, key_text
 from fscoord.errors import FscoordError, HoldLostError
@@ -80,10 +81,6 @@ class Items:
         return self.name + b"/claim/" + place
 
 
-class ItemOverError(RuntimeError):
-    """An item was done or given back already."""
-
-
 class Item:
     """What was taken from a queue, until it is done or given back.
 
@@ -115,19 +112,19 @@ class Item:
 
     def check(self) -> None:
         """Raise an error if this process has it no longer; see `done`."""
-        self._refuse_if_over()
+        if self._is_over:
+            self._refuse()
         if not self._items.is_held(self._taken):
             raise self._loss()
 
     def _end(self, step: Callable[[bytes], None]) -> None:
+        if self._is_over:
+            self._refuse()
         over: list[object] = []
         try:
-            self._refuse_if_over()
             self._is_over = True
             if self._items.is_held(self._taken):
                 return step(self._taken[0])
-        except ItemOverError:
-            raise
         except BaseException:  # nobody knows how far that came; each line of this is explained in `_cleanup`
             try:
                 self._put_back()
@@ -143,9 +140,8 @@ class Item:
         self._is_over = True
         self._items.put_back([self._taken])
 
-    def _refuse_if_over(self) -> None:
-        if self._is_over:
-            raise ItemOverError(f"this item of the queue {key_text(self._items.name)!r} was done or given back already")
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(f"this item of the queue {key_text(self._items.name)!r} was done or given back already")
 
     def _loss(self) -> HoldLostError:
         return HoldLostError(

@@ -53,6 +53,8 @@ class RLock(Lock):
     Others still count as others, also in the same thread, if they are other objects.
     """
 
+    _whose = "thread"
+
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         super().__init__(store, name, timeout, ttl)
         self._levels: list[str] = []  # the hold, and each time that it was acquired again
@@ -85,13 +87,13 @@ class RLock(Lock):
         else:
             super()._undo(got)
 
-    def _release(self, gone: list[_Held | str], here: object) -> None:
+    def _release(self, gone: list[_Held | str], here: object) -> bool:
         if not self._is_owned_by(here):
-            raise self._not_held("thread")
-        if len(self._levels) > 1:
-            gone.extend(map(_POP, (self._levels,)))
-        else:
-            super()._release(gone, here)
+            return False
+        if len(self._levels) == 1:
+            return super()._release(gone, here)
+        gone.extend(map(_POP, (self._levels,)))
+        return True
 
 
 def _one(entries: list[Entry]) -> int:

@@ -26,9 +26,10 @@ class Turn(Lock):
 
     _what = "the result of"
 
-    def _release(self, gone: list[_Held | str], here: object) -> None:
+    def _release(self, gone: list[_Held | str], here: object) -> bool:
         with suppress(HoldLostError):
-            super()._release(gone, here)
+            return super()._release(gone, here)
+        return True
 
 
 @overload
