@@ -244,6 +244,10 @@ class Membership:
         self._store.set(self._changed + b"%d" % count, b"1")
         if count > KEPT:
             self._store.delete_key(self._changed + b"%d" % (count - KEPT))
+        if count % KEPT == 0:  # also those whose turn it was when somebody died who should have done that
+            for key in map(key_bytes, self._store.list_keys(self._changed)):
+                if count_in(key, key[len(self._changed) :]) <= count - KEPT:
+                    self._store.delete_key(key)
 
     def _read(self) -> list[Participant]:
         found = []
