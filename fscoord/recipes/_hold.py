@@ -70,12 +70,12 @@ class Holder:
         return self._line.name
 
     def owners(self) -> list[Waiter]:
-        """Return who holds it, in the order of their tokens."""
-        return [_shown(entry) for entry in self._line.entries() if entry.token]
+        """Return who holds it, in the order of their tokens; who is known dead holds nothing."""
+        return [_shown(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Waiter]:
-        """Return who waits for it, first come first."""
-        return [_shown(entry) for entry in self._line.entries() if not entry.token]
+        """Return who waits for it, first come first; who is known dead waits for nothing."""
+        return [_shown(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
         """Do what `acquire` of `threading` does; put into `got`, before anything else, what `_undo` is to take back."""

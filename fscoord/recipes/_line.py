@@ -23,7 +23,7 @@ the same, and the wake-ups that are under way; then a line for each `~fscoord.re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Final
@@ -76,6 +76,12 @@ class Line:
     def entries(self) -> list[Entry]:
         """Return who is in line, first come first."""
         return self._parse(self._read()).entries
+
+    def living(self) -> list[Entry]:
+        """Return who is in line and not known dead: of the dead each is taken out by whoever comes next."""
+        entries = self.entries()
+        dead = self._dead(entries)
+        return [entry for entry in entries if entry.session not in dead]
 
     def last_token(self) -> int:
         """Return the last token that was given; the next one is one more."""
@@ -214,7 +220,7 @@ class Line:
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
         """Return the error that names who is served, and how many wait."""
-        entries = self.entries()
+        entries = self.living()
         held = ", ".join(entry.owner for entry in entries if entry.token) or "nobody"
         waiting = sum(not entry.token for entry in entries)
         return StoreTimeoutError(
@@ -240,7 +246,7 @@ class Line:
         """Take out those of `suspects`, read after the time `before`, whose sessions are dead, or who give no signs of
         life; return whether there were any.
         """
-        dead = set(self._store.dead_sessions(entry.session for entry in suspects if entry.session))
+        dead = self._dead(suspects)
         buried = {entry.id for entry in suspects if entry.session in dead}
         silent = self._signs.silent(suspects, before)  # of whom it is asked once more, with the change
         gone = buried | {name for name, _ in silent}
@@ -300,7 +306,7 @@ class Line:
         if not gone:
             return wake_ups
         # In this order: who will not set a key any more, then the deletion of what it may have set before.
-        dead = set(self._store.dead_sessions({each.session for each in gone} - {0}))
+        dead = self._dead(gone)
         own = {self._store.session} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
         over = mine.union(each for each in gone if each.session in dead)
@@ -324,6 +330,10 @@ class Line:
                 if entries[index].id != knows:
                     wake_ups.append(WakeUp(entries[index].id, self._store.session, self._me[2]))
         return State(last, wake_ups, entries), served
+
+    def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
+        """Return the sessions of these that are known dead."""
+        return set(self._store.dead_sessions({one.session for one in each} - {0}))
 
     def _read(self) -> bytes:
         return self._store.get(self._key) if self._store.check([self._key]) else b""

@@ -12,6 +12,7 @@ from fscoord.arguments import Key, Timeout, Value, key_bytes, natural, seconds, 
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._keys import read_now
 from fscoord.store import Store
 
 __all__ = ["Election", "Leader"]
@@ -86,11 +87,10 @@ class Election(Exclusive):
         return self.token
 
     def leader(self) -> Leader | None:
-        """Return who leads and has said so, or None."""
-        first = next((entry for entry in self._line.entries() if entry.token), None)
-        if first is None or not self._store.check([self._term_key(first.token)]):
-            return None
-        return Leader(first.token, first.owner, self._store.get(self._term_key(first.token)))
+        """Return who leads, lives and has said so, or None."""
+        first = next((entry for entry in self._line.living() if entry.token), None)
+        data = first and read_now(self._store, self._term_key(first.token), system.random_bytes(16))
+        return Leader(first.token, first.owner, data) if first and data is not None else None
 
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:
         """Wait for a leader of a later term than `after`, and return it.
