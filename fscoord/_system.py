@@ -9,6 +9,7 @@ descriptor of the same number: whoever uses one asks `is_faked` first.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import functools
@@ -227,6 +228,10 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
             errno=errno.EAGAIN,
         ) from error
     return thread
+
+
+start_bare_thread = _thread.start_new_thread
+"""Start a thread in one call of C, in the middle of which no signal handler runs."""
 
 
 def load_flock_locker() -> Any:

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
@@ -18,7 +19,10 @@ from weakref import WeakSet
 from fscoord import _system as system
 from fscoord.aio._loop import finish_soon
 
-__all__ = ["Hands", "Job"]
+__all__ = ["MADE", "Hands", "Job"]
+
+MADE: Final = (Exception, asyncio.CancelledError)
+"""What comes out of `Hands.do` when the call has been made; after Ctrl-C, or the end of the loop, it may not have."""
 
 IDLE_S: Final = 1.0
 """How long a thread without work stays."""
@@ -123,13 +127,16 @@ class Hands:
         return job
 
     async def settle(self, error: BaseException, call: Callable[[], object]) -> None:
-        """Make a call that undoes something, on the way out with `error`; what it raises is lost."""
+        """Make a call that undoes something, on the way out with `error`; an ordinary error that it raises is lost."""
         if isinstance(error, (Exception, asyncio.CancelledError)):
             job = await self.finish(call)
+            if job.error is not None and not isinstance(job.error, Exception):
+                raise job.error
             if job.cancelled is not None:
                 raise job.cancelled from error
         else:  # as in `finish`
-            Job(call).run()
+            with suppress(Exception):
+                call()
 
     @staticmethod
     async def _wait(job: Job[Any]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import TypeVar, overload
 
 from fscoord import recipes
+from fscoord.aio._hands import MADE
 from fscoord.aio.holds import Hold
 from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value, key_bytes
-from fscoord.errors import HoldLostError
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes.once import Turn, failure, result_key, success, value_of
 
 __all__ = ["DoubleBarrier", "Fenced", "Latch", "Membership", "once"]
@@ -96,7 +96,20 @@ class Membership:
         Raises:
             RuntimeError: this object takes part already.
         """
-        await self._store._hands.do(self._core.join, lambda _: self._core.leave())
+        made: list[bytes] = []
+        over: list[object] = []
+        try:
+            await self._store._hands.do(partial(self._core._join, made))
+        except BaseException as error:  # see `fscoord.recipes._cleanup`
+            try:
+                await self._store._hands.settle(error, partial(self._core._unjoin, made))
+            except MADE:
+                raise
+            except BaseException:
+                go_on_in_thread((over, self._core._unjoin, made))
+                await_end(over)
+                raise
+            raise
 
     async def update(self, data: Value) -> None:
         """Have something else to say, and tell those who watch.
@@ -108,7 +121,19 @@ class Membership:
 
     async def leave(self) -> bool:
         """Take part no longer, and return whether this object did until now."""
-        return await self._store._hands.do(self._core.leave)
+        over: list[object] = []
+        try:
+            return await self._store._hands.do(self._core.leave)
+        except MADE:
+            raise
+        except BaseException:
+            try:
+                self._core._leave_quietly()
+            except BaseException:
+                go_on_in_thread((over, self._core._leave_quietly))
+                await_end(over)
+                raise
+            raise
 
     async def members(self) -> list[recipes.Participant]:
         """Return who takes part, in the order of joining. Who is found dead is taken out."""
@@ -135,7 +160,19 @@ class Membership:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.leave()
+        over: list[object] = []
+        try:
+            await self._store._hands.do(self._core.leave)
+        except MADE:
+            raise
+        except BaseException:
+            try:
+                self._core._leave_quietly()
+            except BaseException:
+                go_on_in_thread((over, self._core._leave_quietly))
+                await_end(over)
+                raise
+            raise
 
 
 class Fenced:
@@ -193,14 +230,9 @@ def once(
 async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
     if not await store.check([key]):
-        turn = Hold(store, Turn(store.store, name, timeout))
-        await turn.__aenter__()
-        try:
+        async with Hold(store, Turn(store.store, name, timeout)):
             if not await store.check([key]):
                 await _do(store, key, work)
-        finally:
-            with suppress(HoldLostError):  # then another one has done it, too, and the first value counts
-                await turn.release()
     return value_of(name, await store.get(key))
 
 

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
+from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
 __all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "break_hold"]
@@ -51,12 +53,19 @@ class Hold:
             HoldLostError: somebody took this one out of the line.
         """
         got: list[str] = []
+        over: list[object] = []
         try:
             turns = self._core._acquiring(self._core._mode, blocking, timeout, got)
             return await self._store._take_turns(turns)
-        except BaseException as error:
-            if got:  # it was acquired before the cancellation came
-                await self._store._hands.settle(error, partial(self._core._give_back, got))
+        except BaseException as error:  # see `fscoord.recipes._cleanup`
+            try:
+                await self._store._hands.settle(error, partial(self._core._undo, got))
+            except MADE:
+                raise
+            except BaseException:
+                go_on_in_thread((over, self._core._undo, got))
+                await_end(over)
+                raise
             raise
 
     async def release(self) -> None:
@@ -66,7 +75,33 @@ class Hold:
             RuntimeError: this object does not hold it.
             HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
-        await self._store._hands.do(self._core.release)
+        gone: list[Any] = []
+        over: list[object] = []
+        try:
+            if await self._release(gone):
+                return
+        except MADE:
+            raise
+        except BaseException:
+            try:
+                self._finish(gone)
+            except BaseException:
+                go_on_in_thread((over, self._finish, gone))
+                await_end(over)
+                raise
+            raise
+        raise RuntimeError(self._not_held())
+
+    async def _release(self, gone: list[Any]) -> bool:
+        """Give back what was acquired last, and put it into `gone` first; return False if there is nothing."""
+        return await self._store._hands.do(partial(self._core._release, gone, None))
+
+    def _finish(self, gone: list[Any]) -> None:
+        """Do what `_release` was interrupted in, without the loop. It may be called twice."""
+        self._core._finish(gone, None)
+
+    def _not_held(self) -> str:
+        return self._core._not_held()
 
     async def check(self) -> None:
         """Look whether this object still holds it.
@@ -91,7 +126,22 @@ class Hold:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.release()
+        gone: list[Any] = []
+        over: list[object] = []
+        try:
+            if await self._release(gone):
+                return
+        except MADE:
+            raise
+        except BaseException:
+            try:
+                self._finish(gone)
+            except BaseException:
+                go_on_in_thread((over, self._finish, gone))
+                await_end(over)
+                raise
+            raise
+        raise RuntimeError(self._not_held())
 
 
 class Lock(Hold):
@@ -137,12 +187,28 @@ class RLock(Lock):
             RuntimeError: this task does not hold it.
             HoldLostError: it was taken away meanwhile.
         """
+        await super().release()
+
+    async def _release(self, gone: list[Any]) -> bool:
         if self._owner is None or self._owner is not asyncio.current_task():
-            raise RuntimeError(f"the lock {self.name!r} is not held by this object, in this task")
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
-            await super().release()
+            return False
+        return await super()._release(gone) if self._is_freed(gone) else True
+
+    def _not_held(self) -> str:
+        return f"the lock {self.name!r} is not held by this object, in this task"
+
+    def _is_freed(self, gone: list[Any]) -> bool:
+        """Count one less, and return whether that was the last one. Nothing is called here: see `_cleanup`."""
+        if self._depth > 1:
+            self._depth -= 1
+            gone += [""]
+            return False
+        self._owner = None
+        return True
+
+    def _finish(self, gone: list[Any]) -> None:
+        if gone or self._owner is None or self._is_freed(gone):  # the owner is the task that was interrupted
+            super()._finish(gone)
 
 
 class Semaphore(Hold):

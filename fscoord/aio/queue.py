@@ -7,9 +7,12 @@ from contextlib import suppress
 from functools import partial
 
 from fscoord import recipes
+from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value
 from fscoord.errors import FscoordError
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._item import Taken
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -45,13 +48,25 @@ class Item:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._core._is_over:
-            return
-        if kind is None:
-            await self.done()
-        else:
-            with suppress(FscoordError):  # what was raised matters more
-                await self.give_back()
+        over: list[object] = []
+        try:
+            if self._core._is_over:
+                return
+            if kind is None:
+                await self.done()
+            else:
+                with suppress(FscoordError):  # what was raised matters more
+                    await self.give_back()
+        except MADE:
+            raise
+        except BaseException:  # see `fscoord.recipes._cleanup`
+            try:
+                self._core._put_back()
+            except BaseException:
+                go_on_in_thread((over, self._core._put_back))
+                await_end(over)
+                raise
+            raise
 
 
 class Queue:
@@ -85,8 +100,21 @@ class Queue:
             QueueEmptyError: with ``block=False``, there is none.
             StoreTimeoutError: none came.
         """
-        turns = self._core._taking(block, timeout)
-        return Item(self._store, await self._store._take_turns(turns, recipes.Item.give_back))
+        got: list[Taken] = []
+        over: list[object] = []
+        try:
+            turns = self._core._taking(block, timeout, got)
+            return Item(self._store, await self._store._take_turns(turns))
+        except BaseException as error:
+            try:
+                await self._store._hands.settle(error, partial(self._core._items.put_back, got))
+            except MADE:
+                raise
+            except BaseException:
+                go_on_in_thread((over, self._core._items.put_back, got))
+                await_end(over)
+                raise
+            raise
 
     async def taken(self) -> list[recipes.Waiter]:
         """Return who has items, in the order of these."""

@@ -1,15 +1,18 @@
-"""`Entry`: one in a line, and the text that a line is in the store. Pure."""
+"""`State`: a line as it is in the store, with an `Entry` for each in it, and the text that it is there. Pure."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fscoord.arguments import natural
 
-__all__ = ["NO_LEASE", "Entry", "format_line", "parse_line", "with_new_sign"]
+__all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
 
 NO_LEASE = "-"
+
+ID_MAX: Final = 30
+"""How long the id of an entry may become: 56 random bits, and how many were drawn before it, hexadecimal."""
 
 
 class Entry(NamedTuple):
@@ -43,14 +46,42 @@ def with_new_sign(entry: Entry) -> Entry:
     return entry._replace(lease=f"{seconds}:{int(count) + 1}")
 
 
-def parse_line(text: bytes) -> tuple[int, list[Entry]]:
-    """Return the last token and the entries, first come first; of an empty text 0 and none.
+class WakeUp(NamedTuple):
+    """Somebody is about to set the wake key of an entry, or has: until that key is gone for good the line names it.
+
+    Attributes:
+        id: of the entry.
+        session: of who sets the key; 0 where the store keeps none.
+        by: a random name of who sets the key.
+    """
+
+    id: str
+    session: int
+    by: str
+
+
+class State(NamedTuple):
+    """A line.
+
+    Attributes:
+        last: the last token that was given.
+        wake_ups: whose wake keys may be in the store, or come there.
+        entries: who is in line, first come first.
+    """
+
+    last: int
+    wake_ups: list[WakeUp]
+    entries: list[Entry]
+
+
+def parse_line(text: bytes) -> State:
+    """Return what `text` says; of an empty text, a line that nobody was ever in.
 
     Raises:
         ValueError: `text` is no line.
     """
     if not text:
-        return 0, []
+        return State(0, [], [])
     head, *lines = text.decode().split("\n")
     entries = []
     for line in lines:
@@ -62,9 +93,18 @@ def parse_line(text: bytes) -> tuple[int, list[Entry]]:
         if not (mode.isascii() and len(mode) < 20):
             raise ValueError(f"{mode!r} is no mode")
         entries.append(Entry(name, mode, natural(token), natural(session), owner, lease))
-    return natural(head.partition(" ")[0]), entries
+    last, _, *words = head.split(" ") if " " in head else (head, "")
+    return State(natural(last), [_parse_wake_up(word) for word in words], entries)
 
 
-def format_line(last: int, stamp: str, entries: list[Entry]) -> bytes:
-    """Return the text: the last token and `stamp`, then a line for each entry."""
-    return "\n".join([f"{last} {stamp}", *("{} {} {} {} {} {}".format(*entry) for entry in entries)]).encode()
+def _parse_wake_up(word: str) -> WakeUp:
+    name, session, by = word.split(":")
+    if not (name.isalnum() and name.isascii() and len(name) <= ID_MAX):
+        raise ValueError(f"{name[:40]!r} is no id")
+    return WakeUp(name, natural(session), by)
+
+
+def format_line(state: State, stamp: str) -> bytes:
+    """Return the text: the last token, `stamp` and the wake-ups in one line, then a line for each entry."""
+    head = " ".join([str(state.last), stamp, *("{}:{}:{}".format(*each) for each in state.wake_ups)])
+    return "\n".join([head, *("{} {} {} {} {} {}".format(*entry) for entry in state.entries)]).encode()

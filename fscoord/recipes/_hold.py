@@ -11,7 +11,8 @@ from typing import Final, NamedTuple, TypeVar
 from fscoord import _system as system
 from fscoord._sought import Turns, take_turns
 from fscoord.arguments import Key, Timeout, seconds
-from fscoord.errors import HoldLostError
+from fscoord.errors import FscoordError, HoldLostError
+from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import Renewal
 from fscoord.recipes._line import Line
@@ -45,6 +46,7 @@ class Holder:
     """
 
     _what = "the hold on"
+    _whose = "process"
 
     def __init__(
         self,
@@ -68,45 +70,39 @@ class Holder:
         return self._line.name
 
     def owners(self) -> list[Waiter]:
-        """Return who holds it, in the order of their tokens."""
-        return [_shown(entry) for entry in self._line.entries() if entry.token]
+        """Return who holds it, in the order of their tokens; who is known dead holds nothing."""
+        return [_shown(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Waiter]:
-        """Return who waits for it, first come first."""
-        return [_shown(entry) for entry in self._line.entries() if not entry.token]
+        """Return who waits for it, first come first; who is known dead waits for nothing."""
+        return [_shown(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
-        """Do what `acquire` of `threading` does, and put into `got` what has been got and is to be given back."""
+        """Do what `acquire` of `threading` does; put into `got`, before anything else, what `_undo` is to take back."""
         limit = _limit(blocking, timeout)
         name = self._line.new_id()
-        try:
-            served = self._line.take_free(name, mode)
-            if served is None:
-                served = take_turns(self._store, self._standing_in_line(name, mode, blocking, limit))
-            return self._keep(name, served, got)
-        except BaseException:
-            self._undo(name, got)
-            raise
+        got.append(name)
+        served = self._line.take_free(name, mode)
+        if served is None:
+            served = take_turns(self._store, self._standing_in_line(name, mode, blocking, limit))
+        return self._keep(served)
 
     def _acquiring(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> Turns[bool]:
         """Do what `_acquire` does, for tasks of an event loop."""
         limit = _limit(blocking, timeout)
         name = self._line.new_id()
-        try:
-            served = self._line.take_free(name, mode)
-            if served is None:
-                served = yield from self._standing_in_line(name, mode, blocking, limit)
-            return self._keep(name, served, got)
-        except BaseException:
-            self._undo(name, got)
-            raise
+        got.append(name)
+        served = self._line.take_free(name, mode)
+        if served is None:
+            served = yield from self._standing_in_line(name, mode, blocking, limit)
+        return self._keep(served)
 
     def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Turns[Entry | None]:
         """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
         entry = self._line.join(name, mode, only_if_served=not blocking)
         return entry if entry is None or entry.token else (yield from self._line.await_turn(entry, limit))
 
-    def _keep(self, name: str, served: Entry | None, got: list[str]) -> bool:
+    def _keep(self, served: Entry | None) -> bool:
         """Begin the hold that was served, if one was; return whether."""
         if served is None:
             return False
@@ -115,22 +111,26 @@ class Holder:
         if renewal is not None:
             renewal.start()
         self._begin(served)
-        got.append(name)
         return True
 
     def _begin(self, served: Entry) -> None:
         """What else belongs to an acquisition that has just been done; should it fail, it is undone."""
 
-    def _end(self) -> None:
+    def _end(self, served: Entry) -> None:
         """What belongs to a release, before the line is left. It may be called twice."""
 
-    def _undo(self, name: str, got: list[str]) -> None:
-        """After an error in an acquisition: nobody may know yet how far that came."""
-        for held in [held for held in self._held if held[1].id == name]:
-            self._held.remove(held)
-            self._stop(held)
-        self._line.leave_quietly(name)
-        got.clear()
+    def _undo(self, got: list[str]) -> None:
+        """After an error in an acquisition that put this into `got`: nobody may know yet how far that came.
+
+        It may be called twice, the first time not to the end.
+        """
+        for name in got:
+            for held in [held for held in list(self._held) if held[1].id == name]:
+                self._end(held[1])
+                self._stop(held)
+                with suppress(ValueError):
+                    self._held.remove(held)
+            self._line.leave_quietly(name)
 
     def _stop(self, held: _Held) -> None:
         if held[2] is not None:
@@ -146,28 +146,13 @@ class Holder:
         if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
-    def _give_back(self, got: list[str]) -> None:
-        """After a Ctrl-C between an acquisition and the return to whoever asked for it."""
-        if got:
-            self._release([])
+    def _release(self, gone: list[_Held | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
+        """Give back what was acquired last, and put it into `gone` first; `here` stands for the calling thread.
 
-    def _finish(self, gone: list[_Held | None], error: BaseException) -> None:
-        """After `error` in `_release`, which put what it gave back into `gone`: if it was a Ctrl-C, do what was not."""
-        if isinstance(error, Exception):
-            return
-        with suppress(Exception):
-            if not gone:
-                self._release(gone)
-        for held in filter(None, gone):
-            self._end()
-            self._stop(held)
-            self._line.leave_quietly(held[1].id)
-
-    def _release(self, gone: list[_Held | None]) -> None:
-        """Give back what was acquired last, and put it into `gone` first.
+        Returns:
+            False if this object holds nothing.
 
         Raises:
-            RuntimeError: this object holds nothing.
             HoldLostError: it was taken away meanwhile.
         """
         self._current()
@@ -175,13 +160,28 @@ class Holder:
             # In one step: threads may share the object, and between two steps a Ctrl-C may come.
             gone.extend(map(_POP, (self._held,)))
         except IndexError:
-            raise RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this process") from None
+            return False
         held = gone[0]
-        assert held is not None
-        self._end()
+        assert not isinstance(held, str)
+        self._end(held[1])
         self._stop(held)
         if not self._line.leave(held[1].id):
             raise self._line.lost(held[1])
+        return True
+
+    def _finish(self, gone: list[_Held | str], here: object) -> None:
+        """Do what `_release`, which put what it gave back into `gone`, was interrupted in. It may be called twice."""
+        if not gone:
+            with suppress(FscoordError):
+                self._release(gone, here)
+        for held in gone:
+            if not isinstance(held, str):
+                self._end(held[1])
+                self._stop(held)
+                self._line.leave_quietly(held[1].id)
+
+    def _not_held(self) -> str:
+        return f"{self._what} {self.name!r} is not held by this object, in this {self._whose}"
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
@@ -192,7 +192,7 @@ class Holder:
     def _check(self) -> None:
         entry = self._current()
         if entry is None:
-            raise HoldLostError(f"{self._what} {self.name!r} is not held by this object, in this process")
+            raise HoldLostError(self._not_held())
         if not self._line.still_holds(entry):
             raise self._line.lost(entry)
 
@@ -213,10 +213,16 @@ class Exclusive(Holder):
             HoldLostError: somebody took this one out of the line.
         """
         got: list[str] = []
+        over: list[object] = []
         try:
             return self._acquire(self._mode, blocking, timeout, got)
-        except BaseException:
-            self._give_back(got)
+        except BaseException:  # each line of this is explained in `_cleanup`
+            try:
+                self._undo(got)
+            except BaseException:
+                go_on_in_thread((over, self._undo, got))
+                await_end(over)
+                raise
             raise
 
     def release(self) -> None:
@@ -226,12 +232,23 @@ class Exclusive(Holder):
             RuntimeError: this object does not hold it, or did so in the process that this one was forked from.
             HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
-        gone: list[_Held | None] = []
+        gone: list[_Held | str] = []
+        over: list[object] = []
+        here = HERE.__dict__
         try:
-            self._release(gone)
-        except BaseException as failure:
-            self._finish(gone, failure)
+            if self._release(gone, here):
+                return
+        except FscoordError:
             raise
+        except BaseException:
+            try:
+                self._finish(gone, here)
+            except BaseException:
+                go_on_in_thread((over, self._finish, gone, here))
+                await_end(over)
+                raise
+            raise
+        raise RuntimeError(self._not_held())
 
     def check(self) -> None:
         """Look whether this object still holds it.
@@ -253,16 +270,22 @@ class Exclusive(Holder):
         """
         entry = self._current()
         if entry is None:
-            raise RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this process")
+            raise RuntimeError(self._not_held())
         return entry.token
 
     def __enter__(self: H) -> H:
         got: list[str] = []
+        over: list[object] = []
         try:
             self._enter(self._mode, got)
             return self
         except BaseException:
-            self._give_back(got)
+            try:
+                self._undo(got)
+            except BaseException:
+                go_on_in_thread((over, self._undo, got))
+                await_end(over)
+                raise
             raise
 
     def __exit__(
@@ -271,12 +294,23 @@ class Exclusive(Holder):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        gone: list[_Held | None] = []
+        gone: list[_Held | str] = []
+        over: list[object] = []
+        here = HERE.__dict__
         try:
-            self._release(gone)
-        except BaseException as failure:
-            self._finish(gone, failure)
+            if self._release(gone, here):
+                return
+        except FscoordError:
             raise
+        except BaseException:
+            try:
+                self._finish(gone, here)
+            except BaseException:
+                go_on_in_thread((over, self._finish, gone, here))
+                await_end(over)
+                raise
+            raise
+        raise RuntimeError(self._not_held())
 
 
 def _limit(blocking: bool, timeout: Timeout) -> float:

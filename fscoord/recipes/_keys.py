@@ -15,14 +15,14 @@ ABSENT: Final = b"?"
 """What no value of a recipe that is read by `read_now` is."""
 
 
-def read_now(store: Store, key: bytes) -> bytes | None:
-    """Return the value of `key` as it is now, or None; it must never be `ABSENT`.
+def read_now(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | None:
+    """Return the value of `key` as it is now, or None; it must never be `absent`.
 
     `get` would wait for a key that was deleted behind a `check`. A compare-and-set whose expectation fails writes
     nothing and returns what it found, or on a missing key the expectation.
     """
-    found = store.compare_set(key, ABSENT, ABSENT)
-    return None if found == ABSENT else found
+    found = store.compare_set(key, absent, absent)
+    return None if found == absent else found
 
 
 class Refusals:

@@ -13,13 +13,17 @@ more; of several who were served at once the others look for themselves after `S
 looking after one's predecessor only, are those of ZooKeeper's lock recipe; a queue in one value is possible here
 because a value changes by compare-and-set, which costs one write.
 
-The value is text: the last token and a stamp that no two writes share, so that a writer knows its own from one that
-looks the same; then a line for each `~fscoord.recipes._entry.Entry`.
+No wake key outlives its use, whoever dies when: the write that serves an entry also names in the line who is about to
+set its key. The name stays until the key was seen and deleted, or its setter is dead, or has said that it is through.
+Each change of the line does that for entries that have left.
+
+The value is text: the last token, a stamp that no two writes share, so that a writer knows its own from one that looks
+the same, and the wake-ups that are under way; then a line for each `~fscoord.recipes._entry.Entry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Final
@@ -29,7 +33,7 @@ from fscoord._backoff import FREE_TRIES
 from fscoord._sought import KEYS, Sought, Turns
 from fscoord.arguments import Key, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
-from fscoord.recipes._entry import NO_LEASE, Entry, format_line, parse_line, with_new_sign
+from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, foreign
 from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
@@ -39,8 +43,8 @@ __all__ = ["Entry", "Line", "not_acquired"]
 SLOW_LOOK_S: Final = 1.0
 """How often one who waits looks by itself: somebody may have died after serving us and before waking us."""
 
-ID_MAX: Final = 30
-"""How long the id of an entry may become: 56 random bits, and how many were drawn before it, hexadecimal."""
+_waking: set[str] = set()
+"""Whose wake keys this process is about to set."""
 
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
@@ -65,18 +69,24 @@ class Line:
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
         self._alone = ("", b"", b"")  # who of us was alone in line, the line then, and the one without it
         self._free = (b"", 0)  # a line that nobody is in, and its last token
-        self._waited: set[str] = set()
+        self._cleared: set[str] = set()  # whose wake keys it has deleted: they will not come again
         self._me: tuple[int, str, str, Iterator[int]] = (0, "", "", count())
         self._tail = (-1, "")  # a session, and what stands behind the token in a line of ours
         self._wake_key("0" * ID_MAX)  # a name that is too long fails here
 
     def entries(self) -> list[Entry]:
         """Return who is in line, first come first."""
-        return self._parse(self._read())[1]
+        return self._parse(self._read()).entries
+
+    def living(self) -> list[Entry]:
+        """Return who is in line and not known dead: of the dead each is taken out by whoever comes next."""
+        entries = self.entries()
+        dead = self._dead(entries)
+        return [entry for entry in entries if entry.session not in dead]
 
     def last_token(self) -> int:
         """Return the last token that was given; the next one is one more."""
-        return self._parse(self._read())[0]
+        return self._parse(self._read()).last
 
     def new_id(self) -> str:
         """Return the id of an entry that is not in line yet."""
@@ -94,7 +104,7 @@ class Line:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
         for _ in range(FREE_TRIES):  # after so many refusals `join` tries on, with pauses and a limit in time
-            if text is None or b"\n" in text:
+            if text is None or text.count(b" ") != 1:  # somebody is in line, or a wake-up is under way
                 return None
             if text is not free:
                 try:
@@ -146,9 +156,6 @@ class Line:
             return rest
 
         self._change(without)
-        if name in self._waited:
-            self._waited.discard(name)
-            self._store.delete_key(self._wake_key(name))
         return was_there
 
     def leave_quietly(self, name: str) -> None:
@@ -163,18 +170,19 @@ class Line:
             HoldLostError: somebody took it out.
         """
         end = system.time.monotonic() + timeout
-        self._waited.add(entry.id)
         wake = [self._wake_key(entry.id)]
-        is_last = False
+        is_rung = is_last = False
         while True:
             before = system.time.monotonic()
             self._text = self._read()
-            entries = self._parse(self._text)[1]
+            entries = self._parse(self._text).entries
             place = next((index for index, other in enumerate(entries) if other.id == entry.id), None)
             if place is None:
                 raise self.lost(entry)
             if entries[place].token:
                 return entries[place]
+            if is_rung:  # by something else than a line; it would ring for ever
+                self._store.delete_key(wake[0])
             ahead = entries[:place]  # who is behind those who are served looks after all of them
             suspects = ahead if ahead[-1].token else ahead[-1:]
             left = end - system.time.monotonic()
@@ -184,10 +192,13 @@ class Line:
             if left <= 0 and (is_last or not self._bury(ahead, before)):
                 return self._give_up(entry)
             is_last = left <= 0  # some of the entries before this one were those of the dead: look once more
+            is_rung = False
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
                 look = longest_look(suspects, SLOW_LOOK_S)
-                if (yield Sought(KEYS, wake, max(0.0, min(look, left)), sessions=sessions)):
+                dead = yield Sought(KEYS, wake, max(0.0, min(look, left)), sessions=sessions)
+                is_rung = not dead
+                if dead:
                     self._bury(suspects, before)
 
     def renew(self, name: str) -> bool:
@@ -204,7 +215,8 @@ class Line:
 
     def still_holds(self, entry: Entry) -> bool:
         """Return whether `entry` is in line, served."""
-        return any(other.id == entry.id and other.token for other in self.entries())
+        # No generator, which would be left half-way: Python drops a Ctrl-C that comes while it is thrown away.
+        return bool([other for other in self.entries() if other.id == entry.id and other.token])
 
     def lost(self, entry: Entry) -> HoldLostError:
         """Return the error for an entry that somebody took out."""
@@ -214,7 +226,7 @@ class Line:
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
         """Return the error that names who is served, and how many wait."""
-        entries = self.entries()
+        entries = self.living()
         owners = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
             not_acquired(what, self.name, timeout, owners, len(entries) - len(owners)),
@@ -239,14 +251,12 @@ class Line:
         """Take out those of `suspects`, read after the time `before`, whose sessions are dead, or who give no signs of
         life; return whether there were any.
         """
-        dead = set(self._store.dead_sessions(entry.session for entry in suspects if entry.session))
+        dead = self._dead(suspects)
         buried = {entry.id for entry in suspects if entry.session in dead}
         silent = self._signs.silent(suspects, before)  # of whom it is asked once more, with the change
         gone = buried | {name for name, _ in silent}
         if gone:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
-            for name in gone:
-                self._store.delete_key(self._wake_key(name))
         return bool(gone)
 
     def _change(self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None) -> list[Entry]:
@@ -260,51 +270,82 @@ class Line:
         while True:
             if text is None:
                 text, fresh = self._read(), True
-            last, entries = self._parse(text)
-            changed = step(entries)
-            if changed != entries:
-                last, changed, served = self._serve(last, changed)
-                if not or_nothing or any(entry.id == or_nothing for entry in served):
-                    new = format_line(last, self.new_id(), changed)
-                    found = self._store.compare_set(self._key, text, new)
-                    if found == new:
-                        break
+            state, stamp = self._parse(text), self.new_id()
+            changed = step(state.entries)
+            wake_ups = self._unsettled(state.wake_ups, changed)
+            if changed != state.entries or wake_ups != state.wake_ups:
+                knows = changed[-1].id if len(changed) > len(state.entries) else ""  # who has just joined
+                new, served = self._serve(State(state.last, wake_ups, changed), knows)
+                if not or_nothing or or_nothing in served:
+                    found = self._replace(text, new, stamp, [name for name in served if name != knows])
+                    if found is None:
+                        self._cleared.difference_update(each.id for each in state.wake_ups)
+                        return new.entries
                     refusals.add()
                     # If it is as expected and was not changed all the same, somebody has deleted the key.
                     text, fresh = (found, True) if found != text else (None, False)
                     continue
             if fresh:
-                return entries
+                return state.entries
             text = None
-        self._text = new
-        knows = changed[-1].id if len(changed) > len(entries) else ""  # who has just joined
-        self._wake([entry.id for entry in served if entry.id != knows])
-        return changed
 
-    def _wake(self, names: list[str]) -> None:
-        for name in names:
-            self._store.set(self._wake_key(name), b"1")
-        if names:
-            # Who looked before it was woken may have left already: then nobody else removes its key.
-            there = {entry.id for entry in self.entries()}
-            for name in names:
-                if name not in there:
-                    self._store.delete_key(self._wake_key(name))
+    def _replace(self, text: bytes, state: State, stamp: str, called: list[str]) -> bytes | None:
+        """Replace the line `text` by `state` and wake those who are `called`; return what is there if it is another."""
+        new = format_line(state, stamp)
+        _waking.update(called)
+        try:
+            found = self._store.compare_set(self._key, text, new)
+            if found != new:
+                return found
+            self._text = new
+            for name in called:
+                self._store.set(self._wake_key(name), b"1")
+        finally:
+            _waking.difference_update(called)
+        if called and not {entry.id for entry in self.entries()}.issuperset(called):
+            self._change(list)  # who looked by itself has left already, and did not see its key
+        return None
 
-    def _serve(self, last: int, entries: list[Entry]) -> tuple[int, list[Entry], list[Entry]]:
-        """Return the last token, the entries, and those of them whose turn has come with this."""
+    def _unsettled(self, wake_ups: list[WakeUp], entries: list[Entry]) -> list[WakeUp]:
+        """Delete the wake keys of those who are not among `entries`; return the wake-ups that are not over by that."""
+        there = {entry.id for entry in entries}
+        gone = [each for each in wake_ups if each.id not in there]
+        if not gone:
+            return wake_ups
+        # In this order: who will not set a key any more, then the deletion of what it may have set before.
+        dead = self._dead(gone)
+        own = {self._store.session} - {0}
+        mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
+        over = mine.union(each for each in gone if each.session in dead)
+        for each in gone:
+            if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
+                self._cleared.add(each.id)  # it is set once only
+        return [each for each in wake_ups if each not in over and each.id not in self._cleared]
+
+    def _serve(self, state: State, knows: str) -> tuple[State, list[str]]:
+        """Return the line when those have been served whose turn it is, and who they are.
+
+        All but `knows`, who sees that by itself, will be woken.
+        """
+        last, wake_ups, entries = state.last, list(state.wake_ups), list(state.entries)
         served = []
         for index in range(self._policy(entries)):
             if not entries[index].token:
                 last += 1
                 entries[index] = entries[index]._replace(token=last)
-                served.append(entries[index])
-        return last, entries, served
+                served.append(entries[index].id)
+                if entries[index].id != knows:
+                    wake_ups.append(WakeUp(entries[index].id, self._store.session, self._me[2]))
+        return State(last, wake_ups, entries), served
+
+    def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
+        """Return the sessions of these that are known dead."""
+        return set(self._store.dead_sessions({one.session for one in each} - {0}))
 
     def _read(self) -> bytes:
         return self._store.get(self._key) if self._store.check([self._key]) else b""
 
-    def _parse(self, text: bytes) -> tuple[int, list[Entry]]:
+    def _parse(self, text: bytes) -> State:
         try:
             return parse_line(text)
         except ValueError as error:

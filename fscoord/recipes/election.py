@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import Key, Timeout, Value, key_bytes, seconds, value_bytes
-from fscoord.errors import StoreTimeoutError
+from fscoord.arguments import Key, Timeout, Value, key_bytes, natural, seconds, value_bytes
+from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._keys import read_now
 from fscoord.store import Store
 
 __all__ = ["Election", "Leader"]
@@ -85,11 +87,10 @@ class Election(Exclusive):
         return self.token
 
     def leader(self) -> Leader | None:
-        """Return who leads and has said so, or None."""
-        first = next((entry for entry in self._line.entries() if entry.token), None)
-        if first is None or not self._store.check([self._term_key(first.token)]):
-            return None
-        return Leader(first.token, first.owner, self._store.get(self._term_key(first.token)))
+        """Return who leads, lives and has said so, or None."""
+        first = next((entry for entry in self._line.living() if entry.token), None)
+        data = first and read_now(self._store, self._term_key(first.token), system.random_bytes(16))
+        return Leader(first.token, first.owner, data) if first and data is not None else None
 
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:
         """Wait for a leader of a later term than `after`, and return it.
@@ -125,8 +126,28 @@ class Election(Exclusive):
                 yield Sought(KEYS, [self._term_key(coming)], min(LOOK_S, left))
 
     def _begin(self, served: Entry) -> None:
-        self._store.set(self._term_key(served.token), self._data)
-        self._store.delete_key(self._term_key(served.token - 1))
+        own = self._term_key(served.token)
+        self._store.set(own, self._data)
+        # Not only of the term before: who had that may have died, or been taken for dead, before it came to this.
+        for key in map(key_bytes, self._store.list_keys(self._terms)):
+            if self._term_of(key) < served.token:
+                self._store.delete_key(key)
+        if not self._line.still_holds(served):  # then the next one may have looked for such keys already
+            self._store.delete_key(own)
+            raise self._line.lost(served)
+
+    def _undo(self, got: list[str]) -> None:
+        for held in [held for held in list(self._held) if held[1].id in got]:
+            with suppress(FscoordError):
+                self._store.delete_key(self._term_key(held[1].token))
+        super()._undo(got)
+
+    def _term_of(self, key: bytes) -> float:
+        """Return which term this key is of; infinity: none, so something else stands there."""
+        try:
+            return natural(key[len(self._terms) :])
+        except ValueError:
+            return math.inf
 
     def _term_key(self, term: int) -> bytes:
         return self._terms + b"%d" % term

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Final
+
 from fscoord import _system as system
 from fscoord.arguments import Key, Timeout
+from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, _Held
 from fscoord.store import Store
 
 __all__ = ["Lock", "RLock"]
+
+_POP: Final = list[str].pop
 
 
 class Lock(Exclusive):
@@ -47,38 +53,47 @@ class RLock(Lock):
     Others still count as others, also in the same thread, if they are other objects.
     """
 
+    _whose = "thread"
+
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         super().__init__(store, name, timeout, ttl)
-        self._depth = 0
-        self._thread: tuple[int, int] | None = None
+        self._levels: list[str] = []  # the hold, and each time that it was acquired again
+        self._owner: tuple[int, object] | None = None
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
-        if self._thread != (system.life(), system.threading.get_ident()):
+        if not self._is_owned_by(HERE.__dict__):
             return super()._acquire(mode, blocking, timeout, got)
-        self._depth += 1
-        got.append("")
+        name = self._line.new_id()
+        got.append(name)
+        self._levels.append(name)
         return True
 
-    def _begin(self, served: Entry) -> None:  # noqa: ARG002 - its token is not asked for
-        self._depth = 1
-        self._thread = system.life(), system.threading.get_ident()
+    def _is_owned_by(self, here: object) -> bool:
+        owner = self._owner
+        return owner is not None and owner[1] is here and owner[0] == system.life()
 
-    def _end(self) -> None:
-        self._thread = None
+    def _begin(self, served: Entry) -> None:
+        self._levels = [served.id]
+        self._owner = system.life(), HERE.__dict__
 
-    def _undo(self, name: str, got: list[str]) -> None:
-        if self._thread == (system.life(), system.threading.get_ident()):
-            self._thread = None
-        super()._undo(name, got)
+    def _end(self, served: Entry) -> None:
+        if self._levels[:1] == [served.id]:
+            self._owner = None
 
-    def _release(self, gone: list[_Held | None]) -> None:
-        if self._thread != (system.life(), system.threading.get_ident()):
-            raise RuntimeError(f"the lock {self.name!r} is not held by this object, in this thread")
-        if self._depth > 1:
-            self._depth -= 1
-            gone.append(None)
+    def _undo(self, got: list[str]) -> None:
+        if got and got[0] in self._levels[1:]:
+            with suppress(ValueError):
+                self._levels.remove(got[0])
         else:
-            super()._release(gone)
+            super()._undo(got)
+
+    def _release(self, gone: list[_Held | str], here: object) -> bool:
+        if not self._is_owned_by(here):
+            return False
+        if len(self._levels) == 1:
+            return super()._release(gone, here)
+        gone.extend(map(_POP, (self._levels,)))
+        return True
 
 
 def _one(entries: list[Entry]) -> int:

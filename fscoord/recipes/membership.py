@@ -12,6 +12,7 @@ from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import count_in, counted, foreign, read_now
 from fscoord.store import Store
 
@@ -74,16 +75,17 @@ class Membership:
         Raises:
             RuntimeError: this object takes part already.
         """
-        if self._key() is not None:
-            raise RuntimeError(f"this object takes part in {self.name!r} already")
-        key = self._members + b"%016x" % counted(self._store, self._name + b"/joined")
+        made: list[bytes] = []
+        over: list[object] = []
         try:
-            self._joined = system.os.getpid(), key
-            self._write(key)
-        except BaseException:
-            self._joined = None
-            with suppress(FscoordError):  # nobody may know yet whether it stands there
-                self._store.delete_key(key)
+            self._join(made)
+        except BaseException:  # nobody knows whether it stands there; each line of this is explained in `_cleanup`
+            try:
+                self._unjoin(made)
+            except BaseException:
+                go_on_in_thread((over, self._unjoin, made))
+                await_end(over)
+                raise
             raise
 
     def update(self, data: Value) -> None:
@@ -100,11 +102,19 @@ class Membership:
 
     def leave(self) -> bool:
         """Take part no longer, and return whether this object did until now."""
-        key, self._joined = self._key(), None
-        if key is None or not self._store.delete_key(key):
-            return False
-        self._tell()
-        return True
+        over: list[object] = []
+        try:
+            return self._leave()
+        except FscoordError:
+            raise
+        except BaseException:
+            try:
+                self._leave_quietly()
+            except BaseException:
+                go_on_in_thread((over, self._leave_quietly))
+                await_end(over)
+                raise
+            raise
 
     def members(self) -> list[Participant]:
         """Return who takes part, in the order of joining. Who is found dead is taken out."""
@@ -161,8 +171,19 @@ class Membership:
             yield known
 
     def __enter__(self: M) -> M:
-        self.join()
-        return self
+        made: list[bytes] = []
+        over: list[object] = []
+        try:
+            self._join(made)
+            return self
+        except BaseException:
+            try:
+                self._unjoin(made)
+            except BaseException:
+                go_on_in_thread((over, self._unjoin, made))
+                await_end(over)
+                raise
+            raise
 
     def __exit__(
         self,
@@ -170,7 +191,52 @@ class Membership:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave()
+        over: list[object] = []
+        try:
+            self._leave()
+        except FscoordError:
+            raise
+        except BaseException:
+            try:
+                self._leave_quietly()
+            except BaseException:
+                go_on_in_thread((over, self._leave_quietly))
+                await_end(over)
+                raise
+            raise
+
+    def _join(self, made: list[bytes]) -> None:
+        """Do what `join` does, and put the key into `made` before anything stands there."""
+        if self._key() is not None:
+            raise RuntimeError(f"this object takes part in {self.name!r} already")
+        key = self._members + b"%016x" % counted(self._store, self._name + b"/joined")
+        made.append(key)
+        self._joined = system.os.getpid(), key
+        self._write(key)
+
+    def _unjoin(self, made: list[bytes]) -> None:
+        """Take back what `_join` did. It may be called twice, the first time not to the end."""
+        for key in made:
+            if self._joined and self._joined[1] == key:
+                self._joined = None
+            with suppress(FscoordError):
+                if self._store.delete_key(key):
+                    self._tell()
+
+    def _leave(self) -> bool:
+        key = self._key()
+        if key is None:
+            return False
+        was_there = self._store.delete_key(key)
+        self._joined = None
+        if was_there:
+            self._tell()
+        return was_there
+
+    def _leave_quietly(self) -> None:
+        """Do what `_leave` was interrupted in. It may be called twice."""
+        with suppress(FscoordError):
+            self._leave()
 
     def _key(self) -> bytes | None:
         if self._joined and self._joined[0] != system.os.getpid():
@@ -187,6 +253,10 @@ class Membership:
         self._store.set(self._changed + b"%d" % count, b"1")
         if count > KEPT:
             self._store.delete_key(self._changed + b"%d" % (count - KEPT))
+        if count % KEPT == 0:  # also those whose turn it was when somebody died who should have done that
+            for key in map(key_bytes, self._store.list_keys(self._changed)):
+                if count_in(key, key[len(self._changed) :]) <= count - KEPT:
+                    self._store.delete_key(key)
 
     def _read(self) -> list[Participant]:
         found = []

@@ -10,6 +10,8 @@ from typing import overload
 from fscoord import _system as system
 from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord.errors import HoldLostError, WorkFailedError
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._hold import _Held
 from fscoord.recipes._keys import foreign
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store
@@ -20,9 +22,14 @@ Work = Callable[[], Value]
 
 
 class Turn(Lock):
-    """The lock of those who would do the work."""
+    """The lock of those who would do the work. If it was taken away, another one has done it, and its value counts."""
 
     _what = "the result of"
+
+    def _release(self, gone: list[_Held | str], here: object) -> bool:
+        with suppress(HoldLostError):
+            return super()._release(gone, here)
+        return True
 
 
 @overload
@@ -71,15 +78,27 @@ def once(
 def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
     if not store.check([key]):
-        turn = Turn(store, name, timeout)
-        turn.__enter__()
-        try:
-            if not store.check([key]):
-                _do(store, key, work)
-        finally:
-            with suppress(HoldLostError):  # then another one has done it, too, and the first value counts
-                turn.release()
+        _do_in_turn(Turn(store, name, timeout), store, key, work)
     return value_of(name, store.get(key))
+
+
+def _do_in_turn(turn: Turn, store: Store, key: bytes, work: Work) -> None:
+    """Do the work when it is this one's turn, unless it is done by then; nobody else has `turn`, to give it back."""
+    got: list[str] = []
+    over: list[object] = []
+    try:
+        turn._enter(turn._mode, got)
+        if not store.check([key]):
+            _do(store, key, work)
+        turn.release()
+    except BaseException:  # each line of this is explained in `_cleanup`
+        try:
+            turn._undo(got)
+        except BaseException:
+            go_on_in_thread((over, turn._undo, got))
+            await_end(over)
+            raise
+        raise
 
 
 def _do(store: Store, key: bytes, work: Work) -> None:

@@ -471,7 +471,7 @@ def arrivals(path: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in dump(path):
         if entry.key == b"l/line" and entry.kind == "compare_set":
-            for each in parse_line(entry.value)[1]:
+            for each in parse_line(entry.value).entries:
                 found[each.id] = each.token
     return found
 

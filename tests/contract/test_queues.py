@@ -368,7 +368,7 @@ def test_who_dies_between_the_two_steps_of_done_leaves_nothing_behind(file_place
     found.put("a")
     lost = file_place.open()
     item = Queue(lost, "q").take()
-    lost.delete_key(found._item_key(item._order))
+    lost.delete_key(found._items.item_key(item._taken[0]))
     assert len(found.taken()) == 1
     lost.close()
     with pytest.raises(QueueEmptyError):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
 from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StaleTokenError
-from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, Semaphore, once
+from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, ReadWriteLock, Semaphore, once
 from fscoord.store import Store
 
 HANG_S = 60
@@ -238,6 +239,22 @@ def take_and_do(store: Store, name: str) -> None:
     while True:
         with Queue(store, name).take() as item:
             store.add(f"did/{item.data.decode()}", 1)
+
+
+def use_everything(store: Store) -> None:
+    """Use each recipe, again and again, to be killed; say so with each round."""
+    holds = [Lock(store, "Lock"), Semaphore(store, "Semaphore", 2), Election(store, "Election", "x" * 100)]
+    holds += [ReadWriteLock(store, "ReadWriteLock").reader, ReadWriteLock(store, "ReadWriteLock").writer]
+    queue, group = Queue(store, "Queue"), Membership(store, "Membership", "data")
+    for number in count():
+        for hold in holds:
+            if hold.acquire(number % 3 > 0):
+                hold.release()
+        queue.put(str(number))
+        with group, queue.take():
+            group.update("busy")
+        once(store, "once", lambda: b"done")
+        store.queue_push("rounds", "")
 
 
 def take_part(store: Store, name: str, data: str) -> None:

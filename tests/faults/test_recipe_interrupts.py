@@ -134,7 +134,7 @@ def test_a_reentrant_lock_that_is_interrupted_counts_as_often_as_it_was_acquired
                 lock.acquire()
             if not point.reached:
                 lock.release()
-            assert lock._depth == 1
+            assert len(lock._levels) == 1
             lock.check()
         assert nobody_is_in_line(lock), point.where
 
@@ -145,9 +145,30 @@ def test_a_reentrant_lock_that_is_interrupted_counts_as_often_as_it_was_acquired
                 lock.release()
             if point.where.split()[1:] == ["release"]:
                 lock.release()
-            assert lock._depth == 1
+            assert len(lock._levels) == 1
             lock.check()
         assert nobody_is_in_line(lock), point.where
 
     assert len(at_each_point(act)) > 3
     assert len(at_each_point(leave)) > 3
+
+
+def test_a_release_that_a_signal_handler_breaks_off_with_any_error_is_done() -> None:
+    """Such as a `TimeoutError` of whoever uses SIGALRM."""
+
+    def raise_it() -> None:
+        raise TimeoutError
+
+    with HashStore(timeout=60) as store:
+        lock, number, reached = Lock(store, "l"), 0, True
+        while reached:
+            number += 1
+            assert lock.acquire()
+            point = At(number, raise_it)
+            with suppress(TimeoutError), point:
+                lock.release()
+            if point.where.split()[1:] == ["release"]:
+                lock.release()
+            assert nobody_is_in_line(lock), point.where
+            reached = point.reached
+    assert number > 10

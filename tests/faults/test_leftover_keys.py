@@ -1,0 +1,431 @@
+"""Which keys stay: killed at any operation, whoever uses a recipe leaves none but those that its page names.
+
+Here a process is killed by closing its store's handle: the others are told that its session is over, and what it would
+do next it can't do.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import HANG_S, Place, start_thread, until
+from contract.worker import Workers, start
+
+from fscoord import FileStore, recipes
+from fscoord.errors import FscoordError, StoreClosedError
+from fscoord.recipes import (
+    Election,
+    Latch,
+    Lock,
+    Membership,
+    PriorityQueue,
+    Queue,
+    ReadWriteLock,
+    Semaphore,
+    _line,
+    break_hold,
+    membership,
+    once,
+)
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+
+class Mortal(PrefixStore):
+    """A view whose process is killed at its operation number `at`.
+
+    Args:
+        path: of the store.
+        at: which operation it is killed at; 0 is none.
+        moment: "before" it is done, "after" it, or "late": it is done, but ``meanwhile()`` comes before it.
+        meanwhile: is called right before the process dies.
+        asleep: is called when it waits, by what it waits for.
+    """
+
+    def __init__(self, path: Path, at: int, moment: str) -> None:
+        self.handle = FileStore(path, timeout=HANG_S)
+        super().__init__("r", self.handle)
+        self.left, self._moment = at, moment
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.asleep: Callable[[], object] = lambda: None
+        self.is_dead = False
+
+    def _step(self, name: str, *arguments: Any) -> Any:
+        self.left -= 1
+        do = getattr(super(), name)
+        if self.left != 0:
+            return do(*arguments)
+        if self._moment == "after":
+            do(*arguments)
+        self.meanwhile()
+        if self._moment == "late":
+            do(*arguments)
+        self.kill()
+        raise StoreClosedError("killed")
+
+    def kill(self) -> None:
+        self.is_dead = True
+        self.handle.close()
+
+    def get(self, key: Any) -> bytes:
+        return self._step("get", key)
+
+    def set(self, key: Any, value: Any) -> None:
+        self._step("set", key, value)
+
+    def add(self, key: Any, amount: Any) -> int:
+        return self._step("add", key, amount)
+
+    def check(self, keys: Any) -> bool:
+        return self._step("check", keys)
+
+    def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+        return self._step("compare_set", key, expected, desired)
+
+    def delete_key(self, key: Any) -> bool:
+        return self._step("delete_key", key)
+
+    def multi_set(self, keys: Any, values: Any) -> None:
+        self._step("multi_set", keys, values)
+
+    def list_keys(self, prefix: Any = "") -> list[str]:
+        return self._step("list_keys", prefix)
+
+    def dead_sessions(self, numbers: Any) -> list[int]:
+        return self._step("dead_sessions", list(numbers))
+
+    def wait_sessions(self, keys: Any, numbers: Any, timeout: Any = None) -> list[int]:
+        self.asleep()
+        return self._step("wait_sessions", keys, numbers, timeout)
+
+
+@pytest.fixture
+def path(memory: Path) -> Path:
+    return memory / "store"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with FileStore(path, timeout=HANG_S) as base:
+        yield PrefixStore("r", base)
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever should have woken somebody is dead."""
+    monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
+
+
+@pytest.fixture(params=["before", "after", "late"])
+def moment(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def kill_at_each_operation(
+    path: Path, moment: str, act: Callable[[Mortal], object], check: Callable[[], object]
+) -> int:
+    """Have `act` killed at its first operation, then at its second, until it has no more; return how many it had."""
+    for at in range(1, 1000):
+        view = Mortal(path, at, moment)
+        try:
+            act(view)
+        except FscoordError:
+            assert view.is_dead
+        finally:
+            is_dead = view.is_dead
+            view.kill()
+        check()
+        if not is_dead:
+            return at - 1
+    raise AssertionError("it never came to an end")
+
+
+# Lines
+
+
+LINES: dict[str, Callable[[Store], Any]] = {
+    "Lock": lambda store: Lock(store, "l"),
+    "Semaphore": lambda store: Semaphore(store, "l", 1),
+    "writer": lambda store: ReadWriteLock(store, "l").writer,
+    "Election": lambda store: Election(store, "l", "data"),
+}
+
+
+@pytest.fixture(params=LINES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def use(store: Store, kind: str) -> None:
+    hold = LINES[kind](store)
+    assert hold.acquire(timeout=HANG_S)
+    hold.release()
+
+
+@pytest.fixture
+def check_line(store: Store, kind: str) -> Callable[[], None]:
+    """Whoever uses the line next takes away what the dead have left."""
+
+    def check() -> None:
+        use(store, kind)
+        keys = [re.sub(r"term/\d+", "term/N", key) for key in store.list_keys()]
+        assert keys == (["l/line", "l/term/N"] if kind == "Election" else ["l/line"])
+        assert store.get("l/line").count(b" ") == 1, "no wake-up is under way"
+
+    return check
+
+
+class Another:
+    """A thread with a handle of its own that waits in line, and comes and goes."""
+
+    def __init__(self, path: Path, kind: str, look: Store) -> None:
+        self._look = Lock(look, "l")
+        before = len(self._look.waiters())
+        self._thread = start_thread(self._run, path, kind)
+        until(lambda: len(self._look.waiters()) > before or not self._thread.is_alive())
+
+    @staticmethod
+    def _run(path: Path, kind: str) -> None:
+        with FileStore(path, timeout=HANG_S) as base:
+            use(PrefixStore("r", base), kind)
+
+    def pass_by(self) -> None:
+        """If it has been served, wait until it has gone."""
+        if not self._look.waiters():
+            self._thread.join()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+def test_keys_of_a_line_whose_user_is_killed(
+    path: Path, kind: str, moment: str, check_line: Callable[[], None]
+) -> None:
+    assert kill_at_each_operation(path, moment, lambda view: use(view, kind), check_line) > 2
+
+
+def test_keys_of_a_line_whose_holder_is_killed_while_it_serves_the_next(
+    path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
+) -> None:
+    def act(view: Mortal) -> None:
+        hold = LINES[kind](view)
+        hold.acquire()
+        others.append(Another(path, kind, store))
+        view.meanwhile = others[-1].pass_by
+        hold.release()
+
+    def check() -> None:
+        while others:
+            others.pop().join()
+        check_line()
+
+    others: list[Another] = []
+    assert kill_at_each_operation(path, moment, act, check) > 5
+
+
+def test_keys_of_a_line_whose_waiter_is_killed(
+    path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
+) -> None:
+    def act(view: Mortal) -> None:
+        first = LINES[kind](store)
+        assert first.acquire()
+
+        def let_go() -> None:
+            if first._held:
+                first.release()
+
+        view.asleep = view.meanwhile = let_go
+        try:
+            use(view, kind)
+        finally:
+            let_go()
+
+    assert kill_at_each_operation(path, moment, act, check_line) > 5
+
+
+def test_keys_of_a_line_where_who_buries_a_dead_holder_is_killed(
+    path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
+) -> None:
+    def act(view: Mortal) -> None:
+        with FileStore(path, timeout=HANG_S) as lost, FileStore(path, timeout=HANG_S) as away:
+            holder, second = LINES[kind](PrefixStore("r", lost)), LINES[kind](PrefixStore("r", away))
+            assert second.acquire()
+            thread = start_thread(holder.acquire)  # so that its wake key is there
+            until(second.waiters)
+            second.release()
+            thread.join()
+            lost.close()
+            use(view, kind)
+
+    assert kill_at_each_operation(path, moment, act, check_line) > 5
+
+
+def test_keys_of_a_line_where_who_breaks_a_hold_is_killed(
+    path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
+) -> None:
+    def act(view: Mortal) -> None:
+        hold = LINES[kind](store)
+        assert hold.acquire()
+        others.append(Another(path, kind, store))
+        view.meanwhile = others[-1].pass_by
+        try:
+            break_hold(view, "l", hold.token)
+        finally:
+            try:
+                hold.release()
+            except FscoordError:
+                pass
+
+    def check() -> None:
+        while others:
+            others.pop().join()
+        check_line()
+
+    others: list[Another] = []
+    assert kill_at_each_operation(path, moment, act, check) >= 2
+
+
+# Others
+
+
+def test_keys_of_work_done_once_by_who_is_killed(path: Path, store: Store, moment: str) -> None:
+    names = iter(map(str, range(1000)))
+    name = ""
+
+    def act(view: Mortal) -> None:
+        nonlocal name
+        name = next(names)
+        once(view, name, lambda: b"done")
+
+    def check() -> None:
+        assert once(store, name, lambda: b"done") == b"done"
+        use(store, "Lock")
+        assert store.list_keys(f"{name}/") == [f"{name}/line", f"{name}/result"]
+
+    assert kill_at_each_operation(path, moment, act, check) > 5
+
+
+def test_keys_of_a_latch_whose_users_are_killed(path: Path, store: Store, moment: str) -> None:
+    def act(view: Mortal) -> None:
+        door = Latch(view, "d", 1)
+        door.count_down()
+        door.wait(0)
+
+    def check() -> None:
+        Latch(store, "d", 1).count_down()
+        Latch(store, "d", 1).wait(0)
+        assert store.list_keys() == ["d/counted", "d/open"]
+
+    assert kill_at_each_operation(path, moment, act, check) >= 2
+
+
+@pytest.mark.parametrize("kind_of_queue", [Queue, PriorityQueue])
+@pytest.mark.parametrize("way", ["done", "give_back"])
+def test_keys_of_a_queue_whose_users_are_killed(
+    path: Path, store: Store, moment: str, kind_of_queue: type[Queue], way: str
+) -> None:
+    def act(view: Mortal) -> None:
+        queue = kind_of_queue(view, "q")
+        queue.put("a")
+        getattr(queue.take(block=False), way)()
+
+    def check() -> None:
+        queue = kind_of_queue(store, "q")
+        queue.put("b")
+        while len(queue) or queue.taken():
+            queue.take().done()
+        assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell"}
+
+    assert kill_at_each_operation(path, moment, act, check) > 5
+
+
+def test_keys_of_a_group_whose_members_are_killed(
+    path: Path, store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "KEPT", 4)
+
+    def act(view: Mortal) -> None:
+        with Membership(view, "g", "data") as group:
+            group.update("other")
+            group.members()
+
+    def check() -> None:
+        for _ in range(4):
+            with Membership(store, "g") as group:
+                assert len(group.members()) == 1
+        keys = [key for key in store.list_keys() if not key.startswith("g/changed/")]
+        assert keys == ["g/changes", "g/joined"]
+        assert len(store.list_keys("g/changed/")) <= 2 * membership.KEPT
+
+    assert kill_at_each_operation(path, moment, act, check) > 5
+
+
+# The page, and processes that are killed in earnest
+
+DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "how-to" / "recipes.md"
+
+
+def keys_that_stay() -> dict[str, set[str]]:
+    """What the page says that stays, by recipe."""
+    page = DOCUMENTED.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \| .*?\|$", page.partition("## Keys")[2], re.MULTILINE)
+    return {
+        recipe: set(re.findall(r"`(NAME.*?)`", keys)) for names, keys in rows for recipe in re.findall(r"\w+", names)
+    }
+
+
+def test_keys_that_stay_are_documented_for_each_recipe() -> None:
+    assert set(keys_that_stay()) == set(recipes.__all__) - NO_RECIPES
+
+
+NO_RECIPES = {"break_hold", "Item", "Leader", "Participant", "Waiter"}
+
+
+def test_keys_after_a_history_with_kills_are_those_of_the_page(
+    tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    place = Place("file-ofd", str(tmp_path))
+    store = place.open()
+    for _ in range(scale(3)):
+        store.delete_key("go")
+        with Workers(place.spec(), "use_everything", [[]] * 4) as workers:
+            start(store, 4)
+            for process in workers.processes:
+                for _ in range(rng.randint(1, 9)):
+                    store.queue_pop("rounds")
+                process.kill()
+    use_each_once_more(store)
+    found: dict[str, set[str]] = {}
+    for key in set(store.list_keys()) - {"go"}:
+        recipe = key.partition("/")[0]
+        found.setdefault(recipe, set()).add(re.sub(r"/(term|changed)/\d+$", r"/\1/N", key.replace(recipe, "NAME", 1)))
+    documented = keys_that_stay()
+    assert found == {recipe: documented[recipe] for recipe in found}
+    assert len(found) == 7
+    assert len(store.list_keys("Election/term/")) == 1
+    assert len(store.list_keys("Membership/changed/")) <= 2 * membership.KEPT
+    place.close()
+
+
+def use_each_once_more(store: Store) -> None:
+    readers = ReadWriteLock(store, "ReadWriteLock")
+    for hold in (Lock(store, "Lock"), Semaphore(store, "Semaphore", 2), Election(store, "Election"), readers.writer):
+        assert hold.acquire(timeout=HANG_S)
+        hold.release()
+    assert once(store, "once", lambda: b"done") == b"done"
+    assert Lock(store, "once").acquire(timeout=HANG_S)
+    Lock(store, "once")._line.leave(Lock(store, "once")._line.entries()[0].id)
+    queue = Queue(store, "Queue")
+    queue.put("last")
+    queue.take().give_back()
+    while len(queue) or queue.taken():
+        queue.take().done()
+    queue.put("last")
+    queue.take().done()
+    with Membership(store, "Membership") as group:
+        assert len(group.members()) == 1

@@ -1,0 +1,399 @@
+"""Ctrl-C twice in the recipes: the second comes while something cleans up after the first, at each point of that."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract.places import until
+from faults.interrupts import At, interrupt
+
+from fscoord import FileStore, HashStore, aio
+from fscoord.recipes import Election, Lock, Membership, Queue, ReadWriteLock, RLock, Semaphore, once
+from fscoord.store import Store
+from fscoord.stores.prefix import PrefixStore
+
+HANG_S = 60
+
+# Some of the points are in the end of a generator that nobody has any more: Python drops what is raised there.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+KINDS: dict[str, Callable[[Store], Any]] = {
+    "Lock": lambda store: Lock(store, "l"),
+    "Lock with ttl": lambda store: Lock(store, "l", ttl=100),
+    "RLock": lambda store: RLock(store, "l"),
+    "Semaphore": lambda store: Semaphore(store, "l", 1),
+    "reader": lambda store: ReadWriteLock(store, "l").reader,
+    "writer": lambda store: ReadWriteLock(store, "l").writer,
+    "Election": lambda store: Election(store, "l"),
+}
+OTHERS = {"reader": "writer"}
+"""Who is in the way of whom; otherwise each is in the way of its like."""
+
+
+@pytest.fixture(params=["hash", "file"])
+def store(request: pytest.FixtureRequest, memory: Path) -> Iterator[Store]:
+    store = HashStore(timeout=HANG_S) if request.param == "hash" else FileStore(memory / "store", timeout=HANG_S)
+    with store:
+        yield store
+
+
+@pytest.fixture
+def hash_store() -> Iterator[Store]:
+    with HashStore(timeout=HANG_S) as store:
+        yield store
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def at_each_two_points(
+    act: Callable[[At], None], inside: str = "", kind: str | None = None, first_inside: str = ""
+) -> int:
+    """Call `act` for each point, and each point after that; return how many such pairs there were.
+
+    The first one is in the part `first_inside` of the package, and the second one in the part `inside`. The kinds have
+    nearly all of their code in common: with a `kind` the first one is each seventh, and the seven kinds have all of
+    them together.
+    """
+    count, step = 0, len(KINDS) if kind else 1
+    first = 1 + list(KINDS).index(kind) if kind else 1
+    while True:
+        second = 1
+        while True:
+            point = At(first, interrupt, second, inside=inside, first_inside=first_inside)
+            act(point)
+            if len(point.places) < 2:
+                break
+            count += 1
+            second += 1
+        if not point.reached:
+            return count
+        first += step
+
+
+def is_interrupted(point: At, call: Callable[[], object]) -> bool:
+    """Make the call, with the points of it interrupted, and return whether that came out."""
+    try:
+        with point:
+            call()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def nobody_is_in_line(hold: Any) -> bool:
+    wake_keys = [key for key in hold._store.list_keys() if "/wake/" in key]
+    return not hold._line.entries() and not hold._held and not wake_keys
+
+
+# Holds
+
+
+@pytest.mark.parametrize("way", ["acquire", "__enter__"])
+def test_two_interrupts_of_an_acquisition_leave_nothing_held(hash_store: Store, kind: str, way: str) -> None:
+    hold = KINDS[kind](hash_store)
+
+    def act(point: At) -> None:
+        if not is_interrupted(point, getattr(hold, way)):
+            hold.release()
+        assert nobody_is_in_line(hold), point.places
+
+    assert at_each_two_points(act, kind=kind) > 20
+
+
+def test_two_interrupts_of_an_acquisition_on_a_file_leave_nothing_held(memory: Path) -> None:
+    with FileStore(memory / "store", timeout=HANG_S) as store:
+        lock = Lock(store, "l")
+
+        def act(point: At) -> None:
+            if not is_interrupted(point, lock.acquire):
+                lock.release()
+            assert nobody_is_in_line(lock), point.places
+
+        assert at_each_two_points(act, "recipes/") > 100
+
+
+def test_two_interrupts_of_a_wait_that_is_given_up_leave_nobody_in_line(hash_store: Store, kind: str) -> None:
+    other, hold = KINDS[OTHERS.get(kind, kind)](hash_store), KINDS[kind](hash_store)
+
+    def act(point: At) -> None:
+        assert other.acquire()
+        is_interrupted(point, lambda: hold.acquire(timeout=0))
+        assert not hold._held
+        other.release()
+        assert nobody_is_in_line(hold), point.places
+
+    assert at_each_two_points(act, "recipes/", kind) > 20
+
+
+def test_two_interrupts_of_a_wait_on_a_file_leave_nobody_in_line(memory: Path) -> None:
+    with FileStore(memory / "store", timeout=HANG_S) as store, FileStore(memory / "store", timeout=HANG_S) as away:
+        other, lock = Lock(away, "l"), Lock(store, "l")
+
+        def act(point: At) -> None:
+            assert other.acquire()
+            is_interrupted(point, lambda: lock.acquire(timeout=0))
+            other.release()
+            assert nobody_is_in_line(lock), point.places
+
+        assert at_each_two_points(act, "recipes/", first_inside="recipes/") > 100
+
+
+class HandsOver(PrefixStore):
+    """A view in which whoever waits is served meanwhile, by `let_go`."""
+
+    def __init__(self, store: Store, let_go: Callable[[], object]) -> None:
+        super().__init__("", store)
+        self._let_go = let_go
+
+    def wait_sessions(self, keys: Any, numbers: Any, timeout: Any = None) -> list[int]:
+        profiler = sys.getprofile()
+        sys.setprofile(None)  # nobody interrupts that one
+        self._let_go()
+        sys.setprofile(profiler)
+        return super().wait_sessions(keys, numbers, timeout)
+
+
+def test_two_interrupts_of_a_wait_that_is_served_leave_nothing_held(hash_store: Store, kind: str) -> None:
+    def let_go() -> None:
+        with suppress(RuntimeError):
+            other.release()
+
+    view = HandsOver(hash_store, let_go)
+    other, hold = KINDS[OTHERS.get(kind, kind)](PrefixStore("", hash_store)), KINDS[kind](view)
+
+    def act(point: At) -> None:
+        assert other.acquire()
+        if not is_interrupted(point, hold.acquire):
+            hold.release()
+        let_go()
+        assert nobody_is_in_line(hold), point.places
+
+    assert at_each_two_points(act, "recipes/", kind) > 20
+
+
+@pytest.mark.parametrize("way", ["release", "__exit__"])
+def test_two_interrupts_of_a_release_do_not_keep_it_from_being_done(hash_store: Store, kind: str, way: str) -> None:
+    hold = KINDS[kind](hash_store)
+    arguments = (None, None, None) if way == "__exit__" else ()
+
+    def act(point: At) -> None:
+        assert hold.acquire()
+        is_interrupted(point, lambda: getattr(hold, way)(*arguments))
+        if point.where.split()[1:] == [way]:  # it had not begun, and is to be called again
+            hold.release()
+        assert nobody_is_in_line(hold), point.places
+
+    assert at_each_two_points(act, kind=kind) > 20
+
+
+def test_two_interrupts_leave_a_reentrant_lock_with_the_depth_that_it_had(hash_store: Store) -> None:
+    lock = RLock(hash_store, "l")
+
+    def acquire(point: At) -> None:
+        with lock, lock:
+            if not is_interrupted(point, lock.acquire):
+                lock.release()
+            assert len(lock._levels) == 2, point.places
+        assert nobody_is_in_line(lock), point.places
+
+    def release(point: At) -> None:
+        with lock, lock:
+            assert lock.acquire()
+            is_interrupted(point, lock.release)
+            if point.where.split()[1:] == ["release"]:
+                lock.release()
+            assert len(lock._levels) == 2, point.places
+        assert nobody_is_in_line(lock), point.places
+
+    assert at_each_two_points(acquire) > 10
+    assert at_each_two_points(release) > 10
+
+
+@pytest.mark.parametrize("third", [1, 2, 3, 5, 8])
+def test_three_interrupts_of_an_acquisition_leave_nothing_held_soon(hash_store: Store, third: int) -> None:
+    """The third may end the wait for what the thread is still about."""
+    lock = Lock(hash_store, "l")
+    first, reached = 1, True
+    while reached:
+        for second in range(1, 40):
+            point = At(first, interrupt, second, third)
+            if not is_interrupted(point, lock.acquire):
+                lock.release()
+            until(lambda: nobody_is_in_line(lock))
+        reached = point.reached
+        first += 1
+    assert first > 10
+
+
+def test_two_interrupts_of_work_done_once_leave_it_to_the_next(hash_store: Store) -> None:
+    numbers = iter(range(10**9))
+
+    def act(point: At) -> None:
+        name = str(next(numbers))
+        is_interrupted(point, lambda: once(hash_store, name, lambda: b"first"))
+        assert not Lock(hash_store, name)._line.entries(), point.places
+        assert once(hash_store, name, lambda: b"second") in (b"first", b"second")
+
+    assert at_each_two_points(act, "recipes/", first_inside="recipes/") > 300
+
+
+# Queues
+
+
+def test_two_interrupts_of_a_take_leave_the_item_to_be_had(store: Store) -> None:
+    queue = Queue(store, "q")
+
+    def act(point: At) -> None:
+        queue.put("a")
+        if is_interrupted(point, lambda: queue.take(block=False)):
+            assert queue.taken() == [], point.places
+            queue.take(block=False).done()
+        else:
+            store.delete_key(store.list_keys("q/claim/")[0])
+            queue.take(block=False).done()
+
+    assert at_each_two_points(act, "recipes/") > 300
+
+
+@pytest.mark.parametrize("way", ["done", "give_back", "end of the with", "with that raises"])
+def test_two_interrupts_of_the_end_of_an_item_leave_it_done_or_to_be_had(hash_store: Store, way: str) -> None:
+    queue = Queue(hash_store, "q")
+
+    def end(item: Any) -> None:
+        if way.endswith("with"):
+            item.__exit__(None, None, None)
+        elif way == "with that raises":
+            item.__exit__(ValueError, ValueError(), None)
+        else:
+            getattr(item, way)()
+
+    def act(point: At) -> None:
+        queue.put("a")
+        item = queue.take(block=False)
+        is_interrupted(point, lambda: end(item))
+        if not item._is_over:
+            assert point.where.split()[1] in {"done", "give_back", "_end", "__exit__"}, "it had begun"
+            item.done()
+        assert queue.taken() == [], point.places
+        assert len(queue) == 0 or way != "done" or point.reached
+        if len(queue):
+            queue.take(block=False).done()
+
+    assert at_each_two_points(act, "recipes/") > 50
+
+
+# Groups
+
+
+@pytest.mark.parametrize("way", ["join", "__enter__"])
+def test_two_interrupts_of_a_join_leave_nobody_in_the_group(hash_store: Store, way: str) -> None:
+    group = Membership(hash_store, "g")
+
+    def act(point: At) -> None:
+        if is_interrupted(point, getattr(group, way)):
+            assert group.members() == [], point.places
+            assert not group.leave()
+        else:
+            assert group.leave()
+
+    assert at_each_two_points(act) > 300
+
+
+@pytest.mark.parametrize("way", ["leave", "__exit__"])
+def test_two_interrupts_of_a_leave_do_not_keep_it_from_being_done(hash_store: Store, way: str) -> None:
+    group = Membership(hash_store, "g")
+    arguments = (None, None, None) if way == "__exit__" else ()
+
+    def act(point: At) -> None:
+        group.join()
+        is_interrupted(point, lambda: getattr(group, way)(*arguments))
+        if point.where.split()[1:] == [way]:  # it had not begun, and is to be called again
+            assert group.leave()
+        assert group.members() == [], point.places
+
+    assert at_each_two_points(act) > 100
+
+
+# Tasks of a loop
+
+
+AIO_KINDS: dict[str, Callable[[aio.AsyncStore], Any]] = {
+    "Lock": lambda store: aio.Lock(store, "l"),
+    "RLock": lambda store: aio.RLock(store, "l"),
+    "Election": lambda store: aio.Election(store, "l"),
+}
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("kind", AIO_KINDS)
+def test_two_interrupts_of_a_loop_leave_nothing_held(
+    hash_store: Store, kind: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    hold = AIO_KINDS[kind](aio.AsyncStore(hash_store))
+
+    async def use() -> None:
+        async with hold:
+            pass
+
+    def act(point: At) -> None:
+        is_interrupted(point, lambda: loop.run_until_complete(use()))
+        if hold._core._held and point.places[-1].split()[1] == "__aexit__":  # it had not begun
+            hold._core.release()
+        assert nobody_is_in_line(hold._core), point.places
+
+    assert at_each_two_points(act, "recipes/") > 100
+
+
+def test_two_interrupts_of_a_loop_leave_the_item_to_be_had(hash_store: Store, loop: asyncio.AbstractEventLoop) -> None:
+    queue = aio.Queue(aio.AsyncStore(hash_store), "q")
+
+    async def use() -> None:
+        async with await queue.take(block=False) as item:
+            items.append(item)
+
+    items: list[aio.Item] = []
+
+    def act(point: At) -> None:
+        if not len(queue._core):
+            queue._core.put("a")
+        is_interrupted(point, lambda: loop.run_until_complete(use()))
+        last = point.places[-1].split()[1] if point.reached else ""
+        if items and not items[-1]._core._is_over:
+            assert last == "__aexit__", "it had begun"
+            items[-1]._core.done()
+        elif last == "__aenter__":  # of what had been taken
+            hash_store.delete_key(hash_store.list_keys("q/claim/")[0])
+        assert queue._core.taken() == [], point.places
+
+    assert at_each_two_points(act, "recipes/") > 100
+
+
+def test_two_interrupts_of_a_loop_leave_nobody_in_the_group(hash_store: Store, loop: asyncio.AbstractEventLoop) -> None:
+    group = aio.Membership(aio.AsyncStore(hash_store), "g")
+
+    async def use() -> None:
+        async with group:
+            pass
+
+    def act(point: At) -> None:
+        is_interrupted(point, lambda: loop.run_until_complete(use()))
+        if group._core._joined and point.places[-1].split()[1] == "__aexit__":  # it had not begun
+            group._core.leave()
+        assert group._core.members() == [], point.places
+
+    assert at_each_two_points(act, "recipes/") > 100
