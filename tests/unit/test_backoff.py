@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,16 +264,34 @@ def test_etcd_read_that_always_meets_a_compaction_ends_with_its_timeout(monkeypa
     assert next(tries) < TRIES_MAX
 
 
-def test_tcp_delete_key_takes_no_more_values_than_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+class PushedChannel:
+    """A connection to a server where others push into the queue as fast as it is emptied."""
+
+    def __init__(self, length: int, values: Iterator[bytes | None]) -> None:
+        self._length, self._values = length, values
+
+    def delete(self, _: bytes) -> bool:
+        return False
+
+    def queue_len(self, _: bytes) -> int:
+        return self._length
+
+    def queue_pop(self, _: bytes) -> bytes | None:
+        return next(self._values)
+
+
+@pytest.mark.parametrize(("values", "left"), [([b"1"] * 10, 7), ([None] * 3, 2)])
+def test_tcp_delete_key_takes_no_more_values_than_there_were(
+    values: list[bytes | None], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pops = iter(values)
     store = TCPStore.__new__(TCPStore)
-    pops = iter(range(1000))
-    monkeypatch.setattr(TCPStore, "_call", lambda *_, **__: False, raising=False)
-    monkeypatch.setattr(TCPStore, "queue_len", lambda *_: 3)
-    monkeypatch.setattr(TCPStore, "_pop", lambda *_: b"%d" % next(pops))  # others push as fast as this takes
-    assert store.delete_key("q")
-    assert next(pops) == 3
-    monkeypatch.setattr(TCPStore, "_pop", lambda *_: None)  # others take them
-    assert not store.delete_key("q")
+    channel = PushedChannel(3, pops)
+    monkeypatch.setattr(TCPStore, "_deadline", lambda _: None)
+    monkeypatch.setattr(TCPStore, "_has_queues", lambda *_: True)
+    store._connections = SimpleNamespace(call=lambda operation, _: operation(channel))
+    assert store.delete_key("q") == (values[0] is not None)
+    assert len(list(pops)) == left
 
 
 # The command
