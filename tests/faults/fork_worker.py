@@ -9,10 +9,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
-from types import SimpleNamespace
 from typing import Any
 
 taken: list[Any] = []
@@ -42,22 +42,9 @@ from faults.forking import BYSTANDERS, HANG_S, Gate, fork_in_c  # noqa: E402 - t
 from fscoord import EtcdStore, FileStore, HashStore, PrefixStore, StoreError, StoreTimeoutError, store_timeout  # noqa: E402
 from fscoord.aio import AsyncStore  # noqa: E402
 from fscoord.rendezvous import RendezvousParameters, get_rendezvous_handler  # noqa: E402
-from fscoord.stores import tcp_connections, tcp_waits  # noqa: E402
+from fscoord.stores.tcp_connections import Connections  # noqa: E402
+from fscoord.stores.tcp_wire import Channel  # noqa: E402
 from fscoord.testing import FaultyStore  # noqa: E402
-
-
-class FakeTorch(SimpleNamespace):
-    """As much of ``torch.distributed`` as connections to nobody need."""
-
-    def __init__(self) -> None:
-        class Client:
-            port = 1
-
-            def __init__(self, *_: object, **__: object) -> None:
-                self.owner = os.getpid()
-
-        errors = {name: type(name, (Exception,), {}) for name in ("DistError", "DistStoreError", "DistNetworkError")}
-        super().__init__(TCPStore=Client, **errors)
 
 
 class Things:
@@ -79,9 +66,9 @@ class Things:
         )
         self.handler.next_rendezvous()
         self.etcd = EtcdStore("http://127.0.0.1:1", "prefix", timeout=0.1)
-        tcp_connections._torch = FakeTorch
-        self.connections = tcp_connections.Connections("127.0.0.1", 1, 1.0, use_libuv=True, is_master=True)
-        self.waits = tcp_waits.Waits(self.connections)
+        self.server = socket.create_server(("127.0.0.1", 0))  # the kernel accepts for it, and nobody answers
+        self.connections = Connections(*self.server.getsockname())
+        self.owners: dict[Channel, int] = {}
         self.tasks = [AsyncStore(store) for store in self.stores]
         self.use()
 
@@ -104,7 +91,10 @@ class Things:
             clone.close()
         asyncio.run(self.use_tasks())
         assert self.handler.num_nodes_waiting() >= 0
-        self.connections.call(lambda client: client.owner == os.getpid() or 1 / 0)
+        owner = self.connections.call(
+            lambda channel: self.owners.setdefault(channel, os.getpid()), self.connections.deadline(HANG_S)
+        )
+        assert owner == os.getpid(), "two processes would mix their answers"
         try:
             self.etcd.set("k", "v")
         except StoreError:
@@ -128,7 +118,6 @@ class Things:
             store.close()
         self.handler.shutdown()
         self.etcd.close()
-        self.waits.close()
         self.connections.close()
 
 
