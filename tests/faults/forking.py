@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from fscoord import FileStore, FscoordError, StoreTimeoutError, _system as system
 from fscoord._log import line, lock as log_lock
 
-HANG_S = 60
+HANG_S = 20
 SOON_S = 0.05
 """The deadline of what a child does while it may not get the lock."""
 SLACK_S = 10
@@ -353,12 +353,24 @@ def close_at_once(store: FileStore) -> list[str]:
 
 
 def in_line(store: FileStore) -> list[str]:
-    """Begin a write that waits for as long as the parent has the lock; return when it does, or has been done."""
+    """Begin a write that waits for as long as the parent has the lock; return when it does, or has been done.
+
+    For a lock that the kernel knows nothing of, a thread waits by trying again and again.
+    """
     store.set_timeout(HANG_S)
     said: list[str] = []
+    tries_again = threading.Event()
+    wait = log_lock.LogLock.wait
+
+    def note(lock: log_lock.LogLock, *arguments: Any, **named: Any) -> None:
+        if not lock.can_block:
+            tries_again.set()
+        wait(lock, *arguments, **named)
+
+    log_lock.LogLock.wait = note  # type: ignore[method-assign]
     thread = threading.Thread(target=lambda: said.append(outcome(lambda: store.set("of the child", "waited"))))
     thread.start()
-    while thread.is_alive() and not is_in_line():
+    while thread.is_alive() and not is_in_line() and not tries_again.is_set():
         thread.join(0.001)
     return [] if said in ([], ["done"]) else said
 
