@@ -158,6 +158,7 @@ class Compactor(Appender):
 
     def _succeed(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with this header and these records, and seal the one in use."""
+        life = system.life()
         directory, base = system.os.path.split(self.path)
         name = generation_name(system.os.fsencode(base), header.generation, system.random_bytes(RANDOM_BYTES))
         file = system.os.path.join(directory, system.os.fsdecode(name))
@@ -180,7 +181,7 @@ class Compactor(Appender):
         except BaseException as error:
             # as long as the seal may be there, so must be what it names
             if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
-                paths.unlink_quietly(file)
+                paths.unlink_quietly(file, life)
             raise
         finally:
             try:

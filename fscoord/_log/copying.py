@@ -27,7 +27,7 @@ class Copy:
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._birth = paths.birth_name(path)
+        self._birth, self._life = paths.birth_name(path), system.life()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0
@@ -47,7 +47,7 @@ class Copy:
 
     def __exit__(self, *_: object) -> None:
         system.close_all(system.os.close, self._opened)
-        paths.unlink_quietly(self._birth)
+        paths.unlink_quietly(self._birth, self._life)
 
     def add(self, found: Record) -> None:
         """Append a record, with the writer and the time that it has, chained over the one before."""

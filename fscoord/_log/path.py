@@ -185,10 +185,15 @@ def leads_to(path: str, identity: tuple[int, int]) -> bool:
     return (named.st_dev, named.st_ino) == identity
 
 
-def unlink_quietly(path: str) -> None:
-    """Remove the name `path`, if it is there and may be removed."""
+def unlink_quietly(path: str, life: int | None = None) -> None:
+    """Remove the name `path`, if it is there and may be removed.
+
+    With a `life`, it is removed only in the process that had that one: where a signal handler forks in the middle of
+    an operation, the operation goes on in the child, too, and cleans up after itself, but the file is the parent's.
+    """
     try:
-        system.os.unlink(path)
+        if life is None or system.life() == life:  # no signal handler runs from here to the call
+            system.os.unlink(path)
     except OSError as error:
         raise_if_foreign(error)
 
@@ -211,7 +216,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         durable: sync file and directory.
         like: a file whose group and access control list it gets, as far as this process may give them.
     """
-    birth = birth_name(path)
+    life, birth = system.life(), birth_name(path)
     opened = system.Descriptors()
     try:
         try:
@@ -237,7 +242,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
                 raise
             _create_empty(path, mode)
     finally:
-        unlink_quietly(birth)
+        unlink_quietly(birth, life)
     if durable:
         opened = system.Descriptors()
         try:

@@ -240,6 +240,7 @@ def remove_superseded(
     other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
     a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
     """
+    life = system.life()
     directory = system.os.path.dirname(path)
     bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
@@ -250,7 +251,7 @@ def remove_superseded(
         if not is_removable(file, owner, newest.generation, flags.reading, keep):
             continue
         if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, keep):
-            paths.unlink_quietly(file)
+            paths.unlink_quietly(file, life)
 
 
 def is_removable(file: str, owner: Identity, newest: int, reading: int, keep: set[int]) -> bool:
@@ -302,13 +303,16 @@ def remove_log(
     The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
     first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
     """
+    life = system.life()
     directory, base = system.os.path.split(path)
     try:
         if not _has_one_name(path, root, keep):
             return
         names = system.os.listdir(directory)
-        clear(path)
-        system.os.unlink(path)
+        if system.life() == life:  # a child that a signal handler forks goes on here, without the lock
+            clear(path)
+        if system.life() == life:
+            system.os.unlink(path)
     except (OSError, MalformedRecord, InsecurePathError) as error:
         raise_if_foreign(error)
         return
@@ -316,7 +320,7 @@ def remove_log(
         file = system.os.path.join(directory, name)
         is_named_so = parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
         if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, keep):
-            paths.unlink_quietly(file)
+            paths.unlink_quietly(file, life)
 
 
 def _has_one_name(path: str, root: Root, keep: set[int]) -> bool:

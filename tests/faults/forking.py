@@ -103,11 +103,16 @@ class Moment:
     """The moment to fork: the `number`-th point of whatever threads other than the main one do."""
 
     def __init__(self, number: int) -> None:
-        self._left = number
+        self._left = self._number = number
         self._mutex = threading.Lock()
         self.reached, self.gate = threading.Event(), Gate()
         self.where = ""
         self.counts_main_thread = self.is_over = False
+
+    @property
+    def count(self) -> int:
+        """How many points there were so far."""
+        return self._number - self._left
 
     def stop_at_call(self, name: str) -> None:
         """Stop the thread that calls this if it is its turn."""
@@ -256,7 +261,7 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     pid = case.fork()
     if not pid:
         in_child(case, moment, store, for_child)
-    outside.tell(moment.reached.is_set(), moment.where, pid)
+    outside.tell(moment.count, moment.where, pid)
     if case.parent_dies:
         os.kill(os.getpid(), signal.SIGKILL)
     outside.hear()
@@ -290,7 +295,7 @@ def fork_within(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> N
         children.append(os.fork())
         if not children[0]:
             in_child(case, moment, store, for_child)
-    outside.tell(not is_child_needed, moment.where, children[0])
+    outside.tell(moment.count, moment.where, children[0])
     outside.hear()
     outside.tell([ended])
     outside.hear()
@@ -417,8 +422,8 @@ def open_files(directory: Path) -> list[str]:
     return found
 
 
-def fork_at(case: Case, number: int) -> bool:
-    """Fork at point `number`; return whether there were so many. Whatever goes wrong is an `AssertionError`."""
+def fork_at(case: Case, number: int) -> int:
+    """Fork at point `number`, or at the end; return how many points there were. A fault is an `AssertionError`."""
     near_parent, far_parent = pipes()
     near_child, far_child = pipes()
     pid = os.fork()
@@ -428,8 +433,8 @@ def fork_at(case: Case, number: int) -> bool:
         os.close(end)
     child = 0
     try:
-        reached, where, child = near_parent.hear()
-        assert reached is not None, where
+        count, where, child = near_parent.hear()
+        assert count is not None, where
         judge(case, f"fork at point {number}, {where}", pid, near_parent, near_child)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -439,7 +444,7 @@ def fork_at(case: Case, number: int) -> bool:
         near_child.hear_end()
         for end in (*near_parent, *near_child):
             os.close(end)
-    return bool(reached)
+    return int(count)
 
 
 def be_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> None:

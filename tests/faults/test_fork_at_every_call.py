@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,78 +36,90 @@ def directory(memory: Path, mounts_stay: None, monkeypatch: pytest.MonkeyPatch) 
     return directory
 
 
+SOME = 6
+FAR = 10**9
+
+Draw = Callable[[int], list[int]]
+
+
+@pytest.fixture(params=["some", pytest.param("all", marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def draw(request: pytest.FixtureRequest, rng: random.Random) -> Draw:
+    """Give some of so many points, others each time; all of them are for the campaign."""
+    if request.param == "all":
+        return every
+    return lambda count: rng.sample(range(1, count + 1), min(SOME, count))
+
+
+def every(count: int) -> list[int]:
+    """Give all points."""
+    return list(range(1, count + 1))
+
+
 def fork_everywhere(
-    directory: Path, operation: Operation, condition: Any = nothing, *, lock: str = "ofd", steps: Any = None, **how: Any
+    directory: Path, draw: Draw, operation: Operation, condition: Any = nothing, *, lock: str = "ofd", **how: Any
 ) -> int:
-    """Fork at one point after another, as far on as `steps` says, and return how many there are.
+    """Fork when all is over, and at the points that `draw` gives; return how many there are.
 
     Every other child first closes its handle.
     """
     base = make_base(directory, durable=False, compactions=1, lock=lock)
     options = {"lock": lock} | how.pop("options", {})
-    number = forks = 0
-    while True:
-        number += 1 if steps is None else next(steps)
-        forks += 1
+
+    def fork(number: int, *, closes: bool) -> int:
         put_state(str(directory), base)
-        case = Case(directory / "store", operation, condition, closes=forks % 2 == 0, options=options, **how)
-        if not fork_at(case, number):
-            return number - 1
+        return fork_at(Case(directory / "store", operation, condition, closes=closes, options=options, **how), number)
+
+    count = fork(FAR, closes=False)
+    for forks, number in enumerate(draw(count)):
+        fork(number, closes=forks % 2 == 0)
+    return count
 
 
 @every_fork
 @pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "be_rank"])
-def test_a_fork_at_any_call_of_another_thread(operation: str, fork: Any, directory: Path) -> None:
-    assert fork_everywhere(directory, OPERATIONS[operation], fork=fork) > 1
+def test_a_fork_at_any_call_of_another_thread(operation: str, fork: Any, directory: Path, draw: Draw) -> None:
+    assert fork_everywhere(directory, draw, OPERATIONS[operation], fork=fork) > 1
 
 
-def test_a_fork_at_any_call_of_another_threads_compaction(directory: Path) -> None:
-    assert fork_everywhere(directory, OPERATIONS["compact"]) > 40
-
-
-def draw_steps(rng: random.Random) -> Iterator[int]:
-    """Some of the points, others each time: all of them are for the campaign."""
-    while True:
-        yield rng.randint(1, 16)
+def test_a_fork_at_any_call_of_another_threads_compaction(directory: Path, draw: Draw) -> None:
+    assert fork_everywhere(directory, draw, OPERATIONS["compact"]) > 40
 
 
 @pytest.mark.parametrize("operation", ["set", "get", "wait", "close"])
-def test_a_fork_at_any_point_between_the_calls_of_another_thread(
-    operation: str, directory: Path, rng: random.Random
-) -> None:
+def test_a_fork_at_any_point_between_the_calls_of_another_thread(operation: str, directory: Path, draw: Draw) -> None:
     """Where it holds a lock, or has done one half of something, and calls nobody."""
-    assert fork_everywhere(directory, OPERATIONS[operation], at_calls=False, steps=draw_steps(rng)) > 10
+    assert fork_everywhere(directory, draw, OPERATIONS[operation], at_calls=False) > 10
 
 
-def test_a_fork_at_any_call_of_threads_that_wait_for_the_log_s_lock(directory: Path) -> None:
+def test_a_fork_at_any_call_of_threads_that_wait_for_the_log_s_lock(directory: Path, draw: Draw) -> None:
     """The thread that asks the kernel for the lock is one of them. A fork in C beside several is Python's affair."""
-    assert fork_everywhere(directory, OPERATIONS["set"], blocks=True) > 10
+    assert fork_everywhere(directory, draw, OPERATIONS["set"], blocks=True) > 10
 
 
-def test_a_fork_at_any_point_between_the_calls_of_a_thread_that_waits_for_the_lock(
-    directory: Path, rng: random.Random
-) -> None:
-    assert fork_everywhere(directory, OPERATIONS["set"], at_calls=False, blocks=True, steps=draw_steps(rng)) > 10
+def test_a_fork_at_any_point_between_the_calls_of_a_thread_that_waits_for_the_lock(directory: Path, draw: Draw) -> None:
+    assert fork_everywhere(directory, draw, OPERATIONS["set"], at_calls=False, blocks=True) > 10
 
 
 @every_fork
 @pytest.mark.parametrize("operation", ["set", "wait"])
 def test_a_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
-    operation: str, fork: Any, directory: Path
+    operation: str, fork: Any, directory: Path, draw: Draw
 ) -> None:
-    assert fork_everywhere(directory, OPERATIONS[operation], fork=fork, parent_dies=True) > 1
+    assert fork_everywhere(directory, draw, OPERATIONS[operation], fork=fork, parent_dies=True) > 1
 
 
 @pytest.mark.parametrize("coherence", ["locked", "direct"])
 @pytest.mark.parametrize("operation", ["set", "wait"])
-def test_a_fork_at_any_call_on_a_mount_that_hosts_share(operation: str, coherence: str, directory: Path) -> None:
+def test_a_fork_at_any_call_on_a_mount_that_hosts_share(
+    operation: str, coherence: str, directory: Path, draw: Draw
+) -> None:
     """There a handle asks for all of its node, or stands in line for that."""
-    assert fork_everywhere(directory, OPERATIONS[operation], options={"coherence": coherence}) > 5
+    assert fork_everywhere(directory, draw, OPERATIONS[operation], options={"coherence": coherence}) > 5
 
 
 @pytest.mark.parametrize("lock", ["flock", "soft"])
-def test_a_fork_at_any_call_under_other_locks(lock: str, directory: Path) -> None:
-    assert fork_everywhere(directory, OPERATIONS["set"], lock=lock) > 5
+def test_a_fork_at_any_call_under_other_locks(lock: str, directory: Path, draw: Draw) -> None:
+    assert fork_everywhere(directory, draw, OPERATIONS["set"], lock=lock) > 5
 
 
 def take_turns(store: FileStore) -> None:
@@ -123,13 +135,15 @@ def work(store: FileStore) -> None:
 
 
 @pytest.mark.parametrize("operation", [take_turns, work], ids=["Lock", "Queue"])
-def test_a_fork_at_any_call_of_a_recipe(operation: Operation, directory: Path) -> None:
-    assert fork_everywhere(directory, operation) > 10
+def test_a_fork_at_any_call_of_a_recipe(operation: Operation, directory: Path, draw: Draw) -> None:
+    assert fork_everywhere(directory, draw, operation) > 10
 
 
 @pytest.mark.parametrize("operation", ["set", "get", "wait"])
-def test_a_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(operation: str, directory: Path) -> None:
-    assert fork_everywhere(directory, OPERATIONS[operation], within=True) > 1
+def test_a_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
+    operation: str, directory: Path, draw: Draw
+) -> None:
+    assert fork_everywhere(directory, draw, OPERATIONS[operation], within=True) > 1
 
 
 @pytest.mark.long
@@ -140,4 +154,4 @@ def test_a_fork_at_any_call_of_any_operation(operation: str, fork: Any, director
     for condition in (nothing, must_read, must_follow):
         for how in ({}, {"at_calls": False}, {"parent_dies": True}, {"blocks": True}, {"within": True}):
             if fork is os.fork or not {"blocks", "within"} & how.keys():
-                fork_everywhere(directory, OPERATIONS[operation], condition, fork=fork, **how)
+                fork_everywhere(directory, every, OPERATIONS[operation], condition, fork=fork, **how)
