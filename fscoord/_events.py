@@ -30,8 +30,9 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     a thread of the source) and ``close()``.
 
     Raises:
-        OSError: the file can't be watched, or the user has no inotify instance or watch left.
-        ImportError, AttributeError: this watchdog has no such bindings.
+        OSError: the file can't be watched, or the user has no inotify instance or watch left, or this watchdog has no
+            such bindings.
+        ImportError: it can't be imported.
     """
     if system.is_faked():
         raise OSError(system.errno.ENOSYS, "files that are not real raise no events")
@@ -52,7 +53,11 @@ class Inotify:
 
     def __init__(self, path: str, mask: int) -> None:
         inotify_c = system.load("watchdog.observers.inotify_c")
-        import ctypes  # which that has imported
+        ctypes = system.load("ctypes")
+        if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
+            raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
+        if not hasattr(system.os, "eventfd"):
+            raise OSError(system.errno.ENOSYS, "this Python has no eventfd(2)")
 
         self._descriptors = descriptors = system.Descriptors()
         self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
@@ -121,6 +126,8 @@ class Inotify:
             return True
         if len(self.processes) >= PROCESSES_MAX:
             return False
+        if not hasattr(system.os, "pidfd_open"):
+            return False
         try:
             obituaries = self._epolls.get("obituaries") or self._epolls.setdefault("obituaries", system.select.epoll())
             if not self._is_complete:
@@ -128,7 +135,7 @@ class Inotify:
                 self._is_complete = True
                 self.interrupt()  # who waits now waits without it
             fd = self._open_process(pid)
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             raise_if_foreign(error)
             return False
         entering = partial(self.processes.setdefault, pid, fd)

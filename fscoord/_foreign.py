@@ -25,12 +25,15 @@ _OF_THE_INTERPRETER: Final = (
 def raise_if_foreign(error: BaseException) -> None:
     """Raise `error` again if neither the system nor the interpreter raised it.
 
-    What the system raises as an `OSError` has an error number; what is raised by name has none. Every clause that
-    catches an `OSError`, or a `RuntimeError`, and does not raise it again by itself, calls this first.
+    What the system raises as an `OSError` has an error number, and what `_imports.load` raises as an `ImportError` has
+    the name of a module; what is raised by name has none. Every clause that catches one of these, or a `RuntimeError`,
+    and does not raise it again by itself, calls this first.
     """
     if isinstance(error, FscoordError):
         return
     if isinstance(error, OSError) and error.errno is None:
+        raise error
+    if isinstance(error, ImportError) and error.name is None:
         raise error
     if isinstance(error, RuntimeError) and not str(error).startswith(_OF_THE_INTERPRETER):
         raise error

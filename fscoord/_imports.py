@@ -59,9 +59,17 @@ class _Import:
             self.thread.join(limit)
             if self.thread.is_alive():
                 _late[self.name] = self.thread
-                raise ImportError(f"{self.name}: its import did not end within {limit:g} s; it waits for another one")
+                raise _unable(self.name, f"its import did not end within {limit:g} s; it waits for another one")
+            if isinstance(self.error, ImportError):  # no signal handler's, for it comes from a thread
+                self.error.name = self.error.name or self.name
+            elif self.error is not None and not isinstance(self.error, OSError):
+                raise _unable(self.name, f"its import failed ({self.error!r})") from self.error
         if self.error is not None:
             raise self.error
+
+
+def _unable(name: str, why: str) -> ImportError:
+    return ImportError(f"{name}: {why}", name=name)
 
 
 _importing: dict[int, str] = {}
@@ -74,16 +82,17 @@ def load(name: str) -> Any:
     """Return the module `name`.
 
     Raises:
-        ImportError: there is no such module, or its import waits for one that does not end.
-        Exception: what it raised itself, such as an `OSError` because no descriptor is left.
+        ImportError: there is no such module, or it raised something, or its import waits for one that does not end. The
+            error has the name of a module, unlike one that a signal handler raises.
+        OSError: no descriptor is left, say.
     """
     found = sys.modules.get(name)
     if found is None or getattr(found.__spec__, "_initializing", False):
         late = _late.get(name)
         if late is not None and late.is_alive():
-            raise ImportError(f"{name}: its import has not ended yet; it waits for another one")
+            raise _unable(name, "its import has not ended yet; it waits for another one")
         if _owner(_locks().get(name)) == threading.get_ident():
-            raise ImportError(f"{name}: this thread was importing it when a signal handler, or the module, called here")
+            raise _unable(name, "this thread was importing it when a signal handler, or the module, called here")
         _Import(name).wait(_limit_s[0])
     return sys.modules[name]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from fscoord._foreign import raise_if_foreign
 from fscoord._imports import load
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def logger(module: str) -> logging.Logger:
     """Return the logger of `module`, a child of ``fscoord``."""
     try:
         loaded = load("logging")
-    except Exception:  # noqa: BLE001 - whatever an import may raise
+    except (OSError, ImportError) as error:
+        raise_if_foreign(error)
         return cast("logging.Logger", _Silence())
     root = loaded.getLogger("fscoord")
     if not root.handlers:

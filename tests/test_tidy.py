@@ -30,7 +30,7 @@ LAYERS = [
     ("_foreign", ["errors"]),
     ("_forks", []),
     ("_imports", ["_forks"]),
-    ("_logger", ["_imports"]),
+    ("_logger", ["_foreign", "_imports"]),
     ("_system", ["_foreign", "_forks", "_imports", "errors"]),
     ("_events", ["_foreign", "_system"]),
     ("_naps", ["_system"]),

@@ -102,7 +102,7 @@ class Watch:
         except FileNotFoundError as error:
             raise_if_foreign(error)
             self.is_past = True  # the next look at the log tells why, or what to watch instead
-        except (OSError, ImportError, AttributeError) as error:
+        except (OSError, ImportError) as error:
             raise_if_foreign(error)
             if mode == "inotify":
                 raise UnsupportedFilesystemError(

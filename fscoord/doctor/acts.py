@@ -246,7 +246,7 @@ class Acts:
         self.file(name)
         try:
             self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)
-        except (OSError, ImportError, AttributeError):
+        except (OSError, ImportError):
             return False
         return bool(self._watch.readable)
 
