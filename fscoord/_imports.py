@@ -113,8 +113,12 @@ def _after_fork_in_child() -> None:
             locks.pop(name, None)
         elif owner != me:
             others = True
+    blocking = getattr(_importlib, "_blocking_on", {})
     for thread_id in gone:
-        getattr(_importlib, "_blocking_on", {}).pop(thread_id, None)
+        if isinstance(blocking, dict):
+            blocking.pop(thread_id, None)
+        elif blocking is not None:  # since Python 3.12.2 it has lists, weakly
+            (blocking.get(thread_id) or []).clear()
     _limit_s[0] = CHILD_LIMIT_S if others or not hasattr(_importlib, "_module_locks") else LIMIT_S
 
 

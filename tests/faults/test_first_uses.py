@@ -1,0 +1,51 @@
+"""What is imported only when it is needed may be needed at a bad moment: beside a fork, without a descriptor, without
+threads. An operation then does what it should, or raises an error of ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults.forking import HANG_S
+from faults.processes import Processes
+
+
+def said(*arguments: str) -> list[str]:
+    """Return the lines that the worker prints."""
+    with Processes("first_worker") as processes:
+        process = processes.start(*arguments)
+        out, complaint = process.communicate(timeout=3 * HANG_S)
+        assert process.returncode == 0, complaint
+        return out.splitlines()
+
+
+@pytest.mark.parametrize("importer", ["ours", "another"])
+@pytest.mark.parametrize("fork", ["Python", "C"])
+def test_a_fork_beside_the_first_wait_leaves_the_child_its_own(fork: str, importer: str, tmp_path: Path) -> None:
+    """The thread that has importlib's lock is not there; it may be fscoord's own, or one of the program."""
+    assert said("fork", str(tmp_path / "store"), fork, importer) == ["StoreTimeoutError", "0 False True"]
+
+
+def test_no_descriptor_at_a_first_use_is_an_error_of_ours(tmp_path: Path) -> None:
+    is_logging_there, ends, afterwards = said("descriptors", str(tmp_path / "store"))
+    assert is_logging_there == "False", "nothing was imported that had to be"
+    assert (
+        {"done", "StoreTimeoutError"}
+        <= set(ends.split(" | "))
+        <= {
+            "done",
+            "StoreTimeoutError",
+            "StoreUnavailableError",
+        }
+    )
+    assert afterwards == "StoreTimeoutError done True"
+
+
+def test_an_isolated_subinterpreter_has_all_that_needs_no_thread(tmp_path: Path) -> None:
+    """Such an interpreter allows no daemon threads: a wait for the lock polls, and a lock with a `ttl` can't be had."""
+    (ends,) = said("subinterpreter", str(tmp_path / "store"))
+    assert ends == (
+        "set done, get done, wait StoreTimeoutError, compact done, lock done, lease StoreUnavailableError,"
+        " late StoreTimeoutError, close done"
+    )

@@ -1,0 +1,151 @@
+"""The one hook after a fork: its steps, their order, and the page that says what each lock and thread becomes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fscoord
+from fscoord import _events, _forks, _system as system
+
+PACKAGE = Path(fscoord.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "forks.md"
+MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+MAKERS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Thread", "Timer"}
+MAKERS |= {"Wakeup", "start_thread", "start_bare_thread", "start_new_thread", "allocate_lock", "ThreadPoolExecutor"}
+FROM = {"threading", "_thread", "system", "futures"}
+HOOK = "after_fork_in_child"
+
+
+def nodes_of(module: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse((PACKAGE / module).read_text()))
+
+
+def last_part(name: ast.AST) -> str:
+    return name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")
+
+
+def steps_of(module: str) -> list[str]:
+    """Return the steps that a module of the package says what to do at."""
+    calls = [node for node in nodes_of(module) if isinstance(node, ast.Call) and last_part(node.func) == HOOK]
+    return [ast.literal_eval(call.args[0]) for call in calls]
+
+
+def makes_a_lock_or_thread(module: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in MAKERS and last_part(node.value) in FROM
+        for node in nodes_of(module)
+    )
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The steps, empty, in a process that is a child as far as the hook knows."""
+    steps: dict[str, Any] = {}
+    monkeypatch.setattr(_forks, "_steps", steps)
+    monkeypatch.setattr(_forks, "own_process", [0])
+    monkeypatch.setattr(_forks, "_life", [1])
+    return steps
+
+
+def test_a_step_without_a_place_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'nobody' is not a step of a forked child.*ORDER"):
+        _forks.after_fork_in_child("nobody", list)
+
+
+def test_each_step_has_one_place_and_one_module() -> None:
+    found = [step for module in MODULES for step in steps_of(module)]
+    assert sorted(found) == sorted(_forks.ORDER)
+    assert len(set(found)) == len(found)
+
+
+def test_the_steps_are_taken_in_their_order_whatever_that_of_imports(steps: dict[str, Any]) -> None:
+    taken: list[str] = []
+    for name in reversed(_forks.ORDER):
+        _forks.after_fork_in_child(name, lambda name=name: taken.append(name))  # type: ignore[misc]
+    _forks.recover_from_fork()
+    assert taken == list(_forks.ORDER)
+    _forks.recover_from_fork()
+    assert taken == list(_forks.ORDER), "a child takes them once"
+
+
+def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> None:
+    taken: list[str] = []
+
+    def interrupted() -> None:
+        if len(taken) == 1:
+            raise KeyboardInterrupt
+
+    _forks.after_fork_in_child(_forks.ORDER[0], lambda: taken.append("first"))
+    _forks.after_fork_in_child(_forks.ORDER[1], interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _forks.recover_from_fork()
+    _forks.recover_from_fork()
+    assert taken == ["first", "first"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step(module: str) -> None:
+    if makes_a_lock_or_thread(module) or steps_of(module):
+        assert f"`{module}`" in PAGE.read_text(), (
+            f"docs/forks.md must say what a forked child does to those of {module}"
+        )
+
+
+def test_the_page_on_forks_has_the_steps_in_their_order() -> None:
+    rows = [line.split("|")[2].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    assert [row for row in rows if row in _forks.ORDER] == list(_forks.ORDER)
+
+
+def test_the_page_on_forks_names_no_module_that_is_not_there() -> None:
+    named = {part for part in PAGE.read_text().split("`") if part.endswith(".py") and " " not in part}
+    assert named <= set(MODULES)
+    for module in named:
+        importlib.import_module("fscoord." + module.removesuffix(".py").replace("/", "."))
+
+
+def test_threads_that_begin_to_watch_processes_at_once_watch_each_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have opened a descriptor before any of them goes on."""
+    (tmp_path / "file").touch()
+    count = 4
+    all_open = threading.Barrier(count, timeout=20)
+    open_process = os.pidfd_open
+
+    def open_together(pid: int) -> int:
+        fd = open_process(pid)
+        all_open.wait()
+        return fd
+
+    monkeypatch.setattr(os, "pidfd_open", open_together)
+    processes = [subprocess.Popen(["sleep", "100"]) for _ in range(count)]
+    events = _events.Inotify(str(tmp_path / "file"), _events.LOG_CHANGED)
+    before = set(events._descriptors)
+    try:
+        threads = [threading.Thread(target=events.watch_process, args=(process.pid,)) for process in processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(events.processes.values())) == count
+        for number, process in enumerate(processes):
+            process.kill()
+            process.wait()
+            assert events.count_ended() == 1, number
+        assert not events.processes
+        assert events._descriptors == before
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        events.close()
+    assert not system.loose & before
