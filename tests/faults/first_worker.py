@@ -23,7 +23,7 @@ NEEDED = "watchdog.observers.inotify_c"
 
 
 class Slow:
-    """A finder after whose module's code a thread stops that imports what the first wait needs: it has the module's lock.
+    """A finder: a thread that imports what the first wait needs stops behind the module's code, and has its lock.
 
     In the finder itself it would have the lock of all imports, which os.fork() waits for.
     """

@@ -29,7 +29,7 @@ def test_a_fork_beside_the_first_wait_leaves_the_child_its_own(fork: str, import
 
 def test_no_descriptor_at_a_first_use_is_an_error_of_ours(tmp_path: Path) -> None:
     is_logging_there, ends, afterwards = said("descriptors", str(tmp_path / "store"))
-    assert is_logging_there == "False", "nothing was imported that had to be"
+    assert is_logging_there == "False", "it was imported before, so this was no first use"
     assert (
         {"done", "StoreTimeoutError"}
         <= set(ends.split(" | "))
