@@ -59,7 +59,9 @@ class _Import:
             self.thread.join(limit)
             if self.thread.is_alive():
                 _late[self.name] = self.thread
-                raise ImportError(f"{self.name}: its import did not end within {limit:g} s; it waits for another one")
+                raise ImportError(
+                    f"timeout: the import of {self.name} waits for another import, and did not end within {limit:g} s"
+                )
         if self.error is not None:
             raise self.error
 
