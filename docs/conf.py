@@ -13,7 +13,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Type variables, and a base and an argument of what nobody makes, which have no page; names of the standard library
     # and of type aliases: this build looks nothing up on the network.
-    ("py:class", r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_claim\.Claim|_item\.Items))"),
+    (
+        "py:class",
+        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.Items|_claim\.Claim))",
+    ),
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),
 ]
 default_role = "py:obj"

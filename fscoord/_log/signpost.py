@@ -264,7 +264,8 @@ def is_removable(file: str, owner: Identity, newest: int, reading: int, keep: se
     try:
         data = read_header(fd)
         if not any(data) or Header.is_partial(data):  # its maker died, or the power failed, before it was synced
-            return Header.is_partial(data) or not any(tail.read_at(fd, 0, ORPHAN_MAX))
+            is_short = system.os.fstat(fd).st_size <= ORPHAN_MAX
+            return Header.is_partial(data) or (is_short and not any(tail.read_at(fd, 0, ORPHAN_MAX)))
         header = Header.decode(data)[0]
         return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
     except (OSError, MalformedRecord) as error:

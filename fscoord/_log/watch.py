@@ -212,7 +212,9 @@ class Watch:
         try:
             if not self._ears.acquire(blocking=False):
                 return False
-            if events.wait(left):
+            # The event for this ticket may have been read by the thread that had the ears before. Without a look after
+            # they are taken, the ticket would sleep for the whole pause.
+            if not ticket.is_rung() and events.wait(left):
                 self._tell(events, ticket)
             return True
         finally:

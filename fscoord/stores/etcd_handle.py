@@ -100,7 +100,7 @@ class EtcdHandle(Store):
                     continue
                 raise StoreUnavailableError(
                     f"{self._cluster}: etcd compacted its history during each of {backoff.tries} reads of"
-                    f" {len(operations)} keys within {backoff.waited():.3g} s; let it compact less often"
+                    f" {len(operations)} keys, for {backoff.waited():.3g} s; let it compact less often"
                 ) from error
             return answers, revision
 

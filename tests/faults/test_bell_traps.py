@@ -630,6 +630,27 @@ def test_a_fork_beside_an_observer(path: str, no_inotify: None) -> None:
         is_woken_by_a_ring(path, store)
 
 
+def test_a_ring_that_another_hears_before_this_thread_listens_is_not_slept_over(
+    path: str, only_rings_wake: None
+) -> None:
+    """The other leaves right after it, and this thread takes its place; nothing would come after that."""
+
+    class Ears:
+        def acquire(self, *, blocking: bool) -> bool:
+            watch._ears = ears
+            other.set("k", "1")
+            assert watch._events.wait(HANG_S)
+            watch._tell(watch._events)
+            return bool(ears.acquire(blocking=blocking))
+
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(store)
+        watch: Any = store._waiting._watch
+        ears = watch._ears
+        watch._ears = Ears()
+        assert start_thread(store.get, "k").join() == b"1"
+
+
 # Ends
 
 

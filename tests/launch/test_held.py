@@ -315,7 +315,7 @@ def test_while_the_store_does_not_answer_the_hold_is_not_called_lost(soon, caplo
         raise StoreTimeoutError("no answer")
 
     assert run(f"until [ -e {tmp_path}/asked ]; do sleep 0.01; done", check).status == 0
-    assert [record.getMessage() for record in caplog.records] == ["does the hold last? no answer"]
+    assert [record.getMessage() for record in caplog.records] == ["does the hold last? timeout: no answer"]
 
 
 def test_without_an_answer_for_as_long_as_the_hold_lasts_it_is_stopped():

@@ -119,9 +119,13 @@ MUTANTS = (
     ),
     Mutant(
         "a forked child unlocks what it inherited",
-        "_log/lock.py",
-        "        self.grant = None\n        self.unlock = _nothing\n\n    def close",
-        "        self.grant = None\n        self.unlock()\n        self.unlock = _nothing\n\n    def close",
+        "_system.py",
+        "        found.setdefault(kept.close, set()).update(kept)\n",
+        "        found.setdefault(kept.close, set()).update(kept)\n"
+        "        for fd in kept:\n"
+        "            with contextlib.suppress(OSError):\n"
+        "                import fcntl, struct\n"
+        "                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', fcntl.F_UNLCK, 0, 0, 0, 0))\n",
         ("tests/faults/test_fork.py::test_the_parents_lock_outlives_what_a_child_does",),
     ),
     Mutant(
@@ -368,17 +372,10 @@ MUTANTS = (
         "a lock that came for who had given up is not given back",
         "_log/line.py",
         """\
-            if waiter is None:
-                system.close_quietly(self.fd)
-                self.fd = -1
-                return
-            lock = waiter.lock
+                    unblock(self.fd)  # a child that was forked in C has inherited the descriptor, and keeps it open
+                    system.close_quietly(self.fd)
 """,
         """\
-            if waiter is None:
-                self.fd = -1
-                return
-            lock = waiter.lock
 """,
         ("tests/faults/test_lock_traps.py::test_a_stopped_holder_is_named_and_the_deadline_met",),
     ),

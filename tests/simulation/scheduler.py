@@ -7,6 +7,7 @@ when everybody waits. If nobody has a deadline that is a deadlock.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import threading
@@ -348,8 +349,8 @@ class Threading:
     def RLock(self) -> RLock:
         return RLock(self._scheduler)
 
-    def Thread(self, *, target: Callable[[], object], name: str, daemon: bool) -> _Starter:
-        return _Starter(self._scheduler, target)
+    def Thread(self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> _Starter:
+        return _Starter(self._scheduler, functools.partial(target, *args))
 
 
 class _Starter:

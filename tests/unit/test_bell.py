@@ -93,8 +93,9 @@ def test_a_bell_is_lost_without_a_name_when_it_is_closed_and_when_nobody_can_tel
 
 
 def test_a_forked_child_closes_its_bells_and_its_parents_stay_open(bell: Bell) -> None:
+    fd = bell.fd
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if bell.fd < 0 and not bell._finalizer.alive else 1)
+        os._exit(0 if bell.fd < 0 and not is_open(fd) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not bell.is_lost
