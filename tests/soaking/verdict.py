@@ -35,6 +35,8 @@ OWN = r"own/\d+|trail/\d+|sum|pair/\d/[ab]|scratch/\d+|long/\d"
 
 FLAT_FROM_S = 600.0
 GROWTH_MAX = 0.01
+WATCHED_MAX = 40
+"""How many processes the observer may watch at once, each by a descriptor: those that hold something, or take part."""
 
 
 class Left(NamedTuple):
@@ -72,7 +74,7 @@ def judge_keys(keys: Iterable[str], size: int) -> list[str]:
     every += [key_patterns(name, recipe) for name, recipe in [*SINGLE.items(), *MANY.items()]]
     wrong = [f"the key {key!r} is left, which no page lists" for key in found if not re.fullmatch("|".join(every), key)]
     most = {
-        r"office/term/\d+": 1, r"group/changed/\d+": 128, r"row/\d+/arrivals": 2, r"row/\d+/complete": 2,
+        r"office/term/\d+": 1, r"group/changed/\d+": 128, r"row/\d+/arrivals": 3, r"row/\d+/complete": 3,
         r"row/sequence/\d+": size, r"once/\d+/line": 6, r"latch/\d+/counted": 6,
         r"double/.*/enter/arrivals": 2 * size,
     }  # fmt: skip
@@ -240,6 +242,9 @@ def judge_observer(samples: list[dict[str, float]], seconds: float) -> tuple[lis
     descriptors = {sample["fds"] for sample in counted}
     if len(descriptors) > 1:
         wrong.append(f"the observer had {sorted(descriptors)} descriptors")
+    watched = max(sample["watched"] for sample in counted)
+    if watched > WATCHED_MAX:
+        wrong.append(f"the observer watched {watched} processes at once")
     return (wrong, []) if seconds >= FLAT_FROM_S else ([], wrong)
 
 
@@ -279,7 +284,6 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
         with group:
             if [each.data for each in group.members()] != [b"the last"]:
                 wrong.append(f"others are in the group though all have ended: {group.members()}")
-        store.members()  # finds who is dead; what is known of them is forgotten in a compaction
         store.compact()
         keys = store.list_keys()
         wrong += judge_keys(keys, size)
