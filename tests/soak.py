@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from soaking.verdict import judge_journals, judge_observer, settle
+from soaking.verdict import FLAT_FROM_S, judge_journals, judge_observer, settle, window_means
 
 import fscoord
 
@@ -101,6 +101,7 @@ class Soak:
         self.given, self.directory = given, directory
         self.rng = random.Random(given.seed)
         self.seconds = given.minutes * 60
+        self.sample_s = min(10.0, self.seconds / 36)
         self.start = time.monotonic()
         self.options: dict[str, Any] = {"lock": "flock" if self.rng.random() < 0.2 else "ofd"}
         if self.rng.random() < 0.1:
@@ -113,7 +114,8 @@ class Soak:
         self.stopped: dict[Process, tuple[float, bool]] = {}
         self.counts: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
-        self.samples: list[dict[str, float]] = []
+        self.samples: list[dict[str, float]] = []  # of the observer
+        self.weighed: list[dict[str, float]] = []  # of the last worker, which is not judged by them
         self.wrong: list[str] = []
         self.incarnations = itertools.count()
 
@@ -128,13 +130,14 @@ class Soak:
         """Start one of the workers."""
         return self.launch(
             "worker.py", slot=slot, size=self.given.workers, incarnation=next(self.incarnations), start=self.start,
+            weighs_s=self.sample_s if slot == self.given.workers - 1 else 1e9,
             pause=[self.given.pause / 2, self.given.pause * 2],
         )  # fmt: skip
 
     def run(self) -> None:
         """Let things happen until the time is over."""
         self.slots = [self.launch_worker(slot) for slot in range(self.given.workers)]
-        self.observer = self.launch("observer.py", sample_s=min(60.0, self.seconds / 12))
+        self.observer = self.launch("observer.py", sample_s=self.sample_s)
         due = {self.kill: self.start + 2, self.stop: self.start + 1, self.interrupt: self.start + 1}
         between = {self.kill: (1, 3), self.stop: (1, 4), self.interrupt: (0.2, 2)}
         says = self.start + 60
@@ -142,7 +145,8 @@ class Soak:
             for act in due:
                 if now >= due[act]:
                     due[act] = now + self.rng.uniform(*between[act])
-                    ready = [each for each in self.slots if each.is_ready and each.ends_with is None]
+                    some = self.slots[:-1] if act == self.kill else self.slots  # the last lives as long as the soak
+                    ready = [each for each in some if each.is_ready and each.ends_with is None]
                     if ready:
                         act(self.rng.choice(ready))
             if now >= says:
@@ -204,6 +208,8 @@ class Soak:
                     self.blame(line["bad"])
                 if "sample" in line:
                     self.samples.append(line["sample"])
+                if "weighed" in line:
+                    self.weighed.append(line["weighed"])
                 self.counts.update(line.get("counts", {}))
             if process.is_silent:
                 self.selector.unregister(process.output)
@@ -286,6 +292,7 @@ class Soak:
             "seed": self.given.seed, "minutes": self.given.minutes, "workers": self.given.workers,
             "options": self.options, "operations": sum(self.counts.values()), "counts": dict(self.counts),
             "happened": dict(self.happened), "processes": next(self.incarnations), "samples": self.samples,
+            "weighed": self.weighed,
             "left": facts, "wrong": self.wrong,
         }  # fmt: skip
 
@@ -303,11 +310,13 @@ class Soak:
     def say(self) -> None:
         """Say how it stands."""
         last = self.samples[-1] if self.samples else {}
+        worker = self.weighed[-1] if self.weighed else {}
         happened = ", ".join(f"{number} {what}" for what, number in sorted(self.happened.items()))
         print(
             f"{time.strftime('%H:%M:%S')} minute {(time.monotonic() - self.start) / 60:.0f}:"
             f" {sum(self.counts.values())} operations, {self.counts['forks']} forks, {happened};"
             f" observer {last.get('rss')} KiB, {last.get('fds')} descriptors, {last.get('threads')} threads;"
+            f" the last worker {worker.get('rss')} KiB, {worker.get('fds')} descriptors;"
             f" {last.get('keys')} keys; {len(self.wrong)} wrong",
             flush=True,
         )
@@ -343,6 +352,10 @@ def main() -> int:
         soak.say()
         if soak.wrong:
             print((directory / "errors").read_text(errors="replace")[-8000:])
+    counted = [sample for sample in soak.samples if sample["at"] >= min(FLAT_FROM_S, soak.seconds / 3)]
+    if counted:
+        begin, end = window_means(counted)
+        print(f"observer: {begin:.0f} KiB, then {end:.0f} KiB: {end / begin - 1:+.2%}")
     print(f"left: {result['left']}")
     print(f"counts: {result['counts']}")
     print(f"{len(soak.wrong)} things were wrong" if soak.wrong else "all was well")

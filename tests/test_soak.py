@@ -152,3 +152,5 @@ def test_an_observer_that_grows_is_found(rss: tuple[float, ...], fds: int, numbe
     ]
     wrong, early = judge_observer(samples, 3600)
     assert (len(wrong), early) == (number, [])
+    wrong, early = judge_observer(samples, 300)
+    assert wrong == []

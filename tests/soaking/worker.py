@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from soaking.journal import Journal, Sections
+from soaking.weight import weighed
 
 from fscoord import FileStore
 from fscoord._interruptions import lose_none
@@ -59,7 +60,7 @@ class Worker:
     def __init__(self, given: dict[str, Any]) -> None:
         self.directory, self.slot, self.size = Path(given["directory"]), int(given["slot"]), int(given["size"])
         self.incarnation, self.start = int(given["incarnation"]), float(given["start"])
-        self.pause = tuple(given["pause"])
+        self.pause, self.weighs_s = tuple(given["pause"]), float(given["weighs_s"])
         self.path, self.options = self.directory / "store" / "soak.store", given["options"]
         self.rng = random.Random(f"{given['seed']} {self.slot} {self.incarnation}")
         self.journal = Journal(self.directory / "journals" / f"worker{self.slot}")
@@ -72,7 +73,7 @@ class Worker:
         self.item: Item | None = None
         self.numbers = count()
         self.allowed = 0
-        self.is_ending = False
+        self.is_ending = self.is_due = False
         self.main = threading.current_thread()
         self.counts: Counter[str] = Counter()
 
@@ -87,6 +88,7 @@ class Worker:
     def work(self) -> None:
         """Work until SIGTERM."""
         signal.signal(signal.SIGINT, self.interrupt)
+        signal.signal(signal.SIGALRM, self.interrupt)
         signal.signal(signal.SIGTERM, self.end)
         self.say({"ready": self.slot})
         self.sweep()
@@ -95,6 +97,7 @@ class Worker:
             thread.start()
         kinds, weights = zip(*MAIN.items(), strict=True)
         told = time.monotonic()
+        weighs = told + self.weighs_s
         while not self.is_ending:
             kind = self.rng.choices(kinds, weights)[0]
             try:
@@ -104,6 +107,9 @@ class Worker:
             if time.monotonic() > told + 1:
                 told = time.monotonic()
                 self.tell()
+            if time.monotonic() > weighs:
+                weighs += self.weighs_s
+                self.say({"weighed": {"at": round(time.monotonic() - self.start, 1), **weighed()}})
             time.sleep(self.rng.uniform(*self.pause))
         for thread in threads:
             thread.join()
@@ -124,6 +130,8 @@ class Worker:
         try:
             try:
                 self.allowed = 2
+                if self.is_due:
+                    signal.setitimer(signal.ITIMER_REAL, self.rng.uniform(1e-5, 0.003))
                 self.do(kind, self.rng)
                 interrupted = False
             finally:
@@ -160,6 +168,7 @@ class Worker:
             self.store.delete_key(key)
 
     def interrupt(self, *_: object) -> None:
+        self.is_due = self.allowed <= 0  # it came between two things: the next one is to be interrupted
         if self.allowed > 0:
             self.allowed -= 1
             raise KeyboardInterrupt
