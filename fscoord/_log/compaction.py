@@ -21,7 +21,7 @@ from fscoord._log.malformed import MalformedRecord
 from fscoord._log.permissions import copy_permissions
 from fscoord._log.reader import DIRTY
 from fscoord._log.runs import Run, supersede
-from fscoord._log.session import Session, encode_death
+from fscoord._log.session import encode_death
 from fscoord._log.succession import NEVER
 from fscoord._log.successor import RANDOM_BYTES, Place, Successor, generation_name
 from fscoord._logger import logger
@@ -130,16 +130,6 @@ class Compactor(Appender):
             yield kind, b"", b"", session, now
         for kind, key, value in self._consumer.snapshot(self.fetch):
             yield kind, key, value, session, now
-
-    def _remembered(self) -> Iterator[tuple[int, Session]]:
-        """Yield the sessions that matter, by number: whoever is not recorded as dead, and of a rank's dead the last.
-
-        The last is always among them, so that no number is given twice. Who is missing was dead: see `dead_sessions`.
-        """
-        ranked = {max(numbers) for numbers in self.ranks.values()}
-        for number, who in sorted(self.sessions.items()):
-            if number in ranked or number == self._last_session or number not in self.deaths:
-                yield number, who
 
     def _bury_all(self, session: int) -> None:
         """With the lock: record the deaths that show. Whoever is to be forgotten must be able to read of its end.

@@ -41,6 +41,26 @@ class Roster:
         self._last_session = self.left = 0
         self._is_ended = False
 
+    def _remembered(self) -> list[tuple[int, Session]]:
+        """Return the sessions that matter, by number: each that is not recorded as dead, and of a rank's dead the last.
+
+        The last is always among them, so that no number is given twice. A session that is missing was dead: see
+        `~fscoord._log.presence.Present.dead_sessions`.
+        """
+        ranked = {max(numbers) for numbers in self.ranks.values()}
+        return [
+            (number, session)
+            for number, session in sorted(self.sessions.items())
+            if number in ranked or number == self._last_session or number not in self.deaths
+        ]
+
+    def _forget_dead(self) -> None:
+        """Forget the sessions that the snapshot of the next generation forgets, or memory grows with each death."""
+        remembered = dict(self._remembered())
+        self.sessions = remembered
+        self.deaths = {number: when for number, when in self.deaths.items() if number in remembered}
+        self.ranks = {rank: numbers & remembered.keys() for rank, numbers in self.ranks.items()}
+
     def _meet(self, number: int, session: Session) -> None:
         """A session introduces itself, or says more of itself: what it said of its rank before stays true."""
         known = self.sessions.get(number)

@@ -220,6 +220,7 @@ class Successive(Shelf):
             self._stand(place or start)
             if place is not None:
                 self._rehome(place)
+                self._forget_dead()
         self._compact_at = self._first_compaction()
         self._trouble = trouble
         return True

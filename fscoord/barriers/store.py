@@ -23,7 +23,7 @@ class StoreBarrier(Barrier):
     """A barrier on any store.
 
     How far each rank is, is kept in the store: another object, or the process that takes a dead one's place, goes on
-    with the barrier that its rank was in, and passes at once if the others have gone on. Two barriers at most leave
+    with the barrier that its rank was in, and passes at once if the others have gone on. Three barriers at most leave
     keys behind, however many are executed. One rank has one caller at a time, and a prefix belongs to one world: one of
     another size, and a job that begins from the start on an old store, take another prefix (or the store another run).
 

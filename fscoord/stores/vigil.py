@@ -92,11 +92,12 @@ class Vigil:
 
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of this session's process would end the sleep."""
-        return number in self._watched and self._waiting.watches(self._log.sessions[number].pid)
+        session = self._log.sessions.get(number)  # None: it is dead, and another thread followed a compaction meanwhile
+        return number in self._watched and session is not None and self._waiting.watches(session.pid)
 
     def _watch(self, number: int, home: Home) -> None:
-        session = self._log.sessions[number]
-        if number in self._watched or not home.shares_processes_with(session):
+        session = self._log.sessions.get(number)
+        if session is None or number in self._watched or not home.shares_processes_with(session):
             return
         is_watched = self._waiting.watch_process(session.pid)
         if is_watched and home.is_the_same(session):  # in this order: it may die meanwhile

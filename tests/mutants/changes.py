@@ -330,9 +330,9 @@ MUTANTS = (
     ),
     Mutant(
         "session numbers are forgotten in a compaction, and given again",
-        "_log/compaction.py",
-        "            if number in ranked or number == self._last_session or number not in self.deaths:",
-        "            if number not in self.deaths:",
+        "_log/roster.py",
+        "            if number in ranked or number == self._last_session or number not in self.deaths\n",
+        "            if number not in self.deaths\n",
         ("tests/unit/test_generations.py::test_the_dead_are_forgotten_when_the_log_is_compacted",),
     ),
     Mutant(
@@ -416,11 +416,26 @@ MUTANTS = (
         "where long values are is not looked up again when the log goes on in another file",
         "_log/succession.py",
         """\
-            if place is not None:
                 self._rehome(place)
 """,
         "",
         ("tests/unit/test_spill.py",),
+    ),
+    Mutant(
+        "a handle that follows a compaction remembers the dead",
+        "_log/succession.py",
+        """\
+                self._forget_dead()
+""",
+        "",
+        ("tests/unit/test_generations.py::test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets",),
+    ),
+    Mutant(
+        "a death that is forgotten while a waiter looks for it is an error",
+        "stores/vigil.py",
+        "        if session is None or number in self._watched or not home",
+        "        if number in self._watched or not home",
+        ("tests/unit/test_presence.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
     ),
     Mutant(
         "a long value is given out whatever its checksum",

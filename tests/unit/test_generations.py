@@ -429,6 +429,25 @@ def test_the_dead_are_forgotten_when_the_log_is_compacted(path: Path) -> None:
         assert path.with_name(names(path)[0]).stat().st_size < 1500
 
 
+@pytest.mark.parametrize("compacts", ["itself", "another"])
+def test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets(compacts: str, path: Path) -> None:
+    with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
+        for number in range(60):
+            with FileStore(path, rank=number % 4, label=f"handle {number}") as third:
+                third.set("k", str(number))
+            if number % 20 == 19:
+                (store if compacts == "itself" else other).compact()
+                assert store.get("k") == b"%d" % number
+                with FileStore(path, read_only=True) as late:
+                    late.check(["k"])
+                    assert store._log.sessions == late._log.sessions
+                    assert store._log.deaths == late._log.deaths
+                    assert store._log.ranks == late._log.ranks
+        assert len(store._log.sessions) == 6  # the two that live, and the last of each rank
+        assert store.dead_ranks(range(4)) == other.dead_ranks(range(4)) == [2, 3]
+        assert store.dead_sessions(range(3, 60)) == list(range(3, 60))
+
+
 @pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
 def test_a_threshold_that_makes_no_sense_is_refused(wrong: object, path: Path) -> None:
     with pytest.raises((TypeError, ValueError)):

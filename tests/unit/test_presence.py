@@ -13,6 +13,7 @@ from fscoord import FileStore, StoreGoneError
 from fscoord._log.alive import AliveFile
 from fscoord._log.presence import CHECK_S
 from fscoord._log.reader import DIRTY
+from fscoord.stores import vigil
 
 LIMIT_S = 60
 
@@ -167,3 +168,17 @@ def test_a_death_that_is_recorded_is_not_recorded_again(path: str, monkeypatch: 
         assert other._log.bury(number, LIMIT_S) is True
         assert os.path.getsize(path) == size
         assert number in other._log.deaths
+
+
+def test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread, on the same handle, may follow a compaction between two steps of the look."""
+    monkeypatch.setattr(vigil, "BEGIN_S", -1.0)
+    with FileStore(path, timeout=20) as store:
+        store.set("k", "v")
+        looks = vigil.Vigil(store._log, store._waiting, list, lambda: [77])
+        looks._watched.add(77)
+        assert looks.dead(1.0) == []
+        looks._watched.clear()
+        assert looks.dead(1.0) == []
