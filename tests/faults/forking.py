@@ -215,8 +215,11 @@ class Ends(NamedTuple):
 
     def hear_end(self) -> None:
         """Return when the other has ended, whatever it still says."""
-        while os.read(self.reader, 1 << 16):
-            pass
+        ended = False
+        while not ended:
+            ready, _, _ = select.select([self.reader], [], [], 2 * HANG_S)
+            assert ready, "it has been killed, or was to end by its alarm, and lives"
+            ended = not os.read(self.reader, 1 << 16)
 
 
 def pipes() -> tuple[Ends, Ends]:

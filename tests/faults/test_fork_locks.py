@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from faults.forking import HANG_S
 from faults.processes import Processes
 
-LIMIT_S = 200
+LIMIT_S = 4 * HANG_S
 
 
 @pytest.mark.parametrize("fork", ["Python", "C"])
