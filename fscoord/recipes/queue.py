@@ -20,7 +20,7 @@ from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.recipes._claim import new_claim
+from fscoord.recipes._claim import Claim, new_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Waiter
 from fscoord.recipes._item import Item, Items, Taken
@@ -133,18 +133,30 @@ class Queue:
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                consumers = [waiter.session for waiter in self.taken() if waiter.session]
+                # Also those that died since the look: a death that was recorded meanwhile ends the wait at once.
+                consumers = [claim.session for claim in self._claims().values() if claim.session]
                 yield Sought(KEYS, [self._items.bell], min(LOOK_S, left), sessions=consumers)
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Waiter]:
-        """Return who has items, in the order of these; `Waiter.token` is 0 and says nothing here."""
-        return [Waiter(claim.owner, claim.session, 0) for claim in self._items.claims(self._items.places()[1]).values()]
+        """Return the consumers that have items, in the order of these; `Waiter.token` is 0 and says nothing here.
+
+        A consumer that is known dead has none.
+        """
+        return [Waiter(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
 
     def __len__(self) -> int:
-        """How many items nobody has taken."""
+        """How many items may be taken: those without a consumer, and those whose consumer is known dead."""
         items, claims = self._items.places()
-        return len(items.difference(claims))
+        return len(items.difference(self._living(self._items.claims(claims))))
+
+    def _claims(self) -> dict[bytes, Claim]:
+        return self._items.claims(self._items.places()[1])
+
+    def _living(self, claims: dict[bytes, Claim]) -> dict[bytes, Claim]:
+        """Return those of `claims` whose consumers are not known dead."""
+        dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
+        return {place: claim for place, claim in claims.items() if claim.session not in dead}
 
     def _limit(self) -> float:
         return seconds(self._store.timeout) if self._timeout is None else self._timeout
