@@ -27,7 +27,7 @@ class Claim(NamedTuple):
 
 def new_claim(session: int) -> Claim:
     """Return a claim of this process."""
-    owner = f"{system.hostname()}:{system.os.getpid()}"
+    owner = system.process_name()
     return Claim(f"{session} {owner} {system.random_bytes(8).hex()}".encode(), session, owner)
 
 

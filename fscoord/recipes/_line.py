@@ -93,7 +93,7 @@ class Line:
         life, _, start, numbers = self._me
         if life != system.life():  # also in a forked child, whose ids must not be its parent's
             start, numbers = system.random_bytes(7).hex(), count()
-            self._me = system.life(), f"{system.hostname()}:{system.os.getpid()}", start, numbers
+            self._me = system.life(), system.process_name(), start, numbers
             self._tail = -1, ""
         return f"{start}{next(numbers):x}"
 

@@ -244,8 +244,7 @@ class Membership:
         return self._joined[1] if self._joined else None
 
     def _write(self, key: bytes) -> None:
-        owner = f"{system.hostname()}:{system.os.getpid()}"
-        self._store.set(key, f"{self._store.session} {owner}\n".encode() + self._data)
+        self._store.set(key, f"{self._store.session} {system.process_name()}\n".encode() + self._data)
         self._tell()
 
     def _tell(self) -> None:
