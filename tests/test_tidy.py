@@ -293,7 +293,7 @@ LAYERS = [
     ("stores.tcp", ["stores.tcp_*", "arguments", "capabilities", "store", "_system", "errors"]),
     ("stores.tcp_deadline", ["_patience", "_system"]),  # a part of stores.tcp, as are the next four
     ("stores.tcp_wire", ["stores.tcp_deadline", "_network", "_system"]),
-    ("stores.tcp_connections", ["stores.tcp_deadline", "stores.tcp_wire", "_network", "_system", "errors"]),
+    ("stores.tcp_connections", ["_foreign", "stores.tcp_deadline", "stores.tcp_wire", "_network", "_system", "errors"]),
     ("stores.tcp_waits", ["stores.tcp_*", "arguments", "_system", "errors"]),
     ("stores.tcp_server", ["stores.tcp_deadline", "_system", "errors"]),
     ("stores.etcd_address", []),  # a part of stores.etcd, as are the next five
@@ -333,10 +333,24 @@ LAYERS = [
     ("recipes", ["recipes.*"]),
     ("recipes._entry", ["arguments"]),
     ("recipes._lease", ["recipes._entry", "_logger", "_system", "errors"]),
-    ("recipes.*", ["recipes.*", "_backoff", "_meetings", "_sought", "arguments", "store", "_system", "errors"]),
+    (
+        "recipes.*",
+        [
+            "recipes.*",
+            "_backoff",
+            "_foreign",
+            "_meetings",
+            "_patience",
+            "_sought",
+            "arguments",
+            "store",
+            "_system",
+            "errors",
+        ],
+    ),
     ("aio", ["aio.*"]),
     ("aio._loop", ["_naps", "_system"]),
-    ("aio._hands", ["aio._loop", "_system"]),
+    ("aio._hands", ["_foreign", "aio._loop", "_system"]),
     ("aio._slices", ["aio._hands", "_sought", "arguments", "store", "_system", "errors"]),
     (
         "aio.*",  # never a concrete store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fscoord import _system as system
-from fscoord.arguments import natural
+from fscoord.arguments import MalformedText, natural, words_in
 from fscoord.recipes._keys import foreign
 
 __all__ = ["Claim", "new_claim", "read_claim"]
@@ -38,7 +38,7 @@ def read_claim(key: bytes, text: bytes) -> Claim:
         FscoordError: it is none.
     """
     try:
-        session, owner, _ = text.decode().split(" ")
+        session, owner, _ = words_in(text, " ", 3)
         return Claim(text, natural(session), owner)
-    except ValueError as error:
+    except MalformedText as error:
         raise foreign(key, text, "claim on an item") from error

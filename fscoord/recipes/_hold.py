@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
 from fscoord._sought import Turns, take_turns
 from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import FscoordError, HoldLostError
@@ -128,8 +129,10 @@ class Holder:
             for held in [held for held in list(self._held) if held[1].id == name]:
                 self._end(held[1])
                 self._stop(held)
-                with suppress(ValueError):
+                try:
                     self._held.remove(held)
+                except ValueError as error:  # another thread has released it
+                    raise_unless_absent(error)
             self._line.leave_quietly(name)
 
     def _stop(self, held: _Held) -> None:
@@ -159,7 +162,8 @@ class Holder:
         try:
             # In one step: threads may share the object, and between two steps a Ctrl-C may come.
             gone.extend(map(_POP, (self._held,)))
-        except IndexError:
+        except IndexError as error:
+            raise_unless_absent(error)
             return False
         held = gone[0]
         assert not isinstance(held, str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord._backoff import Backoff
-from fscoord.arguments import key_text, natural, seconds
+from fscoord.arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -67,7 +67,7 @@ def count_in(key: bytes, text: bytes) -> int:
     """
     try:
         return natural(text)
-    except ValueError as error:
+    except MalformedText as error:
         raise foreign(key, text, "count") from error
 
 
@@ -79,5 +79,5 @@ def counted(store: Store, key: bytes, amount: int = 1) -> int:
     """
     try:
         return store.add(key, amount)
-    except (ValueError, OverflowError) as error:
+    except (NotACounterError, CounterRangeError) as error:
         raise FscoordError(f"{error}; delete the key, or use another name") from error

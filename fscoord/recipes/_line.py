@@ -31,7 +31,7 @@ from typing import Final
 from fscoord import _system as system
 from fscoord._backoff import FREE_TRIES
 from fscoord._sought import KEYS, Sought, Turns
-from fscoord.arguments import Key, key_bytes, key_text, natural
+from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, foreign
@@ -109,7 +109,7 @@ class Line:
             if text is not free:
                 try:
                     token = natural(text.partition(b" ")[0])
-                except ValueError:  # no line of ours: to be read, and complained of, by `join`
+                except MalformedText:  # no line of ours: to be read, and complained of, by `join`
                     return None
             token += 1
             head = f"{token} {name}"
@@ -176,9 +176,10 @@ class Line:
             before = system.time.monotonic()
             self._text = self._read()
             entries = self._parse(self._text).entries
-            place = next((index for index, other in enumerate(entries) if other.id == entry.id), None)
-            if place is None:
+            names = [other.id for other in entries]
+            if entry.id not in names:
                 raise self.lost(entry)
+            place = names.index(entry.id)
             if entries[place].token:
                 return entries[place]
             if is_rung:  # by something else than a line; it would ring for ever
@@ -207,7 +208,7 @@ class Line:
 
         def renewed(entries: list[Entry]) -> list[Entry]:
             nonlocal is_served
-            is_served = any(entry.id == name and entry.token for entry in entries)
+            is_served = bool([entry for entry in entries if entry.id == name and entry.token])
             return [with_new_sign(entry) if entry.id == name else entry for entry in entries]
 
         self._change(renewed)
@@ -231,7 +232,7 @@ class Line:
         return StoreTimeoutError(
             not_acquired(what, self.name, timeout, owners, len(entries) - len(owners)),
             keys=[self.name],
-            holder=next((entry.owner for entry in entries if entry.token), None),
+            holder=owners[0] if owners else None,
             waited=timeout,
         )
 
@@ -241,7 +242,8 @@ class Line:
 
         def unless_served(entries: list[Entry]) -> list[Entry]:
             nonlocal served
-            served = next((other for other in entries if other.id == entry.id and other.token), None)
+            own = [other for other in entries if other.id == entry.id and other.token]
+            served = own[0] if own else None
             return entries if served else [other for other in entries if other.id != entry.id]
 
         self._change(unless_served)
@@ -316,7 +318,7 @@ class Line:
         dead = self._dead(gone)
         own = {self._store.session} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
-        over = mine.union(each for each in gone if each.session in dead)
+        over = mine.union([each for each in gone if each.session in dead])
         for each in gone:
             if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
                 self._cleared.add(each.id)  # it is set once only
@@ -348,7 +350,7 @@ class Line:
     def _parse(self, text: bytes) -> State:
         try:
             return parse_line(text)
-        except ValueError as error:
+        except MalformedText as error:
             raise foreign(self._key, text, "line of waiters") from error
 
     def _wake_key(self, name: str) -> bytes:

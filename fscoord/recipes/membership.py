@@ -10,7 +10,18 @@ from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, natural, seconds, value_bytes
+from fscoord.arguments import (
+    Key,
+    MalformedText,
+    Timeout,
+    Value,
+    key_bytes,
+    key_text,
+    natural,
+    seconds,
+    value_bytes,
+    words_in,
+)
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import count_in, counted, foreign, read_now
@@ -268,7 +279,15 @@ class Membership:
     def _participant(self, key: str, value: bytes) -> Participant:
         head, _, data = value.partition(b"\n")
         try:
-            session, owner = head.decode().split(" ")
-            return Participant(int(key[-16:], 16), owner, natural(session), data)
-        except ValueError as error:
+            session, owner = words_in(head, " ", 2)
+            return Participant(_number(key), owner, natural(session), data)
+        except MalformedText as error:
             raise foreign(key_bytes(key), value, "participant") from error
+
+
+def _number(key: str) -> int:
+    """Return which of those who joined `key` is of."""
+    digits = key[-16:]
+    if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
+        raise MalformedText(f"{digits!r} is no number of 16 hexadecimal digits")
+    return int(digits, 16)

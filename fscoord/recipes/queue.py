@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -175,7 +176,8 @@ class Queue:
         while True:
             try:
                 ready = self._ready.popleft()
-            except IndexError:
+            except IndexError as error:
+                raise_unless_absent(error)
                 if is_new:
                     return None
                 # Others took what was seen before, and other items may have come since: "empty" needs a new look.

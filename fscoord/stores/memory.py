@@ -91,10 +91,13 @@ class _Shared:
         return value
 
     def values_of(self, keys: list[bytes]) -> list[bytes] | None:
-        return [self.values[key] for key in keys] if all(key in self.values for key in keys) else None
+        return [self.values[key] for key in keys] if self.values.keys() >= set(keys) else None
 
     def first_missing(self, keys: list[bytes]) -> bytes | None:
-        return next((key for key in keys if key not in self.values and not self.queues.get(key)), None)
+        for key in keys:  # no generator: Python drops what a signal handler raises while one is thrown away
+            if key not in self.values and not self.queues.get(key):
+                return key
+        return None
 
 
 _all_shared: WeakSet[_Shared] = WeakSet()
