@@ -33,9 +33,8 @@ EXCEPTIONS = [ValueError, IndexError, TimeoutError, OverflowError, KeyError]
 
 
 def use(hold: Any) -> None:
-    assert hold.acquire(timeout=1)
-    hold.check()
-    hold.release()
+    with hold:
+        hold.check()
 
 
 def work(queue: Queue) -> None:
