@@ -33,8 +33,12 @@ EXCEPTIONS = [ValueError, IndexError, TimeoutError, OverflowError, KeyError]
 
 
 def use(hold: Any) -> None:
-    with hold:
-        hold.check()
+    try:
+        with hold:
+            hold.check()
+    finally:
+        if hold._held:  # `__exit__` was interrupted before its first line, where nothing can catch that
+            hold.release()
 
 
 def work(queue: Queue) -> None:
