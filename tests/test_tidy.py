@@ -304,7 +304,10 @@ LAYERS = [
     ("stores.etcd_sessions", ["_backoff", "stores.etcd_*", "arguments", "members", "_system", "errors"]),
     ("stores.etcd", ["_backoff", "stores.etcd_*", "arguments", "capabilities", "_system", "errors"]),
     ("stores.url", ["stores.*", "arguments", "store", "_system", "errors"]),
-    ("stores.*", ["_naps", "_sought", "arguments", "capabilities", "members", "store", "_system", "errors"]),
+    (
+        "stores.*",
+        ["_naps", "_patience", "_sought", "arguments", "capabilities", "members", "store", "_system", "errors"],
+    ),
     ("_patience", ["_logger", "_system"]),
     ("_backoff", ["_system"]),
     ("_fates", ["_words", "members", "store", "_system", "errors"]),
@@ -351,7 +354,7 @@ LAYERS = [
     ("aio", ["aio.*"]),
     ("aio._loop", ["_naps", "_system"]),
     ("aio._hands", ["_foreign", "aio._loop", "_system"]),
-    ("aio._slices", ["aio._hands", "_sought", "arguments", "store", "_system", "errors"]),
+    ("aio._slices", ["aio._hands", "_patience", "_sought", "arguments", "store", "_system", "errors"]),
     (
         "aio.*",  # never a concrete store
         [

@@ -30,6 +30,7 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._backoff import FREE_TRIES
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns
 from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
@@ -169,7 +170,7 @@ class Line:
         Raises:
             HoldLostError: somebody took it out.
         """
-        end = system.time.monotonic() + timeout
+        end, patience = system.time.monotonic() + timeout, Patience()
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False
         while True:
@@ -201,6 +202,7 @@ class Line:
                 is_rung = not dead
                 if dead:
                     self._bury(suspects, before)
+            patience.speak(__name__, lambda: self._held_up(entry))
 
     def renew(self, name: str) -> bool:
         """Let whoever waits see that `name` lives; return whether it is served still."""
@@ -235,6 +237,12 @@ class Line:
             holder=owners[0] if owners else None,
             waited=timeout,
         )
+
+    def _held_up(self, entry: Entry) -> str:
+        """Return the words for what `entry` waits for."""
+        others = [other for other in self.living() if other.id != entry.id]
+        owners = [other.owner for other in others if other.token]
+        return f"a turn at {self.name!r} ({_in_line(owners, len(others) - len(owners))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Take `entry` out, unless its turn has come at the last moment."""
@@ -359,6 +367,10 @@ class Line:
 
 def not_acquired(what: str, name: str, limit: float, owners: Sequence[str], waiting: int) -> str:
     """Return the words of a time-out: by `owners` it is held, and so many others wait for it."""
+    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(owners, waiting)}"
+
+
+def _in_line(owners: Sequence[str], waiting: int) -> str:
     held = f"held by {', '.join(owners)}" if owners else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
-    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {held}, {others}"
+    return f"{held}, {others}"

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
@@ -107,7 +108,7 @@ class Election(Exclusive):
 
     def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
-        start = system.time.monotonic()
+        start, patience = system.time.monotonic(), Patience()
         while True:
             # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
             # before the look at who leads: then nobody says so unnoticed.
@@ -125,6 +126,7 @@ class Election(Exclusive):
                 )
             with suppress(StoreTimeoutError):
                 yield Sought(KEYS, [self._term_key(coming)], min(LOOK_S, left))
+            patience.speak(__name__, lambda: f"a leader of {self.name!r} in a later term than {after}")
 
     def _begin(self, served: Entry) -> None:
         own = self._term_key(served.token)

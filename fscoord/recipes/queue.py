@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from fscoord import _system as system
 from fscoord._foreign import raise_unless_absent
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -109,7 +110,7 @@ class Queue:
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> Turns[Item]:
         """Take an item, and put into `got` what `_put_back` is to return if that fails."""
         limit = seconds(timeout) if timeout is not None else self._limit()
-        end = system.time.monotonic() + limit
+        end, patience = system.time.monotonic() + limit, Patience()
         is_cleared = is_last = False
         while True:
             item = self._take_now(got)
@@ -137,6 +138,7 @@ class Queue:
                 # Also those that died since the look: a death that was recorded meanwhile ends the wait at once.
                 consumers = [claim.session for claim in self._claims().values() if claim.session]
                 yield Sought(KEYS, [self._items.bell], min(LOOK_S, left), sessions=consumers)
+            patience.speak(__name__, lambda: f"an item of the queue {self.name!r}")
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Waiter]:

@@ -16,6 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from fscoord import _system as system
 from fscoord._naps import THREADS, Naps, Sleepers, Wake, sleep_through
+from fscoord._patience import Patience
 from fscoord._sought import ITEM, KEYS, VALUES, Sought
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
@@ -25,6 +26,7 @@ from fscoord.arguments import (
     counter_sum,
     integer,
     key_bytes,
+    key_names,
     key_text,
     keys_bytes,
     missing_message,
@@ -303,7 +305,7 @@ class HashStore(Store):
         sleepers: Sleepers,
     ) -> Naps[T]:
         """Return what `look` finds; while it finds nothing, sleep until the first key of `absent` is written."""
-        start = system.time.monotonic()
+        patience = Patience()
         shared = self._shared
         while True:
             beside = None
@@ -315,17 +317,18 @@ class HashStore(Store):
                     if found is not None:
                         return found
                     missing = absent()
-                    waited = system.time.monotonic() - start
+                    waited = system.time.monotonic() - patience.started
                     if waited >= timeout:
                         message = missing_message(what, missing, waited)
                         raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
                     beside = missing[0]
                     bells.setdefault(beside, []).append(bell)
-                yield bell, timeout - waited
+                yield bell, min(timeout - waited, patience.left())
             finally:
                 if beside is not None:
                     with shared.lock:
                         take_back(bells, beside, bell)
+            patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
 
 
 def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
