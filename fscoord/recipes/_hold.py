@@ -100,8 +100,11 @@ class Holder:
 
     def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Turns[Entry | None]:
         """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
-        entry = self._line.join(name, mode, only_if_served=not blocking)
-        return entry if entry is None or entry.token else (yield from self._line.await_turn(entry, limit))
+        end = system.time.monotonic() + limit
+        entry = self._line.join(name, mode, only_if_served=not blocking, limit=limit)
+        if entry is None or entry.token:
+            return entry
+        return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic())))
 
     def _keep(self, served: Entry | None) -> bool:
         """Begin the hold that was served, if one was; return whether."""

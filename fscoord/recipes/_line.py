@@ -23,6 +23,7 @@ the same, and the wake-ups that are under way; then a line for each `~fscoord.re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
@@ -35,7 +36,7 @@ from fscoord._sought import KEYS, Sought, Turns
 from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
-from fscoord.recipes._keys import Refusals, foreign
+from fscoord.recipes._keys import Refusals, RefusedError, foreign
 from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
 
@@ -123,21 +124,28 @@ class Line:
             self._text = text = found if found != text else None  # as expected and not changed: the key was deleted
         return None
 
-    def join(self, name: str, mode: str, *, only_if_served: bool = False) -> Entry | None:
+    def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
         """Let `name` join the line's end and return its entry: served already if its token is not 0.
 
-        With `only_if_served` change nothing and return None if it would have to wait.
+        With `only_if_served` change nothing and return None if it would have to wait; or if others change the line
+        before each try for `limit` seconds, where these are less than the store's timeout.
         """
         new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
-        refusals = Refusals(self._store, self._key)
-        while True:
-            before = system.time.monotonic()
-            entries = self._change(lambda entries: [*entries, new], or_nothing=name if only_if_served else None)
-            if entries[-1:] and entries[-1].id == name:
-                return entries[-1]
-            if not self._bury(entries, before):
-                return None
-            refusals.add()
+        end = system.time.monotonic() + limit
+        refusals = Refusals(self._store, self._key, end)
+        try:
+            while True:
+                before = system.time.monotonic()
+                entries = self._change(lambda entries: [*entries, new], name if only_if_served else None, end)
+                if entries[-1:] and entries[-1].id == name:
+                    return entries[-1]
+                if not self._bury(entries, before):
+                    return None
+                refusals.add()
+        except RefusedError:
+            if system.time.monotonic() < end:
+                raise
+            return None
 
     def leave(self, name: str) -> bool:
         """Take `name` out, and serve whoever comes next; return whether it was still there."""
@@ -269,14 +277,17 @@ class Line:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
         return bool(gone)
 
-    def _change(self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None) -> list[Entry]:
+    def _change(
+        self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None, end: float = math.inf
+    ) -> list[Entry]:
         """Replace the entries by what `step` makes of them, serve and wake whose turn it is, and return the entries.
 
-        With `or_nothing`, change nothing if that one would not be served.
+        With `or_nothing`, change nothing if that one would not be served. No try begins after `end`, by the monotonic
+        clock; or when the store's timeout is over.
         """
         text = self._text
         fresh = text is None
-        refusals = Refusals(self._store, self._key)
+        refusals = Refusals(self._store, self._key, end)
         while True:
             if text is None:
                 text, fresh = self._read(), True

@@ -11,6 +11,7 @@ behind that look rings again.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -113,7 +114,7 @@ class Queue:
         end, patience = system.time.monotonic() + limit, Patience()
         is_cleared = is_last = False
         while True:
-            item = self._take_now(got)
+            item = self._take_now(got, end if block else math.inf)
             if item is not None:
                 if is_cleared and self._ready:  # others sleep, and did not hear of these
                     self._store.set(self._items.bell, b"1")
@@ -171,10 +172,14 @@ class Queue:
             keys = [self._items.item_key(_place(priority, first + number)) for number in range(len(packed))]
             self._store.multi_set([*keys, self._items.bell], [*packed, b"1"])
 
-    def _take_now(self, got: list[Taken]) -> Item | None:
-        """Take an item that is to be had without waiting; None if there is none."""
+    def _take_now(self, got: list[Taken], end: float) -> Item | None:
+        """Take an item that is to be had without waiting; None if there is none.
+
+        Raises:
+            StoreTimeoutError: others took every item first, until the moment `end`, or for the store's timeout.
+        """
         is_new = self._look()
-        refusals = Refusals(self._store, self._items.name)
+        refusals = Refusals(self._store, self._items.name, end)
         while True:
             try:
                 ready = self._ready.popleft()
