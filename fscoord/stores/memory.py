@@ -328,7 +328,8 @@ class HashStore(Store):
                 if beside is not None:
                     with shared.lock:
                         take_back(bells, beside, bell)
-            patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
+            if system.time.monotonic() - patience.started < timeout:
+                patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
 
 
 def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
