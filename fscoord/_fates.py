@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fscoord import _system as system
+from fscoord._words import one_word
 from fscoord.errors import FscoordError
 from fscoord.members import Member
 from fscoord.store import Store
@@ -51,7 +52,7 @@ def where(members: Sequence[Member]) -> str:
     if not members:
         return "not seen here"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
-    place = f"{last.host}:{last.pid}"
+    place = f"{one_word(last.host)}:{last.pid}"
     if last.alive == "no":
         return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', there since', last.since)}"
     return f"{place}, {'alive' if last.alive == 'yes' else 'nobody knows whether alive'}"

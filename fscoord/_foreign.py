@@ -10,7 +10,7 @@ from typing import Final
 
 from fscoord.errors import FscoordError
 
-__all__ = ["raise_if_foreign"]
+__all__ = ["raise_if_foreign", "raise_unless_absent"]
 
 _OF_THE_INTERPRETER: Final = (
     "can't start new thread",
@@ -20,6 +20,9 @@ _OF_THE_INTERPRETER: Final = (
     "release unlocked lock",
 )
 """How the texts of those RuntimeErrors begin that the interpreter raises, and that are expected somewhere."""
+
+_OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
+"""How the texts of the errors of lists and deques end."""
 
 
 def raise_if_foreign(error: BaseException) -> None:
@@ -36,4 +39,13 @@ def raise_if_foreign(error: BaseException) -> None:
     if isinstance(error, ImportError) and error.name is None:
         raise error
     if isinstance(error, RuntimeError) and not str(error).startswith(_OF_THE_INTERPRETER):
+        raise error
+
+
+def raise_unless_absent(error: BaseException) -> None:
+    """Raise `error` again unless a list or a deque raised it, because it is empty or does not have what was looked for.
+
+    Every clause that catches an `IndexError` of ``pop``, or a `ValueError` of ``remove``, calls this first.
+    """
+    if not str(error).endswith(_OF_A_LIST):
         raise error

@@ -17,7 +17,7 @@ from fscoord._backoff import Backoff
 from fscoord._fates import find_fates
 from fscoord._patience import FIRST_S, Patience
 from fscoord._sought import KEYS, Sought, Turns
-from fscoord.arguments import Key, Timeout, integer, key_bytes, key_text, natural, positive, seconds
+from fscoord.arguments import Key, MalformedText, Timeout, integer, key_bytes, key_text, natural, positive, seconds
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -319,7 +319,7 @@ class Roll:
             name, _, size = token.partition(b"/")
             try:
                 rank, theirs = natural(name.removeprefix(b"-")), natural(size)
-            except ValueError:
+            except MalformedText:
                 raise self._foreign(token) from None
             if rank >= theirs:
                 raise self._foreign(token)
@@ -340,10 +340,9 @@ class Roll:
 
 
 def _are_all(names: list[bytes], world_size: int) -> bool:
-    try:
-        return set(map(int, names)) == set(range(world_size))
-    except ValueError:  # something else stands there
+    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # something else stands there
         return False
+    return set(map(int, names)) == set(range(world_size))
 
 
 def _present(events: list[Event]) -> set[int]:

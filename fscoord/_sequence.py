@@ -10,7 +10,7 @@ in the object, so that a restarted rank begins at 0, and one number per rank for
 
 from __future__ import annotations
 
-from fscoord.arguments import key_text, natural
+from fscoord.arguments import MalformedText, key_text, natural
 from fscoord.errors import BarrierError
 from fscoord.store import Store
 
@@ -41,7 +41,7 @@ class Sequence:
         text = self._store.get(key)
         try:
             return natural(text)
-        except ValueError as error:
+        except MalformedText as error:
             raise BarrierError(
                 f"key {key_text(key)!r} holds {text[:40]!r}, which is no sequence number: something else wrote it; give"
                 " every row of barriers a prefix of its own"

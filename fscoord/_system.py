@@ -26,6 +26,7 @@ from typing import IO, Any, ParamSpec, TypeVar
 
 from fscoord._forks import after_fork_in_child, life, own_process, recover_from_fork
 from fscoord._imports import load
+from fscoord._words import one_word
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -83,6 +84,11 @@ def alone_if_faked(method: Callable[P, R]) -> Callable[P, R]:
 def hostname() -> str:
     """Return the name of this host, as gethostname(2) does."""
     return os.uname().nodename
+
+
+def process_name(pid: int | str | None = None) -> str:
+    """Return ``host:pid`` of a process of this host, by default of this one; it is one word (`one_word`)."""
+    return f"{one_word(hostname())}:{os.getpid() if pid is None else pid}"
 
 
 def boot_id() -> bytes:
@@ -245,7 +251,7 @@ def flock_holder(fd: int) -> str | None:
     for line in _proc_text("/proc/locks").splitlines():
         fields = line.split()
         if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].endswith(inode):
-            return f"{hostname()}:{fields[4]}"
+            return process_name(fields[4])
     return None
 
 
@@ -265,7 +271,7 @@ def range_lock_holder(inode: int, seconds: float) -> str | None:
                 line.startswith("lock:") and mark in line
                 for line in _proc_text(f"/proc/{pid}/fdinfo/{fd}").splitlines()
             ):
-                return f"{hostname()}:{pid}"
+                return process_name(pid)
     return None
 
 

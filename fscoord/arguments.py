@@ -14,7 +14,10 @@ __all__ = [
     "INT64_MIN",
     "KEY_MAX",
     "VALUE_MAX",
+    "CounterRangeError",
     "Key",
+    "MalformedText",
+    "NotACounterError",
     "Timeout",
     "Value",
     "counter_sum",
@@ -30,8 +33,26 @@ __all__ = [
     "pairs_bytes",
     "positive",
     "seconds",
+    "utf8",
     "value_bytes",
+    "words_in",
 ]
+
+
+class MalformedText(Exception):
+    """A text from a store is not what it should be there.
+
+    It is not a `ValueError`, because a signal handler may raise one while a text is read, and that says nothing of it.
+    """
+
+
+class NotACounterError(ValueError):
+    """`Store.add` found no integer; of this class, so that the `ValueError` of a signal handler is not taken for it."""
+
+
+class CounterRangeError(OverflowError):
+    """The sum of `Store.add` does not fit in 64 bits; see `NotACounterError`."""
+
 
 Key = str | bytes
 Value = str | bytes | bytearray | memoryview
@@ -117,10 +138,10 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
         digits = current[1:] if current[:1] == b"-" else current
         if not digits.isdigit() or len(current) > 20:
             shown = bytes(current[:40])
-            raise ValueError(f"key {key_text(key)!r} holds {shown!r}, not an integer; it is left as it is")
+            raise NotACounterError(f"key {key_text(key)!r} holds {shown!r}, not an integer; it is left as it is")
         total = int(current) + amount
     if not INT64_MIN <= total <= INT64_MAX:
-        raise OverflowError(
+        raise CounterRangeError(
             f"key {key_text(key)!r}: the sum {total} does not fit in 64 bits; the value is left as it is"
         )
     return total
@@ -130,12 +151,36 @@ def natural(text: str | bytes) -> int:
     """Return the number that `text` says in decimal digits.
 
     Raises:
-        ValueError: it says none, or one that is below 0 or does not fit in 64 bits.
+        MalformedText: it says none, or one that is below 0 or does not fit in 64 bits.
     """
     number = int(text) if len(text) < 20 and text.isascii() and text.isdigit() else -1
     if not 0 <= number <= INT64_MAX:
-        raise ValueError(f"{text[:40]!r} is no number from 0 that fits in 64 bits")
+        raise MalformedText(f"{text[:40]!r} is no number from 0 that fits in 64 bits")
     return number
+
+
+def words_in(text: bytes, separator: str, count: int) -> list[str]:
+    """Return the `count` parts of `text`, which is UTF-8, between the signs `separator`.
+
+    Raises:
+        MalformedText: there are more or fewer, or it is no UTF-8.
+    """
+    found = utf8(text).split(separator)
+    if len(found) != count:
+        raise MalformedText(f"{text[:40]!r} has {len(found)} parts, not {count}")
+    return found
+
+
+def utf8(text: bytes) -> str:
+    """Return what `text` says.
+
+    Raises:
+        MalformedText: it is no UTF-8.
+    """
+    found = text.decode("utf-8", "replace")
+    if "\ufffd" in found and found.encode() != text:
+        raise MalformedText(f"{text[:40]!r} is no UTF-8")
+    return found
 
 
 def integer(name: str, value: object) -> int:

@@ -18,7 +18,9 @@ from fscoord._naps import Naps, Sleepers
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
+    CounterRangeError,
     Key,
+    NotACounterError,
     Timeout,
     Value,
     duration,
@@ -182,7 +184,7 @@ class Store(Liveness):
         counter = key_bytes(name + b"/num_members")
         try:
             arrived = self.add(counter, 1)
-        except (ValueError, OverflowError) as error:
+        except (NotACounterError, CounterRangeError) as error:
             raise BarrierError(f"{error}; it is no barrier's, so give every barrier a key of its own") from error
         if arrived > world_size:
             raise BarrierError(

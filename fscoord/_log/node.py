@@ -49,7 +49,7 @@ def node_bell_path(key: LogKey) -> str:
     uid = system.os.geteuid()
     runtime = system.os.environ.get("XDG_RUNTIME_DIR", "")
     bases = [base for base in (runtime, FALLBACK) if system.os.path.isabs(base)]
-    node = crc32(system.hostname().encode(), crc32(system.boot_id()))
+    node = crc32(system.hostname().encode("utf-8", "surrogateescape"), crc32(system.boot_id()))
     for base in bases:
         directory = system.os.path.join(base, f"fscoord-{uid}")
         try:

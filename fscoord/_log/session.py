@@ -6,6 +6,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from fscoord._log.malformed import MalformedRecord
+from fscoord._words import one_word
 
 __all__ = ["Session", "decode_death", "encode_death"]
 
@@ -68,7 +69,7 @@ class Session(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.pid}"
+        return f"{one_word(self.host)}:{self.pid}"
 
 
 def encode_death(number: int, alive_id: bytes) -> bytes:

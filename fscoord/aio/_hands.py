@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
 from fscoord.aio._loop import finish_soon
 
 __all__ = ["MADE", "Hands", "Job"]
@@ -216,7 +217,8 @@ class Hands:
         with self._guard:
             try:
                 self._jobs.remove(job)
-            except ValueError:
+            except ValueError as error:
+                raise_unless_absent(error)
                 return False
             return True
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from fscoord import _system as system
+from fscoord._patience import Patience
 from fscoord._sought import ITEM, KEYS, VALUES, Sought
 from fscoord.aio._hands import Hands
-from fscoord.arguments import key_text, keys_bytes, missing_message
+from fscoord.arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -48,8 +49,10 @@ class Slices:
 
     async def seek(self, sought: Sought) -> Any:
         """Return who is dead, the values, or the item; see `Store._seek`."""
-        start = system.time.monotonic()
+        patience = Patience()
+        start = patience.started
         while True:
+            patience.speak(__name__, lambda: f"{WORDS[sought.what]} {key_names(sought.names)} in {self._store!r}")
             left = max(0.0, sought.limit - (system.time.monotonic() - start))
             look = partial(self._look, sought._replace(limit=min(left, SLICE_S)))
             job = await self._hands.finish(look)

@@ -135,6 +135,10 @@ class Membership:
                 raise
             raise
 
+    async def evict(self, member: recipes.Participant) -> bool:
+        """Take `member` out of the group, and return whether it was in it; see `fscoord.recipes.Membership.evict`."""
+        return await self._store._hands.do(partial(self._core.evict, member))
+
     async def members(self) -> list[recipes.Participant]:
         """Return who takes part, in the order of joining. Who is found dead is taken out."""
         return await self._store._hands.do(self._core.members)

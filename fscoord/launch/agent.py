@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fscoord import _system as system
 from fscoord._logger import logger
 from fscoord._patience import Patience as SlowWait
-from fscoord.arguments import natural, seconds
+from fscoord.arguments import MalformedText, natural, seconds
 from fscoord.errors import (
     RendezvousClosedError,
     RendezvousStateError,
@@ -176,7 +176,7 @@ class Agent:
                 continue
             try:
                 return [natural(value) for value in values]
-            except ValueError as error:
+            except MalformedText as error:
                 raise _foreign("numbers of workers", error) from error
 
     def _environment(self, info: RendezvousInfo, sizes: list[int], address: str) -> dict[str, str]:

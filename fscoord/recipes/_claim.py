@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fscoord import _system as system
-from fscoord.arguments import natural
+from fscoord.arguments import MalformedText, natural, words_in
 from fscoord.recipes._keys import foreign
 
 __all__ = ["Claim", "new_claim", "read_claim"]
@@ -27,7 +27,7 @@ class Claim(NamedTuple):
 
 def new_claim(session: int) -> Claim:
     """Return a claim of this process."""
-    owner = f"{system.hostname()}:{system.os.getpid()}"
+    owner = system.process_name()
     return Claim(f"{session} {owner} {system.random_bytes(8).hex()}".encode(), session, owner)
 
 
@@ -38,7 +38,7 @@ def read_claim(key: bytes, text: bytes) -> Claim:
         FscoordError: it is none.
     """
     try:
-        session, owner, _ = text.decode().split(" ")
+        session, owner, _ = words_in(text, " ", 3)
         return Claim(text, natural(session), owner)
-    except ValueError as error:
+    except MalformedText as error:
         raise foreign(key, text, "claim on an item") from error

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Final, NamedTuple
 
-from fscoord.arguments import natural
+from fscoord.arguments import MalformedText, natural, utf8, words_in
 
 __all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
 
 NO_LEASE = "-"
+
+_SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
+"""What `repr` makes of a float, and `float` takes."""
 
 ID_MAX: Final = 30
 """How long the id of an entry may become: 56 random bits, and how many were drawn before it, hexadecimal."""
@@ -78,29 +82,38 @@ def parse_line(text: bytes) -> State:
     """Return what `text` says; of an empty text, a line that nobody was ever in.
 
     Raises:
-        ValueError: `text` is no line.
+        MalformedText: `text` is no line.
     """
     if not text:
         return State(0, [], [])
-    head, *lines = text.decode().split("\n")
+    head, *lines = utf8(text).split("\n")
     entries = []
     for line in lines:
-        name, mode, token, session, owner, lease = line.split(" ")
+        parts = line.split(" ")
+        if len(parts) != len(Entry._fields):
+            raise MalformedText(f"{line[:40]!r} is no entry")
+        name, mode, token, session, owner, lease = parts
         if lease != NO_LEASE:
-            seconds, _, count = lease.partition(":")
-            if not 0 < float(seconds) < math.inf or int(count) < 0:
-                raise ValueError(f"{lease!r} is no lease")
+            _check_lease(lease)
         if not (mode.isascii() and len(mode) < 20):
-            raise ValueError(f"{mode!r} is no mode")
+            raise MalformedText(f"{mode!r} is no mode")
         entries.append(Entry(name, mode, natural(token), natural(session), owner, lease))
     last, _, *words = head.split(" ") if " " in head else (head, "")
     return State(natural(last), [_parse_wake_up(word) for word in words], entries)
 
 
+def _check_lease(lease: str) -> None:
+    """Raise `MalformedText` unless `lease` is one."""
+    seconds, _, count = lease.partition(":")
+    if not _SECONDS.fullmatch(seconds) or not 0 < float(seconds) < math.inf:
+        raise MalformedText(f"{lease[:40]!r} is no lease")
+    natural(count)
+
+
 def _parse_wake_up(word: str) -> WakeUp:
-    name, session, by = word.split(":")
+    name, session, by = words_in(word.encode(), ":", 3)
     if not (name.isalnum() and name.isascii() and len(name) <= ID_MAX):
-        raise ValueError(f"{name[:40]!r} is no id")
+        raise MalformedText(f"{name[:40]!r} is no id")
     return WakeUp(name, natural(session), by)
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
 from fscoord._sought import Turns, take_turns
 from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import FscoordError, HoldLostError
@@ -99,8 +100,11 @@ class Holder:
 
     def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Turns[Entry | None]:
         """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
-        entry = self._line.join(name, mode, only_if_served=not blocking)
-        return entry if entry is None or entry.token else (yield from self._line.await_turn(entry, limit))
+        end = system.time.monotonic() + limit
+        entry = self._line.join(name, mode, only_if_served=not blocking, limit=limit)
+        if entry is None or entry.token:
+            return entry
+        return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic())))
 
     def _keep(self, served: Entry | None) -> bool:
         """Begin the hold that was served, if one was; return whether."""
@@ -128,8 +132,10 @@ class Holder:
             for held in [held for held in list(self._held) if held[1].id == name]:
                 self._end(held[1])
                 self._stop(held)
-                with suppress(ValueError):
+                try:
                     self._held.remove(held)
+                except ValueError as error:  # another thread has released it
+                    raise_unless_absent(error)
             self._line.leave_quietly(name)
 
     def _stop(self, held: _Held) -> None:
@@ -159,7 +165,8 @@ class Holder:
         try:
             # In one step: threads may share the object, and between two steps a Ctrl-C may come.
             gone.extend(map(_POP, (self._held,)))
-        except IndexError:
+        except IndexError as error:
+            raise_unless_absent(error)
             return False
         held = gone[0]
         assert not isinstance(held, str)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+from fscoord import _system as system
 from fscoord._backoff import Backoff
-from fscoord.arguments import key_text, natural, seconds
+from fscoord.arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["Refusals", "count_in", "counted", "foreign", "read_now"]
+__all__ = ["Refusals", "RefusedError", "count_in", "counted", "foreign", "read_now"]
 
 ABSENT: Final = b"?"
 """What no value of a recipe that is read by `read_now` is."""
@@ -25,25 +27,34 @@ def read_now(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | None:
     return None if found == absent else found
 
 
-class Refusals:
-    """The compare-and-sets of one operation on `key` that `store` has refused, because others changed it before."""
+class RefusedError(StoreTimeoutError):
+    """Every try of an operation was refused, until its time was over; so nothing was written."""
 
-    def __init__(self, store: Store, key: bytes) -> None:
+
+class Refusals:
+    """The compare-and-sets of one operation on `key` that `store` has refused, because others changed it before.
+
+    They may take the store's timeout; or until the moment `end` of the monotonic clock, if that comes first.
+    """
+
+    def __init__(self, store: Store, key: bytes, end: float = math.inf) -> None:
         self._store = store
         self._key = key
+        self._end = end
         self._backoff: Backoff | None = None  # most operations need none
 
     def add(self) -> None:
         """Count one, and pause before the next.
 
         Raises:
-            StoreTimeoutError: there were many of them, for the store's timeout.
+            RefusedError: there were many of them, until the time was over.
         """
         if self._backoff is None:
-            self._backoff = Backoff(seconds(self._store.timeout))
+            left = max(0.0, self._end - system.time.monotonic())
+            self._backoff = Backoff(min(seconds(self._store.timeout), left))
         if not self._backoff.pause():
             waited = self._backoff.waited()
-            raise StoreTimeoutError(
+            raise RefusedError(
                 f"others changed key {key_text(self._key)!r} before each of {self._backoff.tries} tries to change it"
                 f" within {waited:.3g} s; nothing was written. Find the processes that write it so often",
                 keys=[key_text(self._key)],
@@ -67,7 +78,7 @@ def count_in(key: bytes, text: bytes) -> int:
     """
     try:
         return natural(text)
-    except ValueError as error:
+    except MalformedText as error:
         raise foreign(key, text, "count") from error
 
 
@@ -79,5 +90,5 @@ def counted(store: Store, key: bytes, amount: int = 1) -> int:
     """
     try:
         return store.add(key, amount)
-    except (ValueError, OverflowError) as error:
+    except (NotACounterError, CounterRangeError) as error:
         raise FscoordError(f"{error}; delete the key, or use another name") from error

@@ -23,6 +23,7 @@ the same, and the wake-ups that are under way; then a line for each `~fscoord.re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
@@ -30,11 +31,12 @@ from typing import Final
 
 from fscoord import _system as system
 from fscoord._backoff import FREE_TRIES
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns
-from fscoord.arguments import Key, key_bytes, key_text, natural
+from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
-from fscoord.recipes._keys import Refusals, foreign
+from fscoord.recipes._keys import Refusals, RefusedError, foreign
 from fscoord.recipes._lease import Signs, longest_look
 from fscoord.store import Store
 
@@ -93,7 +95,7 @@ class Line:
         life, _, start, numbers = self._me
         if life != system.life():  # also in a forked child, whose ids must not be its parent's
             start, numbers = system.random_bytes(7).hex(), count()
-            self._me = system.life(), f"{system.hostname()}:{system.os.getpid()}", start, numbers
+            self._me = system.life(), system.process_name(), start, numbers
             self._tail = -1, ""
         return f"{start}{next(numbers):x}"
 
@@ -109,7 +111,7 @@ class Line:
             if text is not free:
                 try:
                     token = natural(text.partition(b" ")[0])
-                except ValueError:  # no line of ours: to be read, and complained of, by `join`
+                except MalformedText:  # no line of ours: to be read, and complained of, by `join`
                     return None
             token += 1
             head = f"{token} {name}"
@@ -122,21 +124,28 @@ class Line:
             self._text = text = found if found != text else None  # as expected and not changed: the key was deleted
         return None
 
-    def join(self, name: str, mode: str, *, only_if_served: bool = False) -> Entry | None:
+    def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
         """Let `name` join the line's end and return its entry: served already if its token is not 0.
 
-        With `only_if_served` change nothing and return None if it would have to wait.
+        With `only_if_served` change nothing and return None if it would have to wait; or if others change the line
+        before each try for `limit` seconds, where these are less than the store's timeout.
         """
         new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
-        refusals = Refusals(self._store, self._key)
-        while True:
-            before = system.time.monotonic()
-            entries = self._change(lambda entries: [*entries, new], or_nothing=name if only_if_served else None)
-            if entries[-1:] and entries[-1].id == name:
-                return entries[-1]
-            if not self._bury(entries, before):
-                return None
-            refusals.add()
+        end = system.time.monotonic() + limit
+        refusals = Refusals(self._store, self._key, end)
+        try:
+            while True:
+                before = system.time.monotonic()
+                entries = self._change(lambda entries: [*entries, new], name if only_if_served else None, end)
+                if entries[-1:] and entries[-1].id == name:
+                    return entries[-1]
+                if not self._bury(entries, before):
+                    return None
+                refusals.add()
+        except RefusedError:
+            if system.time.monotonic() < end:
+                raise
+            return None
 
     def leave(self, name: str) -> bool:
         """Take `name` out, and serve whoever comes next; return whether it was still there."""
@@ -169,16 +178,17 @@ class Line:
         Raises:
             HoldLostError: somebody took it out.
         """
-        end = system.time.monotonic() + timeout
+        end, patience = system.time.monotonic() + timeout, Patience()
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False
         while True:
             before = system.time.monotonic()
             self._text = self._read()
             entries = self._parse(self._text).entries
-            place = next((index for index, other in enumerate(entries) if other.id == entry.id), None)
-            if place is None:
+            names = [other.id for other in entries]
+            if entry.id not in names:
                 raise self.lost(entry)
+            place = names.index(entry.id)
             if entries[place].token:
                 return entries[place]
             if is_rung:  # by something else than a line; it would ring for ever
@@ -200,6 +210,7 @@ class Line:
                 is_rung = not dead
                 if dead:
                     self._bury(suspects, before)
+            patience.speak(__name__, lambda: self._held_up(entry))
 
     def renew(self, name: str) -> bool:
         """Let whoever waits see that `name` lives; return whether it is served still."""
@@ -207,7 +218,7 @@ class Line:
 
         def renewed(entries: list[Entry]) -> list[Entry]:
             nonlocal is_served
-            is_served = any(entry.id == name and entry.token for entry in entries)
+            is_served = bool([entry for entry in entries if entry.id == name and entry.token])
             return [with_new_sign(entry) if entry.id == name else entry for entry in entries]
 
         self._change(renewed)
@@ -231,9 +242,15 @@ class Line:
         return StoreTimeoutError(
             not_acquired(what, self.name, timeout, owners, len(entries) - len(owners)),
             keys=[self.name],
-            holder=next((entry.owner for entry in entries if entry.token), None),
+            holder=owners[0] if owners else None,
             waited=timeout,
         )
+
+    def _held_up(self, entry: Entry) -> str:
+        """Return the words for what `entry` waits for."""
+        others = [other for other in self.living() if other.id != entry.id]
+        owners = [other.owner for other in others if other.token]
+        return f"a turn at {self.name!r} ({_in_line(owners, len(others) - len(owners))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Take `entry` out, unless its turn has come at the last moment."""
@@ -241,7 +258,8 @@ class Line:
 
         def unless_served(entries: list[Entry]) -> list[Entry]:
             nonlocal served
-            served = next((other for other in entries if other.id == entry.id and other.token), None)
+            own = [other for other in entries if other.id == entry.id and other.token]
+            served = own[0] if own else None
             return entries if served else [other for other in entries if other.id != entry.id]
 
         self._change(unless_served)
@@ -259,14 +277,17 @@ class Line:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
         return bool(gone)
 
-    def _change(self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None) -> list[Entry]:
+    def _change(
+        self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None, end: float = math.inf
+    ) -> list[Entry]:
         """Replace the entries by what `step` makes of them, serve and wake whose turn it is, and return the entries.
 
-        With `or_nothing`, change nothing if that one would not be served.
+        With `or_nothing`, change nothing if that one would not be served. No try begins after `end`, by the monotonic
+        clock; or when the store's timeout is over.
         """
         text = self._text
         fresh = text is None
-        refusals = Refusals(self._store, self._key)
+        refusals = Refusals(self._store, self._key, end)
         while True:
             if text is None:
                 text, fresh = self._read(), True
@@ -316,7 +337,7 @@ class Line:
         dead = self._dead(gone)
         own = {self._store.session} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
-        over = mine.union(each for each in gone if each.session in dead)
+        over = mine.union([each for each in gone if each.session in dead])
         for each in gone:
             if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
                 self._cleared.add(each.id)  # it is set once only
@@ -348,7 +369,7 @@ class Line:
     def _parse(self, text: bytes) -> State:
         try:
             return parse_line(text)
-        except ValueError as error:
+        except MalformedText as error:
             raise foreign(self._key, text, "line of waiters") from error
 
     def _wake_key(self, name: str) -> bytes:
@@ -357,6 +378,10 @@ class Line:
 
 def not_acquired(what: str, name: str, limit: float, owners: Sequence[str], waiting: int) -> str:
     """Return the words of a time-out: by `owners` it is held, and so many others wait for it."""
+    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(owners, waiting)}"
+
+
+def _in_line(owners: Sequence[str], waiting: int) -> str:
     held = f"held by {', '.join(owners)}" if owners else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
-    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {held}, {others}"
+    return f"{held}, {others}"

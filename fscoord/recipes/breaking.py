@@ -29,7 +29,8 @@ def break_hold(store: Store, name: Key, token: int) -> bool:
     """
     positive("token", token)
     line = Line(store, name, _admitted)
-    entry = next((entry for entry in line.entries() if entry.token == token), None)
+    held = [entry for entry in line.entries() if entry.token == token]
+    entry = held[0] if held else None
     return entry is not None and line.leave(entry.id)
 
 

@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import Key, Timeout, Value, key_bytes, natural, seconds, value_bytes
+from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
@@ -88,7 +89,8 @@ class Election(Exclusive):
 
     def leader(self) -> Leader | None:
         """Return who leads, lives and has said so, or None."""
-        first = next((entry for entry in self._line.living() if entry.token), None)
+        leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
+        first = leading[0] if leading else None
         data = first and read_now(self._store, self._term_key(first.token), system.random_bytes(16))
         return Leader(first.token, first.owner, data) if first and data is not None else None
 
@@ -106,7 +108,7 @@ class Election(Exclusive):
 
     def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
-        start = system.time.monotonic()
+        start, patience = system.time.monotonic(), Patience()
         while True:
             # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
             # before the look at who leads: then nobody says so unnoticed.
@@ -124,6 +126,7 @@ class Election(Exclusive):
                 )
             with suppress(StoreTimeoutError):
                 yield Sought(KEYS, [self._term_key(coming)], min(LOOK_S, left))
+            patience.speak(__name__, lambda: f"a leader of {self.name!r} in a later term than {after}")
 
     def _begin(self, served: Entry) -> None:
         own = self._term_key(served.token)
@@ -146,7 +149,7 @@ class Election(Exclusive):
         """Return which term this key is of; infinity: none, so something else stands there."""
         try:
             return natural(key[len(self._terms) :])
-        except ValueError:
+        except MalformedText:
             return math.inf
 
     def _term_key(self, term: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, Value, key_bytes, key_text, natural, positive, value_bytes
+from fscoord.arguments import Key, MalformedText, Value, key_bytes, key_text, natural, positive, value_bytes
 from fscoord.errors import StaleTokenError
 from fscoord.recipes._keys import Refusals, foreign
 from fscoord.store import Store
@@ -70,5 +70,5 @@ class Fenced:
         token, space, value = text.partition(b" ")
         try:
             return natural(token if space else b""), value
-        except ValueError as error:
+        except MalformedText as error:
             raise foreign(self._key, text, "value with a token") from error

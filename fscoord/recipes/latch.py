@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
@@ -62,7 +63,7 @@ class Latch:
 
     def _waiting(self, timeout: Timeout | None) -> Turns[None]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
-        start = system.time.monotonic()
+        start, patience = system.time.monotonic(), Patience()
         while True:
             left = limit - (system.time.monotonic() - start)
             with suppress(StoreTimeoutError):
@@ -78,3 +79,7 @@ class Latch:
                     keys=[key_text(self._open)],
                     waited=limit,
                 )
+            patience.speak(
+                __name__,
+                lambda: f"the latch {key_text(self._name)!r} ({missing} of {self._count} calls missing)",  # noqa: B023
+            )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
 from fscoord.arguments import Key, Timeout
 from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
@@ -82,8 +82,10 @@ class RLock(Lock):
 
     def _undo(self, got: list[str]) -> None:
         if got and got[0] in self._levels[1:]:
-            with suppress(ValueError):
+            try:
                 self._levels.remove(got[0])
+            except ValueError as error:
+                raise_unless_absent(error)
         else:
             super()._undo(got)
 

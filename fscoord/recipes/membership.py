@@ -10,10 +10,21 @@ from typing import Final, NamedTuple, TypeVar
 
 from fscoord import _system as system
 from fscoord._sought import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, natural, seconds, value_bytes
+from fscoord.arguments import (
+    Key,
+    MalformedText,
+    Timeout,
+    Value,
+    key_bytes,
+    key_text,
+    natural,
+    seconds,
+    value_bytes,
+    words_in,
+)
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._keys import count_in, counted, foreign, read_now
+from fscoord.recipes._keys import Refusals, count_in, counted, foreign, read_now
 from fscoord.store import Store
 
 __all__ = ["Membership", "Participant"]
@@ -92,13 +103,26 @@ class Membership:
         """Have something else to say, and tell those who watch.
 
         Raises:
-            RuntimeError: this object does not take part.
+            RuntimeError: this object does not take part; or no longer, because another one evicted it, or because it
+                was taken for dead.
         """
         key = self._key()
         if key is None:
             raise RuntimeError(f"this object does not take part in {self.name!r}")
-        self._data = value_bytes(data)
-        self._write(key)
+        said = value_bytes(data)
+        new, refusals = self._text(said), Refusals(self._store, key)
+        while True:
+            known = read_now(self._store, key)
+            if known is None:
+                self._joined = None
+                raise RuntimeError(
+                    f"this object takes part no longer in {self.name!r}: it was evicted, or taken for dead; join again"
+                )
+            if self._store.compare_set(key, known, new) == new:
+                break
+            refusals.add()
+        self._data = said
+        self._tell()
 
     def leave(self) -> bool:
         """Take part no longer, and return whether this object did until now."""
@@ -115,6 +139,17 @@ class Membership:
                 await_end(over)
                 raise
             raise
+
+    def evict(self, member: Participant) -> bool:
+        """Take `member` out of the group, and return whether it was in it until now.
+
+        Its process is not stopped, and finds out by its next `update` or `leave`; it may join again. This object need
+        not take part itself.
+        """
+        was_there = self._store.delete_key(self._members + b"%016x" % member.number)
+        if was_there:
+            self._tell()
+        return was_there
 
     def members(self) -> list[Participant]:
         """Return who takes part, in the order of joining. Who is found dead is taken out."""
@@ -244,9 +279,11 @@ class Membership:
         return self._joined[1] if self._joined else None
 
     def _write(self, key: bytes) -> None:
-        owner = f"{system.hostname()}:{system.os.getpid()}"
-        self._store.set(key, f"{self._store.session} {owner}\n".encode() + self._data)
+        self._store.set(key, self._text(self._data))
         self._tell()
+
+    def _text(self, data: bytes) -> bytes:
+        return f"{self._store.session} {system.process_name()}\n".encode() + data
 
     def _tell(self) -> None:
         count = counted(self._store, self._changes)
@@ -269,7 +306,15 @@ class Membership:
     def _participant(self, key: str, value: bytes) -> Participant:
         head, _, data = value.partition(b"\n")
         try:
-            session, owner = head.decode().split(" ")
-            return Participant(int(key[-16:], 16), owner, natural(session), data)
-        except ValueError as error:
+            session, owner = words_in(head, " ", 2)
+            return Participant(_number(key), owner, natural(session), data)
+        except MalformedText as error:
             raise foreign(key_bytes(key), value, "participant") from error
+
+
+def _number(key: str) -> int:
+    """Return which of those who joined `key` is of."""
+    digits = key[-16:]
+    if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
+        raise MalformedText(f"{digits!r} is no number of 16 hexadecimal digits")
+    return int(digits, 16)

@@ -118,7 +118,7 @@ def success(value: Value) -> bytes:
 
 def failure(error: Exception) -> bytes:
     """Return what is written there: the work raised `error`, here."""
-    words = f"{system.hostname()}:{system.os.getpid()} raised {type(error).__name__}: {error}"
+    words = f"{system.process_name()} raised {type(error).__name__}: {error}"
     return b"!" + words.encode(errors="replace")
 
 

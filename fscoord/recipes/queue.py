@@ -11,16 +11,19 @@ behind that look rings again.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
+from fscoord._patience import Patience
 from fscoord._sought import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.recipes._claim import new_claim
+from fscoord.recipes._claim import Claim, new_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Waiter
 from fscoord.recipes._item import Item, Items, Taken
@@ -108,10 +111,10 @@ class Queue:
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> Turns[Item]:
         """Take an item, and put into `got` what `_put_back` is to return if that fails."""
         limit = seconds(timeout) if timeout is not None else self._limit()
-        end = system.time.monotonic() + limit
+        end, patience = system.time.monotonic() + limit, Patience()
         is_cleared = is_last = False
         while True:
-            item = self._take_now(got)
+            item = self._take_now(got, end if block else math.inf)
             if item is not None:
                 if is_cleared and self._ready:  # others sleep, and did not hear of these
                     self._store.set(self._items.bell, b"1")
@@ -133,18 +136,31 @@ class Queue:
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                consumers = [waiter.session for waiter in self.taken() if waiter.session]
+                # Also those that died since the look: a death that was recorded meanwhile ends the wait at once.
+                consumers = [claim.session for claim in self._claims().values() if claim.session]
                 yield Sought(KEYS, [self._items.bell], min(LOOK_S, left), sessions=consumers)
+            patience.speak(__name__, lambda: f"an item of the queue {self.name!r}")
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Waiter]:
-        """Return who has items, in the order of these; `Waiter.token` is 0 and says nothing here."""
-        return [Waiter(claim.owner, claim.session, 0) for claim in self._items.claims(self._items.places()[1]).values()]
+        """Return the consumers that have items, in the order of these; `Waiter.token` is 0 and says nothing here.
+
+        A consumer that is known dead has none.
+        """
+        return [Waiter(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
 
     def __len__(self) -> int:
-        """How many items nobody has taken."""
+        """How many items may be taken: those without a consumer, and those whose consumer is known dead."""
         items, claims = self._items.places()
-        return len(items.difference(claims))
+        return len(items.difference(self._living(self._items.claims(claims))))
+
+    def _claims(self) -> dict[bytes, Claim]:
+        return self._items.claims(self._items.places()[1])
+
+    def _living(self, claims: dict[bytes, Claim]) -> dict[bytes, Claim]:
+        """Return those of `claims` whose consumers are not known dead."""
+        dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
+        return {place: claim for place, claim in claims.items() if claim.session not in dead}
 
     def _limit(self) -> float:
         return seconds(self._store.timeout) if self._timeout is None else self._timeout
@@ -156,14 +172,19 @@ class Queue:
             keys = [self._items.item_key(_place(priority, first + number)) for number in range(len(packed))]
             self._store.multi_set([*keys, self._items.bell], [*packed, b"1"])
 
-    def _take_now(self, got: list[Taken]) -> Item | None:
-        """Take an item that is to be had without waiting; None if there is none."""
+    def _take_now(self, got: list[Taken], end: float) -> Item | None:
+        """Take an item that is to be had without waiting; None if there is none.
+
+        Raises:
+            StoreTimeoutError: others took every item first, until the moment `end`, or for the store's timeout.
+        """
         is_new = self._look()
-        refusals = Refusals(self._store, self._items.name)
+        refusals = Refusals(self._store, self._items.name, end)
         while True:
             try:
                 ready = self._ready.popleft()
-            except IndexError:
+            except IndexError as error:
+                raise_unless_absent(error)
                 if is_new:
                     return None
                 # Others took what was seen before, and other items may have come since: "empty" needs a new look.

@@ -37,8 +37,7 @@ class Semaphore(Exclusive):
         super().__init__(store, name, self._admits, timeout, ttl)
 
     def _admits(self, entries: list[Entry]) -> int:
-        other = next((entry for entry in entries if entry.mode != self._mode), None)
-        if other:
+        for other in [entry for entry in entries if entry.mode != self._mode]:
             raise ValueError(
                 f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all must"
                 " give the same"

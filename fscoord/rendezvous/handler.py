@@ -12,6 +12,7 @@ from fscoord import _system as system
 from fscoord._backoff import Backoff
 from fscoord._logger import logger
 from fscoord._patience import Patience as SlowWait
+from fscoord._words import one_word
 from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
@@ -71,7 +72,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._owns_store = owns_store
         self._address = local_addr or system.hostname()
         self._local_id = next(_local_ids)
-        name = f"{self._address}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
+        name = f"{one_word(self._address)}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
         view = PrefixStore(f"fscoord.rendezvous.{settings.run_id}", store)
         self._shared = SharedState(backend, view)
         self._keeper = Keeper(self._shared, view.clone(), name, settings)

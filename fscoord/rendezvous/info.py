@@ -56,7 +56,7 @@ class RendezvousStoreInfo:
         store.wait([_ADDRESS, _PORT], timeout)
         found, port_text = store.multi_get([_ADDRESS, _PORT])
         try:
-            return cls(found.decode(), int(port_text))
+            return cls(found.decode("utf-8", "surrogateescape"), int(port_text))
         except ValueError as error:
             raise RendezvousStateError(
                 f"the keys {_ADDRESS} and {_PORT} hold {found[:40]!r} and {port_text[:40]!r}, which is no address:"

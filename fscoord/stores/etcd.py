@@ -9,7 +9,9 @@ from fscoord import _system as system
 from fscoord._backoff import Backoff
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
+    CounterRangeError,
     Key,
+    NotACounterError,
     Timeout,
     Value,
     counter_sum,
@@ -278,7 +280,7 @@ class EtcdStore(EtcdSessions):
         while True:
             try:
                 value = change(current)
-            except (ValueError, OverflowError):
+            except (NotACounterError, CounterRangeError):
                 if is_certain:
                     raise
                 value = None

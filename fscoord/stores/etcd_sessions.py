@@ -14,7 +14,7 @@ from weakref import WeakSet, finalize
 
 from fscoord import _system as system
 from fscoord._backoff import Backoff
-from fscoord.arguments import integer, natural
+from fscoord.arguments import MalformedText, integer, natural
 from fscoord.errors import FscoordError, StoreError
 from fscoord.members import Member
 from fscoord.stores.etcd_address import Access
@@ -210,7 +210,7 @@ class EtcdSessions(EtcdHandle):
     def _last(self, text: bytes) -> int:
         try:
             return natural(text)
-        except ValueError as error:
+        except MalformedText as error:
             message = f"{self._cluster}: key {self._names.counter!r} holds no number of a session; use another prefix"
             raise StoreError(message) from error
 
@@ -239,7 +239,7 @@ class EtcdSessions(EtcdHandle):
             number = name[len(members) :]
             try:
                 roster[natural(number)] = (read_record(decoded(each["value"])), number in alive)
-            except ValueError as error:
+            except MalformedText as error:
                 raise StoreError(
                     f"{self._cluster}: key {name!r} says nothing that a session would; delete it"
                 ) from error
@@ -268,16 +268,17 @@ def read_record(text: bytes) -> dict[str, Any]:
     """Return what a session says of itself as `text`.
 
     Raises:
-        ValueError: no session would say that.
+        MalformedText: no session would say that.
     """
     import json  # as the connections do; `import fscoord` loads neither
 
     kinds: dict[str, type] = {"host": str, "pid": int, "ranks": list, "label": str, "since": float}
     try:
-        said = dict(json.loads(text))
-        is_sound = all(isinstance(said[name], kind) for name, kind in kinds.items())
-    except (TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-    if not is_sound or not all(isinstance(rank, int) for rank in said["ranks"]):
-        raise ValueError("a value of the wrong kind")
+        said = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedText(f"{type(error).__name__}: {error}") from error
+    if not isinstance(said, dict) or [name for name, kind in kinds.items() if not isinstance(said.get(name), kind)]:
+        raise MalformedText("a value is missing, or of the wrong kind")
+    if [rank for rank in said["ranks"] if not isinstance(rank, int)]:
+        raise MalformedText("a rank of the wrong kind")
     return said

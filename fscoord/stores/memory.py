@@ -16,6 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from fscoord import _system as system
 from fscoord._naps import THREADS, Naps, Sleepers, Wake, sleep_through
+from fscoord._patience import Patience
 from fscoord._sought import ITEM, KEYS, VALUES, Sought
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
@@ -25,6 +26,7 @@ from fscoord.arguments import (
     counter_sum,
     integer,
     key_bytes,
+    key_names,
     key_text,
     keys_bytes,
     missing_message,
@@ -91,10 +93,13 @@ class _Shared:
         return value
 
     def values_of(self, keys: list[bytes]) -> list[bytes] | None:
-        return [self.values[key] for key in keys] if all(key in self.values for key in keys) else None
+        return [self.values[key] for key in keys] if self.values.keys() >= set(keys) else None
 
     def first_missing(self, keys: list[bytes]) -> bytes | None:
-        return next((key for key in keys if key not in self.values and not self.queues.get(key)), None)
+        for key in keys:  # no generator: Python drops what a signal handler raises while one is thrown away
+            if key not in self.values and not self.queues.get(key):
+                return key
+        return None
 
 
 _all_shared: WeakSet[_Shared] = WeakSet()
@@ -300,7 +305,7 @@ class HashStore(Store):
         sleepers: Sleepers,
     ) -> Naps[T]:
         """Return what `look` finds; while it finds nothing, sleep until the first key of `absent` is written."""
-        start = system.time.monotonic()
+        patience = Patience()
         shared = self._shared
         while True:
             beside = None
@@ -312,17 +317,19 @@ class HashStore(Store):
                     if found is not None:
                         return found
                     missing = absent()
-                    waited = system.time.monotonic() - start
+                    waited = system.time.monotonic() - patience.started
                     if waited >= timeout:
                         message = missing_message(what, missing, waited)
                         raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
                     beside = missing[0]
                     bells.setdefault(beside, []).append(bell)
-                yield bell, timeout - waited
+                yield bell, min(timeout - waited, patience.left())
             finally:
                 if beside is not None:
                     with shared.lock:
                         take_back(bells, beside, bell)
+            if system.time.monotonic() - patience.started < timeout:
+                patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
 
 
 def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 from weakref import WeakSet
 
 from fscoord import _system as system
+from fscoord._foreign import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreUnavailableError
 from fscoord.stores.tcp_deadline import LEAST_ANSWER_S, Deadline, Unanswered
 from fscoord.stores.tcp_wire import Channel, Disconnected
@@ -138,7 +139,8 @@ class Connections:
         system.life()  # after a fork in C it makes the child leave what is its parent's
         try:
             return self._idle.pop()
-        except IndexError:
+        except IndexError as error:
+            raise_unless_absent(error)
             return deadline.run(lambda: self._connect(deadline))
 
     def _give_back(self, channel: Channel) -> None:

@@ -57,7 +57,7 @@ class Waiting:
         self._announcements = 0
         self._watch: Watch | None = None
         self._tickets: set[Ticket] = set()
-        self._warned = False
+        self._warned = self._is_closed = False
 
     def ring(self, names: Iterable[bytes]) -> None:
         """Wake those who wait for one of the keys `names`, which have just been written."""
@@ -147,6 +147,7 @@ class Waiting:
 
         Those who wait for the end of `session`, which has just come, are told; 0: there is none.
         """
+        self._is_closed = True  # before the watch is dropped: a wait of another thread may be about to make one
         if session:
             self._ring_end(session)
         watch, self._watch, self._bell = self._watch, None, None
@@ -160,6 +161,8 @@ class Waiting:
         if watch is None or watch.is_closed or watch.is_past:
             kind = self._mode + " for all" * self._is_for_all
             watch = self._watch = shared_watch(self._log.root.key, kind, self._sleepers, self._make_watch)
+            if self._is_closed:
+                self._watch = None  # the next look raises
         if not watch.is_announced:
             self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
         return watch

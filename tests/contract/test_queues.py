@@ -578,3 +578,28 @@ def test_errors_are_of_our_tree_when_the_store_is_closed(store: Store) -> None:
     for call in (found.take, group.join, group.members, lambda: found.put("x"), lambda: len(found)):
         with pytest.raises(FscoordError):
             call()
+
+
+def test_member_that_is_evicted_takes_part_no_longer(store: Store, place: Place) -> None:
+    evicted, other = Membership(store, "g", "a"), Membership(place.open(), "g", "b")
+    evicted.join()
+    with other:
+        first, second = other.members()
+        assert other.evict(first)
+        assert not other.evict(first), "it was evicted before"
+        assert other.members() == [second]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"does not take part|takes part no longer"):
+                evicted.update("c")
+        assert other.members() == [second]
+        assert not evicted.leave()
+        evicted.join()
+        assert [each.data for each in other.observe([second])] == [b"b", b"a"]
+        assert evicted.leave()
+
+
+def test_one_who_watches_sees_an_eviction_at_once(store: Store, place: Place) -> None:
+    group = Membership(store, "g", "a")
+    with group, start_thread(Membership(place.open(), "g").observe, known := group.members()) as watcher:
+        assert group.evict(known[0])
+    assert watcher.result == []

@@ -173,6 +173,7 @@ def recipes(store: Store) -> None:
     assert_type((len(queue), queue.taken()), tuple[int, list[Waiter]])
     with Membership(store, "name", b"data") as group:
         assert_type(group.observe(timeout=5), list[Participant])
+        assert_type(group.evict(group.members()[0]), bool)
         for present in group.watch():
             assert_type(present[0].data, bytes)
 

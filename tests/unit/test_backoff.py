@@ -119,6 +119,42 @@ def test_lock_whose_line_others_always_change_ends_with_the_stores_timeout(is_ta
     assert store.tries < 3 * TRIES_MAX  # with those of the way out
 
 
+@pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
+def test_lock_whose_line_others_always_change_is_not_acquired_at_the_deadline(is_taken: bool) -> None:
+    def line(number: int) -> bytes:
+        head = b"%d stamp%d" % (number, number)
+        return head + b"\nid x %d 0 host:1 -" % number if is_taken else head
+
+    store = Refusing(b"l/line", line)
+    store.set_timeout(1.0)
+    tries = []
+    for timeout in (0, 0.05):
+        store.tries = 0
+        assert start_thread(Lock(store, "l").acquire, True, timeout).join() is False
+        tries.append(store.tries)
+    assert max(tries) < 5 * FREE_TRIES
+
+
+def test_queue_whose_items_others_always_take_first_is_left_at_the_deadline() -> None:
+    class Taken(HashStore):
+        """A store in whose queue another consumer is always quicker."""
+
+        tries = 0
+
+        def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+            if b"/claim/" in bytes(key) and expected != desired:  # which is how a key is read
+                self.tries += 1
+                Queue(self, "q").put("another")
+                super().set(key, b"0 host:1 %d" % self.tries)
+            return super().compare_set(key, expected, desired)
+
+    store = Taken(timeout=HANG_S)
+    Queue(store, "q").put("first")
+    for timeout in (0, 0.05):
+        error_of(lambda given=timeout: Queue(store, "q").take(timeout=given))  # type: ignore[misc]
+    assert store.tries < 200
+
+
 def test_waiter_before_which_dead_ones_are_always_found_gives_up_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
