@@ -7,7 +7,7 @@ author = "The fscoord authors"
 copyright = "2026, the fscoord authors"
 version = release = fscoord.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore_regex = [
@@ -24,6 +24,8 @@ default_role = "py:obj"
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"fscoord {release}"
+
+graphviz_output_format = "svg"  # of docs/drawings, by Graphviz' `dot`; without that program the build warns, and fails
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -28,7 +28,20 @@ from fscoord import recipes
 REPOSITORY = Path(__file__).parent.parent
 NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES = [*(REPOSITORY / name for name in NAMES), *sorted((REPOSITORY / "docs").rglob("*.md"))]
-SHOWN = {"", "bash", "ini", "json", "sh", "text", "toml", "{eval-rst}", "{include}", "{toctree}"}
+SHOWN = {
+    "",
+    "bash",
+    "ini",
+    "json",
+    "sh",
+    "text",
+    "toml",
+    "{eval-rst}",
+    "{glossary}",
+    "{graphviz}",
+    "{include}",
+    "{toctree}",
+}
 SET_BY_OTHERS = ("FSCOORD_", "COLUMNS", "RANK", "WORLD_SIZE", "OMPI_", "PMI", "PALS_", "FLUX_", "SLURM_", "PYTEST_")
 RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 

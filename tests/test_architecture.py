@@ -1,0 +1,150 @@
+"""The page on the architecture is a map: every path and name on it is there, and every part of the log is on it."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import fcntl
+import keyword
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import fscoord
+from fscoord._log import record
+
+PACKAGE = Path(fscoord.__file__).parent
+REPOSITORY = Path(__file__).parent.parent
+DOCS = REPOSITORY / "docs"
+PAGE = DOCS / "architecture.md"
+NOT_CODE = re.compile(r"^```.*?^```$|\{\w+\}`[^`]+`", re.MULTILINE | re.DOTALL)  # drawings, and roles of Sphinx
+SPAN = re.compile(r"`([^`]+)`")
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+OF_THE_SYSTEM = {"XDG_RUNTIME_DIR"}
+
+
+class Names:
+    """What the package defines: classes, functions, variables, attributes, arguments, and its string constants."""
+
+    def __init__(self) -> None:
+        self.defined: set[str] = set()
+        self.members: dict[str, set[str]] = {}
+        self.texts: set[str] = set()
+        for path in sorted(PACKAGE.rglob("*.py")):
+            self.defined |= set(path.relative_to(PACKAGE).with_suffix("").parts) - {"__init__"}
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            self.add(tree)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    self.members.setdefault(node.name, set()).update(bound(node))
+
+    def add(self, tree: ast.Module) -> None:
+        self.defined |= bound(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
+                value = node.value
+                self.texts.add(value.decode("latin-1") if isinstance(value, bytes) else value)
+
+    def has(self, name: str) -> bool:
+        if NAME.fullmatch(name) is None:
+            return False
+        owner, _, member = name.rpartition(".")
+        if not owner:
+            return name in self.defined
+        return member in self.members.get(owner.rpartition(".")[2], ())
+
+
+def bound(tree: ast.AST) -> set[str]:
+    """Every name that is defined in `tree`; the variables of a function are its own affair."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            statements = [each for each in node.body if isinstance(each, (ast.Assign, ast.AnnAssign))]
+            stored = [each for statement in statements for each in ast.walk(statement) if isinstance(each, ast.Name)]
+            found |= {each.id for each in stored if isinstance(each.ctx, ast.Store)}
+    return found
+
+
+NAMES = Names()
+
+
+def is_there(span: str) -> bool:
+    """Return whether what the page calls `span` is a path of the repository or package, or a name of the package.
+
+    A suffix of a file, and the last part of a key, is a text in the sources. A single letter is a kind of record.
+    Names of system calls and their flags are those of Python's modules.
+    """
+    if "/" in span and not span.startswith("/") and (span.endswith("/") or "." in span):
+        return any((base / span).exists() for base in (REPOSITORY, PACKAGE))
+    if span.startswith(("/", ".")) and len(span) > 1:
+        return any(text.endswith(span) for text in NAMES.texts) or span == "/tmp"
+    if len(span) == 1:
+        return ord(span) in record.NAMES or span == "."  # the point in the name of a generation
+    if span.endswith(".py"):
+        return (PACKAGE / span).exists()
+    option = re.fullmatch(r'(\w+)="(\w+)"', span)
+    if option is not None:
+        return NAMES.has(option[1]) and option[2] in NAMES.texts
+    known = (
+        keyword.iskeyword(span) or span in OF_THE_SYSTEM or any(hasattr(module, span) for module in (os, fcntl, errno))
+    )
+    return known or NAMES.has(span) or span in NAMES.texts
+
+
+def spans() -> list[str]:
+    return sorted(set(SPAN.findall(NOT_CODE.sub("", PAGE.read_text(encoding="utf-8")))))
+
+
+@pytest.mark.parametrize("span", spans())
+def test_architecture_names_only_what_is_there(span: str) -> None:
+    assert is_there(span), f"docs/architecture.md says `{span}`: there is no such path, and no such name in the package"
+
+
+@pytest.mark.parametrize(
+    "span", ["_log/gone.py", "tests/test_gone.py", "gone.py", "NoSuchName", "FileStore.no_such_method", ".gone", "Q"]
+)
+def test_architecture_check_finds_a_name_that_is_not_there(span: str) -> None:
+    assert not is_there(span)
+
+
+def test_architecture_knows_every_module_of_the_log() -> None:
+    page = set(spans())
+    modules = [path.relative_to(PACKAGE).as_posix() for path in sorted((PACKAGE / "_log").rglob("*.py"))]
+    folders = {module.rpartition("/")[0] + "/" for module in modules} - {"_log/"}
+    unknown = [
+        module
+        for module in modules
+        if not module.endswith("__init__.py")
+        and module not in page
+        and not any(module.startswith(folder) for folder in folders & page)
+    ]
+    assert unknown == [], "docs/architecture.md says to which part of the log each module belongs"
+
+
+def test_architecture_shows_every_drawing_and_no_other() -> None:
+    shown = re.findall(r"^```\{graphviz\} (\S+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    drawings = {path.relative_to(DOCS).as_posix() for path in (DOCS / "drawings").iterdir()}
+    assert len(shown) >= 5
+    assert sorted(shown) == sorted(drawings)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "drawings").glob("*.dot")), ids=lambda path: path.stem)
+def test_drawings_are_readable_on_light_and_dark_ground(path: Path) -> None:
+    """All text stands on a filled, light shape, in dark letters; what lies on the page's own ground is medium grey."""
+    text = path.read_text(encoding="utf-8")
+    assert 'bgcolor="transparent"' in text
+    assert re.search(r'edge \[color="#7a7a7a"', text)
+    assert not re.search(r"->.*label=", text), "the label of an edge lies on the page's own ground"
+    assert set(re.findall(r'fontcolor="(#\w+)"', text)) == {"#10202f"}
+    fills = re.findall(r'fillcolor="#(\w\w)(\w\w)(\w\w)"', text)
+    assert all(int(part, 16) > 0xC0 for fill in fills for part in fill)
+    clusters = text.count("subgraph cluster")
+    assert len(re.findall(r'style="rounded,filled"; fillcolor=', text)) == clusters
