@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any, Final, ParamSpec, TypeVar
 
 from fscoord._forks import after_fork_in_child, life, own_process, recover_from_fork
 from fscoord._imports import load
@@ -194,6 +194,10 @@ def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
             pass
 
 
+SLEEP_MAX_S: Final = 1.0
+"""How long a thread sleeps in one system call, in seconds."""
+
+
 class Wakeup:
     """An event that one thread waits for, and that a wait uses up.
 
@@ -215,7 +219,16 @@ class Wakeup:
 
     def wait(self, seconds: float) -> bool:
         """Return whether it was set, at once or within so many seconds."""
-        return self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        if seconds <= SLEEP_MAX_S:
+            return self._lock.acquire(timeout=max(seconds, 0.0))
+        ends = time.monotonic() + seconds
+        while seconds > SLEEP_MAX_S:
+            # A signal that comes after Python's last look for one, and before the system call begins, does not end the
+            # call: Ctrl-C would have no effect until the end of the wait.
+            if self._lock.acquire(timeout=SLEEP_MAX_S):
+                return True
+            seconds = ends - time.monotonic()
+        return self._lock.acquire(timeout=max(seconds, 0.0))
 
 
 def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread:

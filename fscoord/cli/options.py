@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import sys
 from collections.abc import Callable
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+LOOK_S = 0.5
+"""How long the process sleeps in one system call while nothing comes, in seconds."""
+CHUNK = 1 << 20
 
 _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
 
@@ -184,5 +189,27 @@ def content(value: bytes) -> bytes:
     if sys.stdin is None:
         raise click.UsageError("the value is to come from standard input (-), which is closed")
     log.info("reading the value from standard input")
-    # One byte over the limit is enough for the store to refuse the value.
-    return sys.stdin.buffer.read(VALUE_MAX + 1)
+    return _read_input(VALUE_MAX + 1)  # one byte over the limit is enough for the store to refuse the value
+
+
+def _read_input(size: int) -> bytes:
+    """Read standard input to its end, or `size` bytes of it.
+
+    A signal that comes just before read(2) begins does not end it: Python looks for signals before and after. So the
+    process sleeps in poll(2) instead, for `LOOK_S` seconds at a time.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+    except io.UnsupportedOperation:  # something else takes its place, in a test say
+        return sys.stdin.buffer.read(size)
+    poll = system.select.poll()
+    poll.register(descriptor, system.select.POLLIN)
+    parts: list[bytes] = []
+    while size > 0:
+        if poll.poll(LOOK_S * 1000):
+            part = system.os.read(descriptor, min(size, CHUNK))
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+    return b"".join(parts)
