@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import logging
 import sys
 from collections.abc import Callable
@@ -200,7 +199,7 @@ def _read_input(size: int) -> bytes:
     """
     try:
         descriptor = sys.stdin.fileno()
-    except io.UnsupportedOperation:  # something else takes its place, in a test say
+    except OSError:  # io.UnsupportedOperation: something else takes its place, in a test say
         return sys.stdin.buffer.read(size)
     poll = system.select.poll()
     poll.register(descriptor, system.select.POLLIN)
