@@ -15,6 +15,7 @@ import json
 import os
 import random
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,24 +335,28 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
-    with tempfile.TemporaryDirectory(prefix="fscoord-soak-") as temporary:
-        directory = (given.directory or Path(temporary)).absolute()
-        (directory / "store").mkdir(parents=True)
-        (directory / "journals").mkdir(exist_ok=True)
-        soak = Soak(given, directory)
-        print(f"seed {given.seed}, {given.workers} workers, {soak.options}, {given.minutes:g} minutes", flush=True)
-        try:
-            soak.run()
-            soak.finish()
-        except KeyboardInterrupt:
-            soak.blame("ended early")
-            return 1
-        finally:
-            soak.end()
-        result = soak.judge()
-        soak.say()
-        if soak.wrong:
-            print((directory / "errors").read_text(errors="replace")[-8000:])
+    directory = (given.directory or Path(tempfile.mkdtemp(prefix="fscoord-soak-"))).absolute()
+    (directory / "store").mkdir(parents=True)
+    (directory / "journals").mkdir(exist_ok=True)
+    soak = Soak(given, directory)
+    print(f"seed {given.seed}, {given.workers} workers, {soak.options}, {given.minutes:g} minutes", flush=True)
+    try:
+        soak.run()
+        soak.finish()
+    except KeyboardInterrupt:
+        soak.blame("ended early")
+        return 1
+    finally:
+        soak.end()
+        if not given.directory and soak.wrong == ["ended early"]:
+            shutil.rmtree(directory)
+    result = soak.judge()
+    soak.say()
+    if soak.wrong:
+        print((directory / "errors").read_text(errors="replace")[-8000:])
+        print(f"the journals and the store are in {directory}")
+    elif not given.directory:
+        shutil.rmtree(directory)
     counted = [sample for sample in soak.samples if sample["at"] >= min(FLAT_FROM_S, soak.seconds / 3)]
     if counted:
         begin, end = window_means(counted)

@@ -113,6 +113,8 @@ def test_journals_and_a_store_that_agree_are_good() -> None:
         ([], {"rows": {0: 1, 1: 0}}, "rank 1 is at barrier 0, and has passed 0"),
         (["A 1 own 5 0"], {}, "own/5: 0 is acknowledged and was never begun"),
         (["A 1 nonsense"], {}, "nobody writes"),
+        (["B 9 put jobs 10"], {}, "the soak has a mistake: item 10 of jobs is begun twice"),
+        (["B 9 push 20"], {}, "the soak has a mistake: 20 is begun twice"),
     ],
 )
 def test_journals_and_a_store_that_disagree_are_found(lines: list[str], left: dict[str, object], words: str) -> None:

@@ -122,10 +122,14 @@ def judge_journals(lines: Iterable[str], left: Left) -> list[str]:
         elif what == "take":
             takes.append((words[0], words[1], float(words[2])))
         elif what in ("put", "done"):
+            if mark == "B" and what == "put" and words[1] in ids["B", "put", words[0]]:
+                wrong.append(f"the soak has a mistake: item {words[1]} of {words[0]} is begun twice")
             if mark == "A" and words[1] in ids[mark, what, words[0]]:
                 wrong.append(f"item {words[1]} of {words[0]} is {what} twice")
             ids[mark, what, words[0]][words[1]] = float(when)
         elif what == "push":
+            if mark == "B" and words[0] in ids[mark, what]:
+                wrong.append(f"the soak has a mistake: {words[0]} is begun twice")
             ids[mark, what][words[0]] = float(when)
         elif what == "pop":
             pops[mark + what] += 1

@@ -15,7 +15,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,6 @@ class Worker:
         self.own: int | None = None
         self.trail: int | None = None
         self.item: Item | None = None
-        self.numbers = count()
         self.allowed = 0
         self.is_ending = self.is_due = False
         self.main = threading.current_thread()
@@ -215,8 +213,8 @@ class Worker:
                     self.sections.leave(section)
 
     def number(self) -> int:
-        """Return a number that no other process, and no other call, gets."""
-        return ((self.slot * 10**5 + self.incarnation) * 10**7 + os.getpid()) * 10**5 + next(self.numbers)
+        """Return a number that no other call gets, in no process. (The kernel gives process numbers again.)"""
+        return int.from_bytes(os.urandom(7), "big")
 
     def period(self) -> int:
         return int((time.monotonic() - self.start) / PERIOD_S)
@@ -534,7 +532,7 @@ class Worker:
             self.counts["forks"] += 1
             return pid
         try:
-            self.allowed, self.item, self.numbers = 0, None, count()
+            self.allowed, self.item = 0, None
             self.main = threading.current_thread()
             self.sections.renew()
             self.rng.seed(os.getpid())
