@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import fscoord
-from fscoord import errors
+from fscoord import StoreTimeoutError, errors
+from fscoord.recipes._keys import RefusedError
 
 EXAMPLES = [
     errors.FscoordError("text"),
@@ -113,7 +114,8 @@ def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def test_whoever_says_that_a_time_is_over_says_timeout() -> None:
     """Over the whole package: what is said of a number of seconds that has passed is a time-out, or has the word."""
-    timeouts = {kind.__name__ for kind in TIMEOUTS}
+    assert issubclass(RefusedError, StoreTimeoutError)
+    timeouts = {kind.__name__ for kind in [*TIMEOUTS, RefusedError]}
     package = Path(fscoord.__file__).parent
     said, found = [], set()
     for path in sorted(set(package.rglob("*.py")) - set(package.glob("doctor/*"))):  # whose errors reach no caller
