@@ -36,12 +36,15 @@ class _Import:
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: BaseException | None = None
-        try:
-            self.thread = _Thread(target=self._run, name="fscoord-import", daemon=True)
-            self.thread.start()
-        except RuntimeError:  # no thread is left, or this is a subinterpreter that allows none, or is about to end
-            self.thread = threading.current_thread()
-            self._run()
+        for daemon in (True, False):  # an isolated subinterpreter refuses the former
+            try:
+                self.thread = _Thread(target=self._run, name="fscoord-import", daemon=daemon)
+                self.thread.start()
+                return
+            except RuntimeError:  # no thread is left, or this is a subinterpreter that allows none, or is about to end
+                continue
+        self.thread = threading.current_thread()
+        self._run()
 
     def _run(self) -> None:
         me = threading.get_ident()
