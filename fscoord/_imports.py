@@ -62,10 +62,7 @@ class _Import:
             self.thread.join(limit)
             if self.thread.is_alive():
                 _late[self.name] = self.thread
-                raise ImportError(
-                    f"timeout: the import of {self.name} waits for another import, and did not end within {limit:g} s",
-                    name=self.name,
-                )
+                raise _unable(self.name, f"timeout: its import waits for another, and did not end within {limit:g} s")
             if isinstance(self.error, ImportError):  # no signal handler's, for it comes from a thread
                 self.error.name = self.error.name or self.name
             elif self.error is not None and not isinstance(self.error, OSError):

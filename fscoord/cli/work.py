@@ -108,7 +108,7 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     """Print how many items QUEUE has, and who works on one.
 
     That is "waits" with the number of those that nobody has taken, and a line for each that is taken: "taken", whether
-    who has it lives (yes, no, unknown), and host:pid. What the dead had taken counts among those that wait.
+    its consumer lives (yes, no, unknown), and host:pid. The items of a dead consumer count among those that wait.
 
     \b
     Examples:

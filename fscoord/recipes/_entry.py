@@ -13,7 +13,7 @@ __all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "par
 NO_LEASE = "-"
 
 _SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
-"""What `repr` makes of a float, and `float` takes."""
+"""The texts that `repr` makes of a float, and that `float` takes."""
 
 ID_MAX: Final = 30
 """How long the id of an entry may become: 56 random bits, and how many were drawn before it, hexadecimal."""

@@ -264,6 +264,13 @@ def _after_fork_in_child() -> None:
 system.after_fork_in_child("etcd sessions", _after_fork_in_child)
 
 
+def _whole(digits: str) -> int:
+    """Return the number; `int` refuses very long ones by a plain `ValueError`."""
+    if len(digits) > 20:
+        raise MalformedText(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
 def read_record(text: bytes) -> dict[str, Any]:
     """Return what a session says of itself as `text`.
 
@@ -274,7 +281,7 @@ def read_record(text: bytes) -> dict[str, Any]:
 
     kinds: dict[str, type] = {"host": str, "pid": int, "ranks": list, "label": str, "since": float}
     try:
-        said = json.loads(text)
+        said = json.loads(text, parse_int=_whole)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedText(f"{type(error).__name__}: {error}") from error
     if not isinstance(said, dict) or [name for name, kind in kinds.items() if not isinstance(said.get(name), kind)]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from fscoord import FileStore
+from fscoord import FileStore, _system as system
+from fscoord.cli import options
 
 ALL_BYTES = bytes(range(256))
 
@@ -14,6 +19,31 @@ ALL_BYTES = bytes(range(256))
 def test_what_standard_input_held_is_printed_byte_for_byte(fscoord):
     assert fscoord("set", "k", "-", stdin=ALL_BYTES) == (0, b"", "")
     assert fscoord("get", "k") == (0, ALL_BYTES, "")
+
+
+def test_standard_input_is_read_only_when_it_has_something(monkeypatch):
+    """The process sleeps in poll(2), for a second at most; in read(2) it would miss a signal that comes just before."""
+    reader, writer = os.pipe()
+    sleeps = []
+
+    class Poll:
+        def register(self, *_):
+            pass
+
+        def poll(self, milliseconds):
+            sleeps.append(milliseconds)
+            if len(sleeps) == 3:
+                os.write(writer, b"value")
+                os.close(writer)
+            return select.select([reader], [], [], 0)[0]
+
+    with open(reader) as stream:
+        os.set_blocking(reader, False)  # a read too early raises
+        monkeypatch.setattr(sys, "stdin", stream)
+        monkeypatch.setattr(system, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+        assert options.content(b"-") == b"value"
+    assert len(sleeps) == 4
+    assert max(sleeps) <= 1000
 
 
 def test_bytes_that_are_no_text_pass_the_command_line_unharmed(process, path):

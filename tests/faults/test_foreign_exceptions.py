@@ -54,6 +54,15 @@ def call_with(exception: type[Exception], number: int, call: Callable[[], Any]) 
     return at
 
 
+def open_after(at: At, before: int) -> int:
+    """Return how many descriptors are open; fail if not as many as `before`, unless a close was interrupted."""
+    if descriptors() != before:
+        gc.collect()
+    now = descriptors()
+    assert now == before or "close_all" in at.where, at.where
+    return now
+
+
 def is_free(both: Pair, at: At) -> None:
     """The lock is free, and the handle knows what the other one writes."""
     both.other.set("after", at.where)
@@ -108,10 +117,7 @@ def test_handlers_exception_comes_out_of_a_first_wait(path: str, exception: type
     for number in itertools.count(1):
         with FileStore(path) as store, ignored_in_finalizers():
             at = call_with(exception, number, partial(wait, store))
-        if descriptors() != open_before:
-            gc.collect()
-        assert descriptors() == open_before or "close_all" in at.where, at.where
-        open_before = descriptors()
+        open_before = open_after(at, open_before)
         if not at.reached:
             break
     assert number > 50
@@ -155,10 +161,7 @@ def test_handlers_exception_comes_out_of_opening_and_closing(path: str, exceptio
     for number in itertools.count(1):
         with ignored_in_finalizers():
             at = call_with(exception, number, lambda: FileStore(path).close())
-        if descriptors() != open_before:
-            gc.collect()
-        assert descriptors() == open_before or "close_all" in at.where, at.where
-        open_before = descriptors()
+        open_before = open_after(at, open_before)
         if not at.reached:
             break
     assert number > 50

@@ -171,6 +171,7 @@ RECORDS = st.builds(lambda name, value: json.dumps({**RECORD, name: value}), st.
 @given(st.one_of(st.binary(max_size=40), JSON.map(json.dumps).map(str.encode), RECORDS.map(str.encode)))
 @example(b"[" * 100_000)
 @example(b"[[1, 2]]")
+@example(b"[" + b"9" * 5000 + b"]")
 @example(b'{"host": "host"}')
 @example(json.dumps(RECORD).encode())
 @settings(max_examples=50)

@@ -10,6 +10,7 @@ import pytest
 from faults.faulty import faulty_os
 from unit.plain_reader import read_log
 
+from fscoord import _system as system
 from fscoord._log import copying, record
 from fscoord._log.copying import Copy
 from fscoord._log.header import Header
@@ -57,3 +58,17 @@ def test_a_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path
             copy.finish()
     assert os.listdir(tmp_path) == ["copy"]
     assert path.read_bytes() == b"another's"
+
+
+def test_a_copy_that_a_child_of_a_signal_handler_gives_up_stays_the_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "copy"
+    copy = Copy(str(path), Header(b"i" * 16, OFD, False), 0o600)
+    life = system.life()
+    with copy:
+        with monkeypatch.context() as patch:
+            patch.setattr(system, "life", lambda: life + 1)
+            copy.__exit__()
+        assert len(os.listdir(tmp_path)) == 1
+    assert os.listdir(tmp_path) == []

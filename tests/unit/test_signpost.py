@@ -13,6 +13,7 @@ import pytest
 from faults.faulty import faulty_os
 from unit.plain_reader import read_log
 
+from fscoord import _system as system
 from fscoord._log import record, signpost
 from fscoord._log.header import Header
 from fscoord._log.identity import Identity
@@ -503,6 +504,46 @@ def test_without_a_generation_before_only_what_nobody_locks_goes(path: Path) -> 
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
     signpost.remove_log(str(log.path), log.root, log.owner, cleared, FLAGS, log.keep)
     assert not log.keep
+
+
+class Lives:
+    """`system.life`, which is another one from the call after `count` on: there a signal handler has forked."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self) -> int:
+        self.left -= 1
+        return 1 if self.left >= 0 else 2
+
+
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_removal_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent(
+    kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(path, kind)
+    before, left = successor(3).name, another(2, b"orphan")
+    make_files(log, [before, left])
+    monkeypatch.setattr(system, "life", Lives(1))
+    remove_superseded(log, successor(4), before)
+    assert beside(path) == {before, left}
+    monkeypatch.undo()
+    remove_superseded(log, successor(4), before)
+    assert beside(path) == set()
+
+
+@pytest.mark.parametrize(("calls", "cleared"), [(1, 0), (2, 1)])
+def test_end_of_a_log_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent(
+    calls: int, cleared: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(path)
+    make_files(log, [successor(1).name])
+    done: list[str] = []
+    monkeypatch.setattr(system, "life", Lives(calls))
+    remove(log, done.append)
+    assert len(done) == cleared
+    assert path.exists()
+    assert beside(path) == {successor(1).name}
 
 
 def test_a_finished_log_goes_with_its_generations_and_what_stands_beside_it_goes_first(path: Path) -> None:
