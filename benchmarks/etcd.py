@@ -22,8 +22,8 @@ from benchmarks.stores import ETCD, ETCD_REREADING, OURS, Place, fresh
 from benchmarks.uncontended import OPERATIONS
 from benchmarks.wakeup import exchange
 from fscoord.errors import StoreTimeoutError
-from fscoord.stores.etcd_handle import Look, Watched
-from fscoord.stores.etcd_requests import after_prefix, compare, decoded, found, put, range_of
+from fscoord.stores.etcd.handle import Look, Watched
+from fscoord.stores.etcd.requests import after_prefix, compare, decoded, found, put, range_of
 
 STORES = (ETCD, ETCD_REREADING, OURS)
 DIFFERENT = ("get", "add", "check")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 __all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
 

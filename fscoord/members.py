@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.arguments import Key, Timeout, keys_bytes, seconds
 from fscoord.errors import StoreTimeoutError
 

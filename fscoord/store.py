@@ -13,9 +13,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from fscoord import _system as system
-from fscoord._naps import Naps, Sleepers
-from fscoord._sought import KEYS, Sought, Turns, take_turns
+from fscoord._runtime import system
+from fscoord._waiting.parking import Naps, Sleepers
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     CounterRangeError,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fscoord
-from fscoord._log import record
+from fscoord._log.format import record
 
 PACKAGE = Path(fscoord.__file__).parent
 REPOSITORY = Path(__file__).parent.parent

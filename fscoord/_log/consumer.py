@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from fscoord._log.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
 
 __all__ = ["Consumer"]
 

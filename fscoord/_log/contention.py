@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from fscoord import _system as system
-from fscoord._foreign import raise_if_foreign
-from fscoord._log import path as paths
-from fscoord._log.lock import SOFT, LogLock
-from fscoord._log.reader import APPLYING, DIRTY, LOOK_S, LogReader, Suspect, Vanished
+from fscoord._log.io import safe_files
+from fscoord._log.io.cursor import APPLYING, DIRTY, LOOK_S, LogReader, Suspect, Vanished
+from fscoord._log.locking.log_lock import SOFT, LogLock
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_if_foreign
 from fscoord.errors import FscoordError, StoreTimeoutError
 
 __all__ = ["Contender", "said_first"]
@@ -18,7 +18,7 @@ SHARED_LOOK_S: Final = 1.0
 
 
 class Contender(LogReader):
-    """The part of `~fscoord._log.file.LogFile` that gets the lock from others."""
+    """The part of `~fscoord._log.log.LogFile` that gets the lock from others."""
 
     _lock: LogLock
     _is_shared = False
@@ -32,9 +32,9 @@ class Contender(LogReader):
         """
         if self._trouble or maybe_applied:
             applied = maybe_applied or bool(self._trouble & APPLYING)
-            raise paths.unavailable(error, self.path, "using the log", maybe_applied=applied) from error
+            raise safe_files.unavailable(error, self.path, "using the log", maybe_applied=applied) from error
         if not self._lock.is_taken(error):
-            raise self._lock.refuse(error) or paths.unavailable(error, self.path, "locking the log") from error
+            raise self._lock.refuse(error) or safe_files.unavailable(error, self.path, "locking the log") from error
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
         """Return when it is worth trying again."""
@@ -52,7 +52,7 @@ class Contender(LogReader):
         Others use this handle meanwhile, and may go on in another file. So nothing is concluded here, nor changed: that
         thread compares the file with the one that its waiters wait for.
         """
-        return paths.open_descriptor(self.file, self._write_flags)
+        return safe_files.open_descriptor(self.file, self._write_flags)
 
     def _lock_timeout(self, waited: float) -> StoreTimeoutError:
         number = self._lock.holder()

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
-from fscoord import _system as system
-from fscoord._foreign import raise_unless_absent
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_unless_absent
 from fscoord.aio._loop import finish_soon
 
 __all__ = ["MADE", "Hands", "Job"]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from fscoord import _system as system
-from fscoord._naps import Sleepers
+from fscoord._runtime import system
+from fscoord._waiting.parking import Sleepers
 
 __all__ = ["LoopWake", "Tasks", "finish_soon"]
 

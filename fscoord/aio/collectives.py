@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fscoord import _meetings as turns
-from fscoord._roll import Decoder
 from fscoord.aio.store import AsyncStore
 from fscoord.arguments import Key, Timeout, Value
+from fscoord.collectives import steps as turns
+from fscoord.collectives.arrivals import Decoder
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 

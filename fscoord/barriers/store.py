@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord import _system as system
-from fscoord._roll import Decoder, UsedBeforeError, check_rank
-from fscoord._sequence import Sequence
+from fscoord._runtime import system
 from fscoord.arguments import Key, Timeout, key_bytes, positive, seconds
 from fscoord.barriers.base import Barrier, register_barrier
+from fscoord.barriers.sequence import Sequence
 from fscoord.collectives import barrier
+from fscoord.collectives.arrivals import Decoder, UsedBeforeError, check_rank
 from fscoord.environment import rank_and_world_size
 from fscoord.errors import BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store

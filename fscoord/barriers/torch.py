@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from fscoord import _system as system
-from fscoord._roll import Decoder
+from fscoord._runtime import system
 from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
+from fscoord.collectives.arrivals import Decoder
 from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError, missing_extra
 from fscoord.store import Store
 from fscoord.stores.url import open_store

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fscoord._interruptions import lose_none
+from fscoord._runtime.signals import lose_none
 
 __all__ = ["main"]
 

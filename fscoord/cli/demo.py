@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, printable, write, write_json

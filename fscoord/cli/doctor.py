@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.exits import FALSE, UNAVAILABLE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import printable, write, write_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.options import as_json, file_path, store_option, store_url, verbose
 from fscoord.cli.output import field, printable, write, write_json
 from fscoord.stores.dump import Entry, dump as entries

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.holding import VERBATIM, command_options, how_to_hold, run_under, wait_options, words
 from fscoord.cli.options import as_json, content, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fscoord._interruptions import signals_end_it
+from fscoord._runtime.signals import signals_end_it
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import as_json, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json

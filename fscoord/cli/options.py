@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.arguments import VALUE_MAX, seconds
 from fscoord.store import Store
 from fscoord.stores import url as urls

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.exits import OutputError
 
 __all__ = ["abandon", "field", "flush", "is_terminal", "printable", "write", "write_json", "write_value"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.output import printable
 
 if TYPE_CHECKING:

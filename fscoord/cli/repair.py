@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import as_json, store_option, verbose
 from fscoord.cli.output import field, printable, write, write_json

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from fscoord import _network as network, _system as system, environment
-from fscoord._interruptions import signals_end_it
+from fscoord import environment
+from fscoord._runtime import network, system
+from fscoord._runtime.signals import signals_end_it
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams

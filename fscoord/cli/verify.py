@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.cli.exits import DAMAGED
 from fscoord.cli.options import as_json, file_path, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import printable, write, write_json

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from fscoord import _system as system
-from fscoord._interruptions import signals_end_it
+from fscoord._runtime import system
+from fscoord._runtime.signals import signals_end_it
 from fscoord.cli.breaking import lives_of, owner_of
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import as_json, content, raw, with_store

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fscoord import _system as system
-from fscoord._interruptions import interruptions_wait, signals_end_it
+from fscoord._runtime import system
+from fscoord._runtime.signals import interruptions_wait, signals_end_it
 from fscoord.demo.words import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore

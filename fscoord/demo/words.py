@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 __all__ = ["OWN_SOURCES", "count", "text_files"]
 

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.collectives import barrier, gather, synchronize
 from fscoord.demo.report import assemble
 from fscoord.demo.survivors import Survivors

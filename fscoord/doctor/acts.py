@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from fscoord import _system as system
-from fscoord._events import LOG_CHANGED, watch_file
-from fscoord._log import path as paths
-from fscoord._log.lock import KINDS, LogLock
-from fscoord._log.mount import find_mount
+from fscoord._log.access.mount import find_mount
+from fscoord._log.io import safe_files
+from fscoord._log.locking.log_lock import KINDS, LogLock
+from fscoord._runtime import system
+from fscoord._runtime.file_events import LOG_CHANGED, watch_file
 from fscoord.doctor import lines
 from fscoord.doctor.place import GROUP_UMASK, OWN_MODE, content, file_mode, group_of, new_file
 
@@ -32,8 +32,8 @@ class Opened:
     def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
         self.path = path
         self._is_nfs = is_nfs
-        self.writer = paths.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
-        self.reader = paths.open_descriptor(path, system.os.O_RDONLY)
+        self.writer = safe_files.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
+        self.reader = safe_files.open_descriptor(path, system.os.O_RDONLY)
         self._mutex = system.threading.RLock()
         self._locks: dict[tuple[str, bool], LogLock] = {}
         self._direct = -1
@@ -72,12 +72,12 @@ class Opened:
     def append(self, kind: str, data: bytes) -> None:
         """Append as a store does that has the lock: on NFS, with a marker file for one, past the cache."""
         if self.way(kind) != "direct":
-            paths.write_all(self.writer, data)
+            safe_files.write_all(self.writer, data)
             return
-        fd = paths.open_descriptor(self.path, system.os.O_WRONLY | O_DIRECT)
+        fd = safe_files.open_descriptor(self.path, system.os.O_WRONLY | O_DIRECT)
         try:
             system.os.lseek(fd, 0, system.os.SEEK_END)
-            paths.write_all(fd, data)
+            safe_files.write_all(fd, data)
         finally:
             system.close_quietly(fd)
 
@@ -102,13 +102,13 @@ class Opened:
                 self.lock(kind, shared=True).unlock()
         if how == "direct":
             if self._direct < 0:
-                self._direct = paths.open_descriptor(self.path, system.os.O_RDONLY | O_DIRECT)
+                self._direct = safe_files.open_descriptor(self.path, system.os.O_RDONLY | O_DIRECT)
             return self._forward(self._direct)
         return self._forward(self.reader)
 
     def _forget(self) -> None:
         """Open the file again and drop what the kernel keeps of it, as a store does whose lock validates no cache."""
-        fd = paths.open_descriptor(self.path, system.os.O_RDONLY)
+        fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
         if hasattr(system.os, "posix_fadvise"):
             system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
         system.os.lseek(fd, system.os.lseek(self.reader, 0, system.os.SEEK_CUR), system.os.SEEK_SET)
@@ -263,7 +263,7 @@ class Acts:
         draft = self.path(f".{name}.{system.os.getpid()}")
         fd = new_file(draft, self.mode)
         try:
-            paths.write_all(fd, lines.encode(number, "replaced"))
+            safe_files.write_all(fd, lines.encode(number, "replaced"))
             system.os.fsync(fd)
         finally:
             system.close_quietly(fd)
@@ -306,7 +306,7 @@ class Acts:
                 won.append(number)
             except FileExistsError:
                 pass
-        paths.unlink_quietly(source)
+        safe_files.unlink_quietly(source)
         return won
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Any, Final, Protocol
 
-from fscoord import _system as system
-from fscoord._interruptions import interruptions_wait
+from fscoord._runtime import system
+from fscoord._runtime.signals import interruptions_wait
 from fscoord.errors import FscoordError
 
 __all__ = ["ChildHand", "FailedError", "HandLike", "LostError", "Scribe", "SilentError", "StuckError"]

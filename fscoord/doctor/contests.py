@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from fscoord import _system as system
-from fscoord._log import path as paths
+from fscoord._log.io import safe_files
+from fscoord._runtime import system
 from fscoord.doctor import lines
 from fscoord.doctor.acts import Acts, Opened
 from fscoord.stores.file import FileStore
@@ -108,7 +108,7 @@ class Contests(Acts):
         """Append lines without a lock; return how many."""
         file = self.file(name)
         for number in range(count):
-            paths.write_all(file.writer, lines.encode(number + 1, writer))
+            safe_files.write_all(file.writer, lines.encode(number + 1, writer))
             system.time.sleep(NAP_S)
         return count
 

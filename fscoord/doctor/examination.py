@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from fscoord import _system as system
-from fscoord._interruptions import signals_end_it
+from fscoord._runtime import system
+from fscoord._runtime.signals import signals_end_it
 from fscoord.doctor import series
 from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.doctor.checks import BAD, INFO, OK, UNKNOWN, Check
 from fscoord.doctor.child import HandLike
 from fscoord.doctor.pair import ACT_S, Pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
 from fscoord.errors import FscoordError
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from fscoord import _system as system
-from fscoord._log import path as paths
+from fscoord._log.io import safe_files
+from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 
 __all__ = ["Place", "content", "new_file"]
@@ -34,7 +34,7 @@ GROUP_UMASK: Final = 0o007
 
 def new_file(path: str, mode: int = OWN_MODE) -> int:
     """Make the file `path`, which must not be there, and return a descriptor that writes."""
-    return paths.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
+    return safe_files.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
 
 
 def group_of(found: Any) -> int | None:
@@ -133,7 +133,7 @@ class Place:
         draft = self._path(f".draft.{self.name}.{self._messages}")
         fd = new_file(draft, self._mode)
         try:
-            paths.write_all(fd, json.dumps(message).encode("ascii"))
+            safe_files.write_all(fd, json.dumps(message).encode("ascii"))
             system.os.fsync(fd)
         finally:
             system.close_quietly(fd)
@@ -167,10 +167,10 @@ class Place:
             self._last_beat = now
             self._beats += 1
             system.close_quietly(new_file(self._path(f"beat.{self._beats}")))
-            paths.unlink_quietly(self._path(f"beat.{self._beats - 1}"))
+            safe_files.unlink_quietly(self._path(f"beat.{self._beats - 1}"))
             return
         system.close_quietly(new_file(self._path(f".touch.{self.name}")))
-        paths.unlink_quietly(self._path(f".touch.{self.name}"))
+        safe_files.unlink_quietly(self._path(f".touch.{self.name}"))
 
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
         """Return all names as soon as one with such a prefix is there that is not `known`, or after so many seconds.
@@ -210,7 +210,7 @@ class Place:
             self.put_aside()
             return
         for leaf in (f"here.{self.name}", f".touch.{self.name}"):
-            paths.unlink_quietly(self._path(leaf))
+            safe_files.unlink_quietly(self._path(leaf))
         try:
             self.publish(f"left.{self.name}", None)
         except OSError:  # the place is gone
@@ -227,7 +227,7 @@ class Place:
 
 def content(path: str) -> bytes:
     """Return all that the file holds."""
-    fd = paths.open_descriptor(path, system.os.O_RDONLY)
+    fd = safe_files.open_descriptor(path, system.os.O_RDONLY)
     try:
         data = piece = system.os.read(fd, 1 << 20)
         while piece:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.doctor import locks, views
 from fscoord.doctor.checks import BAD, HOSTS, INFO, UNKNOWN, Check
 from fscoord.doctor.child import FailedError, LostError, StuckError

@@ -10,7 +10,8 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from fscoord import _system as system, environment
+from fscoord import environment
+from fscoord._runtime import system
 from fscoord.arguments import Timeout, seconds
 from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
 from fscoord.store import Store

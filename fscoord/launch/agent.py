@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fscoord import _system as system
-from fscoord._logger import logger
-from fscoord._patience import Patience as SlowWait
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
+from fscoord._waiting.slow_wait import Patience as SlowWait
 from fscoord.arguments import MalformedText, natural, seconds
 from fscoord.errors import (
     RendezvousClosedError,

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
-from fscoord import _system as system
-from fscoord._interruptions import signals_go_to
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
+from fscoord._runtime.signals import signals_go_to
 from fscoord.errors import (
     FscoordError,
     HoldLostError,

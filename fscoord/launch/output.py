@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 __all__ = ["Console", "Streams", "parse_streams"]
 

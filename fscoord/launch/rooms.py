@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord import _system as system
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
 from fscoord.errors import FscoordError
 from fscoord.store import Store
 

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from fscoord import _system as system
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
 from fscoord.launch import warden
 from fscoord.launch.output import STDERR, STDOUT, Console, Streams
 

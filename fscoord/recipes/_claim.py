@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.arguments import MalformedText, natural, words_in
 from fscoord.recipes._keys import foreign
 

@@ -29,7 +29,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 __all__ = ["HERE", "await_end", "go_on_in_thread"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from fscoord import _system as system
-from fscoord._backoff import Backoff
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
 from fscoord.arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from fscoord import _system as system
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
 from fscoord.errors import FscoordError, StoreClosedError, StoreGoneError
 from fscoord.recipes._entry import Entry
 

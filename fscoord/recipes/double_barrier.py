@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from fscoord._meetings import barrier
-from fscoord._sought import Turns, take_turns
+from fscoord._waiting.request import Turns, take_turns
 from fscoord.arguments import Key, Timeout, key_bytes, seconds
+from fscoord.collectives.steps import barrier
 from fscoord.store import Store
 
 __all__ = ["DoubleBarrier"]

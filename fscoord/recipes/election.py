@@ -6,9 +6,9 @@ import math
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from fscoord import _system as system
-from fscoord._patience import Patience
-from fscoord._sought import KEYS, Sought, Turns, take_turns
+from fscoord._runtime import system
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
+from fscoord._waiting.slow_wait import Patience
 from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry

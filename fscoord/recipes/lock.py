@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fscoord import _system as system
-from fscoord._foreign import raise_unless_absent
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_unless_absent
 from fscoord.arguments import Key, Timeout
 from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry

@@ -8,8 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from fscoord import _system as system
-from fscoord._sought import KEYS, Sought, Turns, take_turns
+from fscoord._runtime import system
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord.arguments import (
     Key,
     MalformedText,

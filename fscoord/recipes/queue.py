@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from fscoord import _system as system
-from fscoord._foreign import raise_unless_absent
-from fscoord._patience import Patience
-from fscoord._sought import KEYS, Sought, Turns, take_turns
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
+from fscoord._waiting.slow_wait import Patience
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._claim import Claim, new_claim

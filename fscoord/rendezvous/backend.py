@@ -17,7 +17,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.errors import RendezvousConnectionError, RendezvousStateError
 from fscoord.store import Store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fscoord import _system as system
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
 from fscoord.errors import FscoordError, RendezvousConnectionError
 from fscoord.rendezvous.backend import C10dRendezvousBackend
 from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint

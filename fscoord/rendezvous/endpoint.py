@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fscoord import _network as network
+from fscoord._runtime import network
 
 __all__ = ["DEFAULT_PORT", "matches_machine_hostname", "parse_rendezvous_endpoint"]
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
-from fscoord import _system as system
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
 
 __all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
 

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
-from fscoord import _system as system
-from fscoord._backoff import Backoff
-from fscoord._logger import logger
-from fscoord._patience import Patience as SlowWait
-from fscoord._words import one_word
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
+from fscoord._runtime.words import one_word
+from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.slow_wait import Patience as SlowWait
 from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (

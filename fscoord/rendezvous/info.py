@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fscoord import _network as network, _system as system
+from fscoord._runtime import network, system
 from fscoord.arguments import Timeout
 from fscoord.errors import RendezvousStateError
 from fscoord.store import Store

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from weakref import WeakSet
 
-from fscoord import _system as system
-from fscoord._logger import logger
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
 from fscoord.errors import RendezvousError
 from fscoord.rendezvous.patience import SLOW_LOOK_S
 from fscoord.rendezvous.pulse import Pulse

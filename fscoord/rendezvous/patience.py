@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.arguments import seconds
 from fscoord.rendezvous.settings import RendezvousTimeout
 from fscoord.rendezvous.state import Limits, State

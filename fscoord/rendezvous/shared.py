@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fscoord._backoff import Backoff
+from fscoord._waiting.backoff import Backoff
 from fscoord.arguments import seconds
 from fscoord.errors import (
     RendezvousConnectionError,

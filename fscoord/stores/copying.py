@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fscoord._log import path as paths
-from fscoord._log.repair import Repair, copy_log
+from fscoord._log.inspect.repair import Repair, copy_log
+from fscoord._log.io import safe_files
 from fscoord.arguments import Timeout, seconds
 
 __all__ = ["copy"]
@@ -38,5 +38,5 @@ def copy(
         StoreTimeoutError: the lock did not come; the error names its holder.
         UnsupportedFilesystemError: this file system has no locks of the store's kind.
     """
-    source, target = paths.resolve(path), paths.resolve(output)
+    source, target = safe_files.resolve(path), safe_files.resolve(output)
     return copy_log(source, target, limit=seconds(timeout), tell=on_progress)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fscoord._log import path as paths
-from fscoord._log.dump import Entry, dump_log
+from fscoord._log.inspect.dump import Entry, dump_log
+from fscoord._log.io import safe_files
 
 __all__ = ["Entry", "dump"]
 
@@ -18,4 +18,4 @@ def dump(path: Any) -> Iterator[Entry]:
         StoreUnavailableError: it can't be opened.
         CorruptLogError: it is damaged; what comes before the damage was yielded.
     """
-    return dump_log(paths.resolve(path))
+    return dump_log(safe_files.resolve(path))

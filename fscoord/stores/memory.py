@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from fscoord import _system as system
-from fscoord._naps import THREADS, Naps, Sleepers, Wake, sleep_through
-from fscoord._patience import Patience
-from fscoord._sought import ITEM, KEYS, VALUES, Sought
+from fscoord._runtime import system
+from fscoord._waiting.parking import THREADS, Naps, Sleepers, Wake, sleep_through
+from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
+from fscoord._waiting.slow_wait import Patience
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,

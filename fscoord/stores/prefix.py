@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from fscoord._naps import Naps, Sleepers
-from fscoord._sought import Sought
+from fscoord._waiting.parking import Naps, Sleepers
+from fscoord._waiting.request import Sought
 from fscoord.arguments import (
     Key,
     Timeout,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._log import path as paths
-from fscoord._log.repair import Drop, Dropped, Repair, repair_log
-from fscoord._log.verify import Tell
+from fscoord._log.inspect.repair import Drop, Dropped, Repair, repair_log
+from fscoord._log.inspect.verify import Tell
+from fscoord._log.io import safe_files
 
 __all__ = ["Dropped", "Repair", "repair"]
 
@@ -49,5 +49,5 @@ def repair(
         StoreTimeoutError: the log's lock did not come; the error names the holder.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    source, target = paths.resolve(path), paths.resolve(output)
+    source, target = safe_files.resolve(path), safe_files.resolve(output)
     return repair_log(source, target, salvage=salvage, write=write, limit=limit, tell=tell, drop=drop)

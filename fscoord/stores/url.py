@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.store import Store
 
 __all__ = ["ENVIRONMENT_VARIABLE", "open_store", "register_scheme"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._log import path as paths
-from fscoord._log.verify import Finding, Generation, Report, Tell, verify_log
+from fscoord._log.inspect.verify import Finding, Generation, Report, Tell, verify_log
+from fscoord._log.io import safe_files
 
 __all__ = ["Finding", "Generation", "Report", "verify"]
 
@@ -31,4 +31,4 @@ def verify(path: Any, *, limit: float = 10.0, tell: Tell = _tell_nobody) -> Repo
         StoreTimeoutError: the lock did not come, so that nothing can be said for certain; the error names the holder.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    return verify_log(paths.resolve(path), limit=limit, tell=tell)
+    return verify_log(safe_files.resolve(path), limit=limit, tell=tell)

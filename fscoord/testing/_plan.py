@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 __all__ = ["Fault", "Plan", "Rule", "counted", "drawn"]
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Final
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.testing._plan import Fault, Plan, counted
 
 __all__ = ["FaultyFiles"]

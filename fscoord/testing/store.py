@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Final, TypeVar
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.arguments import Key, Timeout, Value, duration, key_bytes, key_text, keys_bytes, seconds as in_seconds
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
 from fscoord.members import Member

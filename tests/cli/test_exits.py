@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_wait_without_a_word_and_with_130(process, line_with, word
 
 LOSE_CTRL_C = """
 import signal, sys, weakref
-import fscoord.stores.waiting as waiting
+import fscoord.stores.file.notifier as waiting
 from fscoord.cli import main
 
 class Thing: pass

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fscoord import FileStore, _system as system
+from fscoord import FileStore
+from fscoord._runtime import system
 from fscoord.cli import options
 
 ALL_BYTES = bytes(range(256))

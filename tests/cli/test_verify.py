@@ -101,7 +101,7 @@ def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
 
 
 def test_what_a_log_says_can_t_do_anything_to_the_terminal_in_an_error_either(fscoord, path, monkeypatch):
-    monkeypatch.setattr("fscoord._log.scan.LogLock.holder", lambda lock: "\x1b[2Jhost:1")
+    monkeypatch.setattr("fscoord._log.inspect.scan.LogLock.holder", lambda lock: "\x1b[2Jhost:1")
     done = verify_while_somebody_keeps_the_lock(fscoord, path)
     assert "\\x1b[2Jhost:1 holds it" in done.err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._log.opening import COMPACT_BYTES, SPILL_BYTES
+from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord.arguments import Timeout
 from fscoord.store import Store
 from fscoord.stores.file import FileStore

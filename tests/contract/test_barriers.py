@@ -40,7 +40,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 @pytest.fixture
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment in which no launcher says anything."""
-    monkeypatch.setattr("fscoord._system.os.environ", {})
+    monkeypatch.setattr("fscoord._runtime.system.os.environ", {})
     return monkeypatch
 
 
@@ -493,7 +493,7 @@ def test_rank_and_world_size_come_from_the_environment_when_they_are_not_given(
     registry: dict[str, type[Barrier]], no_launcher: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     register_barrier(Recorded)
-    no_launcher.setattr("fscoord._system.os.environ", {"RANK": "1", "WORLD_SIZE": "3"})
+    no_launcher.setattr("fscoord._runtime.system.os.environ", {"RANK": "1", "WORLD_SIZE": "3"})
     made = create_barrier_from_config(BarrierConfig("recorded", {"name": "x"}))
     assert isinstance(made, Recorded)
     assert made.arguments == (1, 3, "x")

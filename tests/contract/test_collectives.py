@@ -16,8 +16,7 @@ import pytest
 from contract.places import ETCD, HANG_S, Place, start_thread
 from contract.third_party import ThirdPartyStore, place_of
 
-from fscoord import _roll
-from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
+from fscoord.collectives import arrivals, barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import BarrierError, LimitExceededError, StoreGoneError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.memory import HashStore
@@ -275,7 +274,7 @@ def test_a_slow_decoder_is_asked_no_more_once_the_time_is_up(monkeypatch: pytest
         asked.append(rank)
         return f"host{rank}"
 
-    monkeypatch.setattr(_roll.system, "time", Clock())
+    monkeypatch.setattr(arrivals.system, "time", Clock())
     error = timed_out(lambda: barrier(HashStore(), 10, "b", 0, 0, slow, trace_timeout=1000))
     assert asked == [1, 2, 3]
     assert error.missing_ranks == ("host1", "host2", "host3", "4", "5", "6", "7", "8", "9")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from contract.places import ETCD, HANG_S, Place
 
-from fscoord import FileStore, _system as system, aio
-from fscoord._log.node import node_bell_path
-from fscoord._words import one_word
+from fscoord import FileStore, aio
+from fscoord._log.wakeup.node_poller import node_bell_path
+from fscoord._runtime import system
+from fscoord._runtime.words import one_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
     DoubleBarrier,

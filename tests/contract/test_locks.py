@@ -14,16 +14,16 @@ from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.third_party import ThirdPartyPlace, place_of
 from contract.worker import START_S, Workers, start
 
-from fscoord._log import ticket
-from fscoord._log.bell import bucket
-from fscoord._log.ticket import Ticket
-from fscoord._naps import Naps
+from fscoord._log.wakeup import waiter as ticket
+from fscoord._log.wakeup.doorbell import bucket
+from fscoord._log.wakeup.waiter import Ticket
+from fscoord._waiting.parking import Naps
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
 from fscoord.store import Store
-from fscoord.stores import vigil
 from fscoord.stores.dump import dump
+from fscoord.stores.file import death_watch
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -492,9 +492,14 @@ def test_who_closes_its_store_instead_of_releasing_wakes_the_next_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Whoever is not woken sleeps for longer than this test may take."""
-    for module, name in ((_line, "SLOW_LOOK_S"), (ticket, "VIGIL_FIRST_S"), (vigil, "PROBE_S"), (vigil, "LOOK_S")):
+    for module, name in (
+        (_line, "SLOW_LOOK_S"),
+        (ticket, "VIGIL_FIRST_S"),
+        (death_watch, "PROBE_S"),
+        (death_watch, "LOOK_S"),
+    ):
         monkeypatch.setattr(module, name, 10 * HANG_S)
-    monkeypatch.setattr(vigil, "BEGIN_S", 0.0)
+    monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
     kinds: dict[str, Callable[[Store], Any]] = {
         "Lock": lambda s: Lock(s, "l"),
         "Semaphore": lambda s: Semaphore(s, "l", 2),

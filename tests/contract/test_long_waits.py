@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from contract.places import Place, start_thread, until
 
-from fscoord import _patience, aio
+from fscoord import aio
+from fscoord._waiting import slow_wait
 from fscoord.aio._slices import Slices
 from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semaphore, _line, election, latch, once, queue
 from fscoord.store import Store
@@ -30,7 +31,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _waits_are_soon_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_patience, "FIRST_S", 0.02)
+    monkeypatch.setattr(slow_wait, "FIRST_S", 0.02)
     monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
     for module in (queue, latch, election):
         monkeypatch.setattr(module, "LOOK_S", 0.01)

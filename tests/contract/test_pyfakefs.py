@@ -21,7 +21,7 @@ from contract.test_waiting import TestEveryStore as TestWaiting  # noqa: F401
 from pyfakefs.fake_filesystem import FakeFilesystem
 from pyfakefs.fake_filesystem_unittest import Patcher
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.collectives import barrier
 from fscoord.store import Store
 from fscoord.stores.file import FileStore

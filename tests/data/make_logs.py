@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log.opening import Wanted
-from fscoord._log.session import Session
-from fscoord._log.successor import parse_name
-from fscoord.stores.lifetime import introduction
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.format.session import Session
+from fscoord._log.format.successor import parse_name
+from fscoord._log.io.opening import Wanted
+from fscoord._runtime import system
+from fscoord.stores.file.lifecycle import introduction
 
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 

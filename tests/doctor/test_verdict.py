@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fscoord._log.mount import Mount
+from fscoord._log.access.mount import Mount
 from fscoord.doctor.checks import BAD, HOSTS, INFO, OK, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE, Findings, judge
 
@@ -130,7 +130,7 @@ def test_a_mount_whose_locks_are_known_to_lie_is_not_safe_whatever_was_tried_and
 
 
 def test_a_kernel_that_takes_lost_locks_back_is_not_safe(monkeypatch):
-    monkeypatch.setattr("fscoord._system.nfs_recovers_lost_locks", lambda: True)
+    monkeypatch.setattr("fscoord._runtime.system.nfs_recovers_lost_locks", lambda: True)
     judged = verdict(facts("nfs4", "vers=4.2"), checks(*BOTH))
     assert judged["verdict"] == NOT_SAFE
     assert "recover_lost_locks" in " ".join(judged["reasons"] + judged["recommendations"])

@@ -42,8 +42,8 @@ from faults.forking import BYSTANDERS, HANG_S, Gate, fork_in_c  # noqa: E402 - t
 from fscoord import EtcdStore, FileStore, HashStore, PrefixStore, StoreError, StoreTimeoutError, store_timeout  # noqa: E402
 from fscoord.aio import AsyncStore  # noqa: E402
 from fscoord.rendezvous import RendezvousParameters, get_rendezvous_handler  # noqa: E402
-from fscoord.stores.tcp_connections import Connections  # noqa: E402
-from fscoord.stores.tcp_wire import Channel  # noqa: E402
+from fscoord.stores.tcp.connections import Connections  # noqa: E402
+from fscoord.stores.tcp.wire import Channel  # noqa: E402
 from fscoord.testing import FaultyStore  # noqa: E402
 
 

@@ -28,8 +28,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from fscoord import FileStore, FscoordError, StoreTimeoutError, _system as system
-from fscoord._log import line, lock as log_lock
+from fscoord import FileStore, FscoordError, StoreTimeoutError
+from fscoord._log.locking import kernel_wait, log_lock
+from fscoord._runtime import system
 
 HANG_S = 20
 SOON_S = 0.05
@@ -312,7 +313,7 @@ def put_seam(moment: Moment) -> None:
 
 def is_in_line() -> bool:
     """Return whether a thread of this process is about to wait in the kernel for a lock, or does."""
-    return any(request.fd >= 0 for request in list(line._requests.values()))
+    return any(request.fd >= 0 for request in list(kernel_wait._requests.values()))
 
 
 def in_child(case: Case, moment: Moment, store: FileStore, outside: Ends, ended: str = "done") -> None:

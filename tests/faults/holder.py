@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fscoord
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.stores.file import FileStore
 
 PATIENCE_S = 60

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from unit.plain_reader import read_log
 
-from fscoord._log import record
-from fscoord._log.file import LogFile
-from fscoord._log.lock import OFD
-from fscoord._log.opening import Wanted
-from fscoord._log.record import Record
-from fscoord._log.session import Session
+from fscoord._log.format import record
+from fscoord._log.format.record import Record
+from fscoord._log.format.session import Session
+from fscoord._log.io.opening import Wanted
+from fscoord._log.locking.log_lock import OFD
+from fscoord._log.log import LogFile
 
 SECTOR = 512
 VOID_SIZE = 37

@@ -6,25 +6,27 @@ import json
 import os
 import sys
 
-from fscoord import FileStore, _system as system
-from fscoord._log import mount, node, ticket
+from fscoord import FileStore
+from fscoord._log.access import mount
+from fscoord._log.wakeup import node_poller, waiter
+from fscoord._runtime import system
 
 
 def pretend(directory: str, slow: float) -> None:
     """Take `directory` for NFS, its subdirectory `node` for a file system of this node, and believe it so long."""
     here = mount.Mount("nfs4", directory, ("rw",))
-    ticket.SLOW_LAST_S = slow
-    ticket.OWN_LOOK_S = 1000.0
-    node.FALLBACK = os.path.join(directory, "node")
+    waiter.SLOW_LAST_S = slow
+    waiter.OWN_LOOK_S = 1000.0
+    node_poller.FALLBACK = os.path.join(directory, "node")
     os.environ.pop("XDG_RUNTIME_DIR", None)
     local = mount.find_mount
 
     def find_mount(path: str) -> mount.Mount:
-        return local(path) if path.startswith(node.FALLBACK) else here
+        return local(path) if path.startswith(node_poller.FALLBACK) else here
 
-    from fscoord._log import marked
+    from fscoord._log.access import direct
 
-    marked.find_mount = find_mount
+    direct.find_mount = find_mount
     system.O_DIRECT = 0  # the file system of the tests has none
 
 

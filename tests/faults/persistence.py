@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from fscoord import _system as system
-from fscoord._log.header import Header
-from fscoord._log.identity import Identity
-from fscoord._log.malformed import MalformedRecord
-from fscoord._log.opening import Wanted
+from fscoord._log.format.header import Header
+from fscoord._log.format.identity import Identity
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.io.opening import Wanted
+from fscoord._runtime import system
 
 SECTOR, PAGE = 512, 4096
 FEW = 3

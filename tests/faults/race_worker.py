@@ -13,9 +13,10 @@ from typing import Any
 
 from faults.logs import LIMIT_S, OFD, LogFile, Session, Wanted
 
-from fscoord import StoreUnavailableError, _system as system
-from fscoord._log import record
-from fscoord._log.record import Record
+from fscoord import StoreUnavailableError
+from fscoord._log.format import record
+from fscoord._log.format.record import Record
+from fscoord._runtime import system
 
 FILLINGS = (b"", b"\0", b"x", b"\0\0\0x", b"x\0\0\0\0\0\0\0", bytes(range(256)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from faults.faulty import FaultyOs
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 
 class SharedOs(FaultyOs):

@@ -25,13 +25,14 @@ from faults.holder import Holder
 from faults.processes import TESTS
 
 import fscoord
-from fscoord import FileStore, _events as events, _system as system
-from fscoord._log import ticket as log_ticket, watch as log_watch
-from fscoord._log.bell import Bell, bucket
-from fscoord._log.file import LogFile
-from fscoord._log.ticket import Ticket
+from fscoord import FileStore
+from fscoord._log.log import LogFile
+from fscoord._log.wakeup import waiter as log_ticket, watcher as log_watch
+from fscoord._log.wakeup.doorbell import Bell, bucket
+from fscoord._log.wakeup.waiter import Ticket
+from fscoord._runtime import file_events, system
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
-from fscoord.stores import waiting
+from fscoord.stores.file import notifier
 
 HANG_S = 60
 
@@ -46,7 +47,7 @@ def only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: a ring that is lost is a test that hangs. Nor is one needed to announce the bell later."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
         monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
-    monkeypatch.setattr(waiting, "ANNOUNCE_S", 3 * HANG_S)
+    monkeypatch.setattr(notifier, "ANNOUNCE_S", 3 * HANG_S)
 
 
 @pytest.fixture
@@ -490,7 +491,7 @@ WAITERS = """
 import sys, threading
 from fscoord import FileStore
 from fscoord._log import ticket
-from fscoord._log.file import LogFile
+from fscoord._log.log import LogFile
 from fscoord.stores import waiting
 
 ticket.SLOW_FIRST_S = ticket.SLOW_LAST_S = waiting.ANNOUNCE_S = 60
@@ -582,7 +583,7 @@ def test_events_on_request_that_the_system_refuses(path: str, monkeypatch: pytes
     def refuse(*_: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(events, "watch_file", refuse)
+    monkeypatch.setattr(file_events, "watch_file", refuse)
     with (
         FileStore(path, timeout=HANG_S, watch="inotify") as store,
         pytest.raises(UnsupportedFilesystemError, match="Too many open files"),

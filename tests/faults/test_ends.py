@@ -17,8 +17,8 @@ from faults.test_compaction import die_at, generations, in_child, outcome
 from unit.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
-from fscoord._log import succession
-from fscoord.stores import lifetime
+from fscoord._log.generations import follower
+from fscoord.stores.file import lifecycle
 
 LIMIT_S = 60
 
@@ -43,7 +43,7 @@ def used(path: Path, compactions: int = 0) -> FileStore:
 def is_killed(store: FileStore) -> None:
     """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
     store._log.close()
-    lifetime.end(store)
+    lifecycle.end(store)
 
 
 def close_unremoved(store: FileStore) -> None:
@@ -81,14 +81,14 @@ class Newcomer:
         os.close(reading)
 
     def _open(self, writing: int) -> None:
-        real = succession.open_log
+        real = follower.open_log
 
         def open_log(*arguments: Any) -> Any:
             opened = real(*arguments)
             os.write(writing, b"o")
             return opened
 
-        with patch.object(succession, "open_log", open_log):
+        with patch.object(follower, "open_log", open_log):
             store = FileStore(self._path, timeout=LIMIT_S, **self._options)
         assert store.list_keys() == []
         store.set("new", "1")

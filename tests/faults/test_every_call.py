@@ -23,15 +23,8 @@ from faults.faulty import EVERY, LOCKS, FaultyOs, faulty_system
 from faults.persistence import State, put_state, same_files
 from unit.plain_reader import read_newest
 
-from fscoord import (
-    CorruptLogError,
-    FileStore,
-    FscoordError,
-    StoreClosedError,
-    StoreError,
-    StoreTimeoutError,
-    _system as system,
-)
+from fscoord import CorruptLogError, FileStore, FscoordError, StoreClosedError, StoreError, StoreTimeoutError
+from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
@@ -377,7 +370,7 @@ NEVER_FAIL_OF_A_DISK = {
 
 def test_no_call_that_may_reach_a_file_system_is_spared() -> None:
     package = Path(system.__file__).parent
-    sources = [*package.glob("_log/*.py"), *package.glob("stores/*.py"), package / "_events.py"]
+    sources = [*package.glob("_log/*.py"), *package.glob("stores/*.py"), package / "_runtime/file_events.py"]
     used = {name for source in sources for name in re.findall(r"system\.os\.([a-z_]+)", source.read_text("utf-8"))}
     assert used > {"open", "read", "write"}
     assert used <= {*EVERY, *NEVER_FAIL_OF_A_DISK}
@@ -403,7 +396,10 @@ def test_nothing_but_the_seam_calls_the_system(directory: Path, monkeypatch: pyt
 
     def note(frame: FrameType, event: str, function: Any) -> None:
         module = frame.f_globals["__name__"]
-        is_ours = module.startswith("fscoord.") and module not in ("fscoord._system", "fscoord._events")
+        is_ours = module.startswith("fscoord.") and module not in (
+            "fscoord._runtime.system",
+            "fscoord._runtime.file_events",
+        )
         if event == "c_call" and is_ours and function.__module__ in SYSTEM_MODULES:
             seen.add(f"{module} calls {function.__module__}.{function.__name__}")
 

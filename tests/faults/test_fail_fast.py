@@ -28,9 +28,9 @@ from fscoord import (
     gather,
     synchronize,
 )
-from fscoord._log import ticket as log_ticket
-from fscoord.stores import vigil
+from fscoord._log.wakeup import waiter as log_ticket
 from fscoord.stores.dump import dump
+from fscoord.stores.file import death_watch
 
 HANG_S = 60
 CONTEXT = multiprocessing.get_context("fork")
@@ -134,7 +134,7 @@ def watched(store: FileStore) -> set[int]:
 
 
 def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "BEGIN_S", 0.0)
+    monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
     monkeypatch.setattr(log_ticket, "VIGIL_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
     with (
         FileStore(path, rank=0, timeout=HANG_S) as store,
@@ -158,7 +158,7 @@ def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeyp
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as others:
         number = store.members([1])[0].number
         with start_thread(store.wait_sessions, ["k"], [number], math.inf) as waiter:
-            until(lambda: max(pauses, default=0) == vigil.PROBE_S)
+            until(lambda: max(pauses, default=0) == death_watch.PROBE_S)
             others[1].kill()
         assert waiter.result == [number]
 
@@ -174,7 +174,7 @@ def test_a_wait_without_events_finds_deaths_by_itself(path: str) -> None:
 def test_a_wait_finds_a_handle_that_is_closed_while_its_process_lives(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vigil, "PROBE_S", 0.05)
+    monkeypatch.setattr(death_watch, "PROBE_S", 0.05)
     with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
         with start_thread(store.wait_alive, ["k"], [1]) as waiter:
             until(lambda: watched(store) == {os.getpid()})

@@ -34,7 +34,7 @@ from faults.logs import (
 from unit.plain_reader import Refused, read_log
 
 from fscoord import CorruptLogError
-from fscoord._log.record import Record
+from fscoord._log.format.record import Record
 from fscoord.stores.dump import dump
 
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1

@@ -21,8 +21,10 @@ import pytest
 from contract.places import start_thread, wait_in_vain
 from faults.interrupts import At, interrupt
 
-from fscoord import FileStore, _system as system
-from fscoord._log import line as log_line, lock as log_lock, shared as log_shared, watch as log_watch
+from fscoord import FileStore
+from fscoord._log.locking import kernel_wait as log_line, log_lock, process_mutex as log_shared
+from fscoord._log.wakeup import watcher as log_watch
+from fscoord._runtime import system
 from fscoord.errors import StoreClosedError, StoreGoneError, StoreTimeoutError
 
 HANG_S = 60

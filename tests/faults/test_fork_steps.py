@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fscoord
-from fscoord import _events, _forks, _system as system
+from fscoord._runtime import file_events, forks, system
 
 PACKAGE = Path(fscoord.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "forks.md"
@@ -50,31 +50,31 @@ def makes_a_lock_or_thread(module: str) -> bool:
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The steps, empty, in a process that is a child as far as the hook knows."""
     steps: dict[str, Any] = {}
-    monkeypatch.setattr(_forks, "_steps", steps)
-    monkeypatch.setattr(_forks, "own_process", [0])
-    monkeypatch.setattr(_forks, "_life", [1])
+    monkeypatch.setattr(forks, "_steps", steps)
+    monkeypatch.setattr(forks, "own_process", [0])
+    monkeypatch.setattr(forks, "_life", [1])
     return steps
 
 
 def test_a_step_without_a_place_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'nobody' is not a step of a forked child.*ORDER"):
-        _forks.after_fork_in_child("nobody", list)
+        forks.after_fork_in_child("nobody", list)
 
 
 def test_each_step_has_one_place_and_one_module() -> None:
     found = [step for module in MODULES for step in steps_of(module)]
-    assert sorted(found) == sorted(_forks.ORDER)
+    assert sorted(found) == sorted(forks.ORDER)
     assert len(set(found)) == len(found)
 
 
 def test_the_steps_are_taken_in_their_order_whatever_that_of_imports(steps: dict[str, Any]) -> None:
     taken: list[str] = []
-    for name in reversed(_forks.ORDER):
-        _forks.after_fork_in_child(name, lambda name=name: taken.append(name))  # type: ignore[misc]
-    _forks.recover_from_fork()
-    assert taken == list(_forks.ORDER)
-    _forks.recover_from_fork()
-    assert taken == list(_forks.ORDER), "a child takes them once"
+    for name in reversed(forks.ORDER):
+        forks.after_fork_in_child(name, lambda name=name: taken.append(name))  # type: ignore[misc]
+    forks.recover_from_fork()
+    assert taken == list(forks.ORDER)
+    forks.recover_from_fork()
+    assert taken == list(forks.ORDER), "a child takes them once"
 
 
 def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> None:
@@ -84,11 +84,11 @@ def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> No
         if len(taken) == 1:
             raise KeyboardInterrupt
 
-    _forks.after_fork_in_child(_forks.ORDER[0], lambda: taken.append("first"))
-    _forks.after_fork_in_child(_forks.ORDER[1], interrupted)
+    forks.after_fork_in_child(forks.ORDER[0], lambda: taken.append("first"))
+    forks.after_fork_in_child(forks.ORDER[1], interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _forks.recover_from_fork()
-    _forks.recover_from_fork()
+        forks.recover_from_fork()
+    forks.recover_from_fork()
     assert taken == ["first", "first"]
 
 
@@ -102,7 +102,7 @@ def test_the_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step(mod
 
 def test_the_page_on_forks_has_the_steps_in_their_order() -> None:
     rows = [line.split("|")[2].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    assert [row for row in rows if row in _forks.ORDER] == list(_forks.ORDER)
+    assert [row for row in rows if row in forks.ORDER] == list(forks.ORDER)
 
 
 def test_the_page_on_forks_names_no_module_that_is_not_there() -> None:
@@ -128,7 +128,7 @@ def test_threads_that_begin_to_watch_processes_at_once_watch_each_its_own(
 
     monkeypatch.setattr(os, "pidfd_open", open_together)
     processes = [subprocess.Popen(["sleep", "100"]) for _ in range(count)]
-    events = _events.Inotify(str(tmp_path / "file"), _events.LOG_CHANGED)
+    events = file_events.Inotify(str(tmp_path / "file"), file_events.LOG_CHANGED)
     before = set(events._descriptors)
     try:
         threads = [threading.Thread(target=events.watch_process, args=(process.pid,)) for process in processes]

@@ -15,10 +15,11 @@ import pytest
 from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
-from fscoord import FileStore, StoreError, StoreGoneError, _system as system
-from fscoord._log import presence
-from fscoord._log.alive import Home
-from fscoord._log.session import Session
+from fscoord import FileStore, StoreError, StoreGoneError
+from fscoord._log.format.session import Session
+from fscoord._log.liveness import presence
+from fscoord._log.liveness.liveness_file import Home
+from fscoord._runtime import system
 from fscoord.stores.dump import dump
 
 HANG_S = 60
@@ -146,7 +147,7 @@ def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watche
 
 
 def alive_range(kind: int, start: int, length: int) -> bytes:
-    from fscoord._log.alive import _FLOCK_STRUCT
+    from fscoord._log.liveness.liveness_file import _FLOCK_STRUCT
 
     return _FLOCK_STRUCT.pack(kind, 0, start, length, 0)
 

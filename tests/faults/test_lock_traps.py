@@ -21,8 +21,10 @@ from faults.holder import Holder
 from faults.interrupts import At, interrupt
 
 from fscoord import FileStore
-from fscoord._log import file as log_file, line as log_line, lock as log_lock, path as log_path, tail
-from fscoord._log.reader import Suspect
+from fscoord._log import log as log_file
+from fscoord._log.io import safe_files as log_path, torn_tail
+from fscoord._log.io.cursor import Suspect
+from fscoord._log.locking import kernel_wait as log_line, log_lock
 from fscoord.errors import StoreClosedError, StoreError, StoreGoneError, StoreTimeoutError
 
 KINDS = ["ofd", "flock", "soft"]
@@ -570,17 +572,19 @@ def test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer may be in the middle of voiding what is torn."""
-    examine, looks = tail.examine, []
+    examine, looks = torn_tail.examine, []
 
-    def examine_too_soon(fd: int, offset: int, chain: int, zeros: tail.Zeros, *, durable: bool) -> tail.Verdict:
+    def examine_too_soon(
+        fd: int, offset: int, chain: int, zeros: torn_tail.Zeros, *, durable: bool
+    ) -> torn_tail.Verdict:
         looks.append(offset)
-        too_soon = tail.Damage(offset, "seen too soon")
+        too_soon = torn_tail.Damage(offset, "seen too soon")
         return too_soon if len(looks) == 1 else examine(fd, offset, chain, zeros, durable=durable)
 
     with FileStore(path) as store, FileStore(path) as reader:
         store.set("k", "1")
         with open(path, "ab") as log:
             log.write(bytes(40))
-        monkeypatch.setattr(tail, "examine", examine_too_soon)
+        monkeypatch.setattr(torn_tail, "examine", examine_too_soon)
         assert reader.get("k") == b"1"
         assert len(looks) == 2

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from fscoord import FileStore, _system as system
-from fscoord._log import presence
+from fscoord import FileStore
+from fscoord._log.liveness import presence
+from fscoord._runtime import system
 from fscoord.stores.dump import dump
 
 HANG_S = 60

@@ -18,8 +18,9 @@ import pytest
 from contract.places import start_thread
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
-from fscoord._log import file as log_file, marked, mount
-from fscoord._log.shared import shared_by
+from fscoord._log import log as log_file
+from fscoord._log.access import direct, mount
+from fscoord._log.locking.process_mutex import shared_by
 from fscoord.stores.copying import copy
 from fscoord.stores.verify import verify
 
@@ -455,7 +456,7 @@ def test_cp_leaves_out_a_record_that_was_never_finished(path: Path) -> None:
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """All directories are on a file system like that of sshfs(1), but for its locks."""
     look_up: Callable[[str], mount.Mount] = mount.find_mount
-    for module in (log_file, marked):
+    for module in (log_file, direct):
         monkeypatch.setattr(module, "find_mount", lambda path: look_up(path)._replace(kind="fuse.bindfs"))
     monkeypatch.setattr(mount.Mount, "is_local", property(lambda _: True))
 

@@ -22,9 +22,12 @@ import pytest
 from contract.places import start_thread
 from faults.shared_os import SharedOs, shared_os
 
-from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log import coherence, file, line
-from fscoord._log.file import MOVED
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log import log as file
+from fscoord._log.access import network
+from fscoord._log.locking import kernel_wait
+from fscoord._log.log import MOVED
+from fscoord._runtime import system
 
 LIMIT_S = 60
 CALLS = 400
@@ -221,7 +224,7 @@ def test_a_lock_that_comes_when_its_file_has_gone(kind: str, path: str, other: O
         found: list[object] = []
         waiter = start_thread(lambda: found.append(store.add("n", 1)))
         until = time.monotonic() + LIMIT_S
-        while not any(is_waiting(request.fd) for request in list(line._requests.values())):
+        while not any(is_waiting(request.fd) for request in list(kernel_wait._requests.values())):
             assert time.monotonic() < until
             time.sleep(0.001)
         other.say(b"g")
@@ -244,7 +247,7 @@ def test_a_host_that_compacts_without_pause_keeps_nobody_from_writing_for_good(
     """Each time that a handle has arrived in the newest generation, that one is gone: this is no failing server."""
     with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
         store.set("n", "1")
-        fds, left = store._log._descriptors, [5 * coherence.TRIES]
+        fds, left = store._log._descriptors, [5 * network.TRIES]
 
         def compact() -> None:
             if left[0] and not any(is_locked(fd) for fd in fds):

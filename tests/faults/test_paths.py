@@ -29,9 +29,9 @@ from fscoord import (
     StoreGoneError,
     StoreTimeoutError,
     StoreUnavailableError,
-    _system as system,
 )
-from fscoord._log import reader
+from fscoord._log.io import cursor as reader
+from fscoord._runtime import system
 from fscoord.stores.dump import dump
 
 HANG_S = 60

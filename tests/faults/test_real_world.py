@@ -25,15 +25,8 @@ from faults.faulty import faulty_os, faulty_system
 from unit.plain_reader import read_log
 
 import fscoord
-from fscoord import (
-    FileStore,
-    FscoordError,
-    StoreTimeoutError,
-    StoreUnavailableError,
-    UnsupportedFilesystemError,
-    _events,
-    _system as system,
-)
+from fscoord import FileStore, FscoordError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord._runtime import file_events, system
 
 HANG_S = 60
 DAY_S = 86_400
@@ -238,7 +231,7 @@ def test_whose_queue_was_filled_while_it_was_stopped_finds_what_it_waits_for(pat
                 until(lambda: watches(child.pid))
                 os.kill(child.pid, signal.SIGSTOP)
                 until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-                like_it, another = (_events.Inotify(str(path), _events.LOG_CHANGED) for _ in range(2))
+                like_it, another = (file_events.Inotify(str(path), file_events.LOG_CHANGED) for _ in range(2))
                 for number in range(full // 2 + 1):
                     store.set("k", str(number))
                     os.utime(path)

@@ -16,10 +16,10 @@ from faults.test_flips import LOGS, contents, flip
 from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
-from fscoord._log import record
-from fscoord._log.header import Header
-from fscoord._log.lock import FLOCK
-from fscoord._log.successor import Successor, generation_name
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.successor import Successor, generation_name
+from fscoord._log.locking.log_lock import FLOCK
 from fscoord.stores.repair import Dropped, Repair, repair
 from fscoord.stores.verify import verify
 

@@ -23,7 +23,8 @@ from faults.interrupts import At, interrupt
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log import file as log_file, path as paths
+from fscoord._log import log as log_file
+from fscoord._log.io import safe_files
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
 HANG_S = 60
@@ -171,7 +172,7 @@ def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
     while reached:
         number += 1
         at = At(number, interrupt)
-        run(at, lambda: paths.create(f"{path} {number}", lambda _: b"header", 0o600, durable=True))  # noqa: B023 - called at once
+        run(at, lambda: safe_files.create(f"{path} {number}", lambda _: b"header", 0o600, durable=True))  # noqa: B023 - called at once
         reached = at.reached
         assert descriptors() == open_before, at.where
     assert number > 10
@@ -197,7 +198,7 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
 LOOP = """
 import random, signal, sys
 from fscoord import FileStore
-from fscoord._interruptions import lose_none
+from fscoord._runtime.signals import lose_none
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = FileStore(path, lock=lock, timeout=60)

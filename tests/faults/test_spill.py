@@ -17,8 +17,9 @@ from contract.places import start_thread
 from faults.interrupts import At, interrupt
 from faults.shared_os import SharedOs, shared_os
 
-from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError, _system as system
-from fscoord._log import coherence
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
+from fscoord._log.access import network
+from fscoord._runtime import system
 
 LIMIT_S = 60
 LEAST = 100
@@ -145,7 +146,7 @@ def test_threads_read_long_values_while_the_log_goes_from_file_to_file(opened: C
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedOs]:
     """A kernel under the package that takes O_DIRECT, and looks at names that are never due."""
-    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
+    monkeypatch.setattr(network, "LOOK_S", math.inf)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
     with shared_os() as shared:
         yield shared

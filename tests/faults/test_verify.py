@@ -16,9 +16,10 @@ from faults.test_flips import LOGS, contents, flip
 from hypothesis import given, strategies as st
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
-from fscoord._log import record, resync, scan
-from fscoord._log.header import Header
-from fscoord._log.successor import Place, Successor, generation_name
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.successor import Place, Successor, generation_name
+from fscoord._log.inspect import resync, scan
 from fscoord.stores.verify import Report, verify
 
 DATA = Path(__file__).parent.parent / "data"
@@ -164,7 +165,7 @@ def test_a_hole_of_many_blocks_ends_where_records_begin_again(path: str, rng: ra
 
 
 def test_more_damages_than_anybody_reads_are_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fscoord._log.verify.FINDINGS_MAX", 2)
+    monkeypatch.setattr("fscoord._log.inspect.verify.FINDINGS_MAX", 2)
     data = make(path, lambda handle: [handle.write(b"k", b"v") for _ in range(12)])
     for step in steps(data)[1::2]:
         data = flip(data, 8 * (step.end - 2))

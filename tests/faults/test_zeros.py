@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log import mount, tail
-from fscoord._log.tail import TookTooLong, Zeros
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.access import mount
+from fscoord._log.io import torn_tail
+from fscoord._log.io.torn_tail import TookTooLong, Zeros
+from fscoord._runtime import system
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify
 
@@ -199,7 +201,7 @@ def test_first_data_is_found_in_what_was_added_since(descriptor: int) -> None:
 
 def test_first_data_stops_at_the_deadline_and_goes_on(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "time", Clock())
-    monkeypatch.setattr(tail, "_CHUNK", 4096)
+    monkeypatch.setattr(torn_tail, "_CHUNK", 4096)
     os.ftruncate(descriptor, 100 * 4096)
     os.pwrite(descriptor, b"x", 50 * 4096)
     zeros, stops = Zeros(), 0
@@ -221,13 +223,15 @@ def test_search_for_a_void_stops_at_the_deadline(descriptor: int, monkeypatch: p
     zeros = Zeros()
     zeros.deadline = 20.0
     with pytest.raises(TookTooLong):
-        tail.examine(descriptor, 1024, 77, zeros, durable=True)
+        torn_tail.examine(descriptor, 1024, 77, zeros, durable=True)
 
 
 def test_search_skips_sectors_of_zeros(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    decode: Callable[[bytes, int], object] = tail.record.decode_void
-    monkeypatch.setattr(tail.record, "decode_void", lambda data, chain: calls.append(1) or decode(data, chain))
+    decode: Callable[[bytes, int], object] = torn_tail.record.decode_void
+    monkeypatch.setattr(torn_tail.record, "decode_void", lambda data, chain: calls.append(1) or decode(data, chain))
     os.pwrite(descriptor, b"x", 40 << 20)
-    assert isinstance(tail.examine(descriptor, 1024, 77, Zeros(), durable=True), (tail.Torn, tail.Damage))
+    assert isinstance(
+        torn_tail.examine(descriptor, 1024, 77, Zeros(), durable=True), (torn_tail.Torn, torn_tail.Damage)
+    )
     assert len(calls) < 10

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from fscoord._log import record
-from fscoord._log.header import Header
-from fscoord._log.session import Session, encode_death
-from fscoord._log.successor import Successor, generation_name
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.session import Session, encode_death
+from fscoord._log.format.successor import Successor, generation_name
 
 T = TypeVar("T")
 

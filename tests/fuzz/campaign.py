@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 with atheris.instrument_imports(include=["fscoord"]):
     from fuzz.exercise import exercise_log, run
 
-    from fscoord._log import record
-    from fscoord._log.header import Header
-    from fscoord._log.malformed import MalformedRecord
-    from fscoord._log.session import Session
-    from fscoord._log.successor import Successor
+    from fscoord._log.format import record
+    from fscoord._log.format.header import Header
+    from fscoord._log.format.malformed import MalformedRecord
+    from fscoord._log.format.session import Session
+    from fscoord._log.format.successor import Successor
 
 HEADER = Header(bytes(16), 1).encode()
 

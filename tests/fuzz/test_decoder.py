@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fscoord._log import record
-from fscoord._log.record import Record
+from fscoord._log.format import record
+from fscoord._log.format.record import Record
 
 KINDS = sorted({*record.DATA_KINDS, record.SESSION, record.BELL, record.LEAVE, record.DEATH, record.SEAL})
 RECORDS = 10

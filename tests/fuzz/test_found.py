@@ -9,11 +9,11 @@ import pytest
 from faults.logs import look_at, make, opened, put, write_every_kind
 
 from fscoord import CorruptLogError, FileStore, LimitExceededError, StoreGoneError
-from fscoord._log import record
-from fscoord._log.header import Header
-from fscoord._log.lock import OFD
-from fscoord._log.session import Session
-from fscoord._log.successor import Successor, generation_name
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.session import Session
+from fscoord._log.format.successor import Successor, generation_name
+from fscoord._log.locking.log_lock import OFD
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify

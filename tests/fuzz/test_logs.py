@@ -17,11 +17,11 @@ from fuzz.exercise import run
 from hypothesis import given, settings, strategies as st
 
 from fscoord import FileStore
-from fscoord._log import record
-from fscoord._log.header import MAGIC, Header
-from fscoord._log.malformed import MalformedRecord
-from fscoord._log.session import Session, decode_death
-from fscoord._log.successor import Successor
+from fscoord._log.format import record
+from fscoord._log.format.header import MAGIC, Header
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.session import Session, decode_death
+from fscoord._log.format.successor import Successor
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify

@@ -28,7 +28,7 @@ from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide
 from fscoord.stores import url as urls
-from fscoord.stores.etcd_sessions import read_record
+from fscoord.stores.etcd.sessions import read_record
 
 SIGNS = st.text(
     alphabet=st.sampled_from(list("aZ0159:/?#[]@!$&'()*+,;=%-._~ \t\n\0\x7f\u00e9\u0661\ud800")), max_size=40

@@ -22,7 +22,8 @@ from typing import Any
 from linear import operations
 from linear.models import EMPTY
 
-from fscoord import FileStore, QueueEmptyError, StoreError, StoreTimeoutError, _system as system
+from fscoord import FileStore, QueueEmptyError, StoreError, StoreTimeoutError
+from fscoord._runtime import system
 from fscoord.recipes.lock import Lock
 
 LIMIT_S = 60.0

@@ -12,7 +12,7 @@ import pytest
 from contract.places import until
 from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 
-from fscoord import _system
+from fscoord._runtime import system
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
 from fscoord.launch import held, run_held, warden
 
@@ -68,7 +68,7 @@ def test_a_command_has_the_input_and_the_place_of_whoever_runs_it():
 
 
 def test_a_command_has_another_input_if_that_is_wanted():
-    with _system.unnamed_file(b"from a file") as file:
+    with system.unnamed_file(b"from a file") as file:
         assert run("cat", stdin=file).output == b"from a file"
 
 

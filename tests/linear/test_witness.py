@@ -12,7 +12,8 @@ from linear import models
 from linear.checker import LINEARIZABLE, Call, check
 from linear.witness import Done, Places, mistakes, read_generations, unclaimed
 
-from fscoord import FileStore, _system as system
+from fscoord import FileStore
+from fscoord._runtime import system
 
 KEY = b"k"
 KINDS = {"value": ("set", "get"), "counter": ("add", "get"), "queue": ("push", "pop")}

@@ -16,7 +16,7 @@ from histories.worker import KeepingOs, bear_witness, make_calls
 from linear.witness import read_generations
 from unit.plain_reader import read_newest
 
-from fscoord import _system as system
+from fscoord._runtime import system
 
 if TYPE_CHECKING:
     from mounts.agents import Worker

@@ -21,22 +21,22 @@ STOPS_BEFORE = "one of the records before is bad, and ends it"
 SPARES = "only work is spared: what follows looks for itself"
 
 EXPLAINED: dict[str, dict[str, str]] = {
-    "_log/alive.py": {
+    "_log/liveness/liveness_file.py": {
         "_is_locked: asked = * | 0 -> 1": "from where the descriptor stands, which is 0, for nothing reads on it",
         "AliveFile._lock: * | 0 -> 1": "from where the descriptor stands, which is 0, for nothing reads on it",
         "AliveFile.close: self._fd = -1 | 1 -> 2": NEGATIVE,
     },
-    "_log/appending.py": {
+    "_log/io/writer.py": {
         "Appender._append: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "Appender._void_tail: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
     },
-    "_log/bell.py": {
+    "_log/wakeup/doorbell.py": {
         "Bell.close: self.fd = -1 | 1 -> 2": NEGATIVE,
         "Bell.ring: seen = * | 1 -> 2": "only the first of the bytes that were read is looked at",
         "Bell.is_lost: return self.fd < 0 or * | self.fd < 0 -> LtE": STANDARD_INPUT,
         "Bell.is_lost: return self.fd < 0 or * | 0 -> 1": STANDARD_INPUT,
     },
-    "_log/coherence.py": {
+    "_log/access/network.py": {
         "SharedLogFile._catch_up: if self._pending or * -> And": "what looks damaged then is looked at once more",
         "SharedLogFile._catch_up: while * | system.time.monotonic() >= deadline -> Gt": CLOCK,
         "SharedLogFile._catch_up: system.time.sleep(PAUSE_S) -> pass": PAUSE,
@@ -45,7 +45,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "SharedLogFile._open: for attempt in range(1, OPEN_TRIES + 1): | 1 -> 2 (2)": "the one before raises",
         "SharedLogFile._open: system.time.sleep(min(PAUSE_S * *": PAUSE,
     },
-    "_log/compaction.py": {
+    "_log/generations/compaction.py": {
         "Compactor._succeed: if lock is not None and * | header.lock_kind != SOFT -> Eq": "closing gives the lock back",
         "Compactor._succeed: is_sealing, fd, lock = False, -1, None | 1 -> 2": NEGATIVE,
         "Compactor._succeed: lock.unlock() -> pass": "closing gives the lock back",
@@ -55,12 +55,12 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/contention.py": {
         "Contender._lock_timeout: if isinstance(number, int) and number not in self.sessions: |*-> Or": SPARES,
     },
-    "_log/dump.py": {
+    "_log/inspect/dump.py": {
         "dump_log: fd = -1* | 1 -> 2": NEGATIVE,
         '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
         "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     },
-    "_log/file.py": {
+    "_log/log.py": {
         "LogFile._update_locked: self._trouble = 0*": SPARES,
         "LogFile.update: self._trouble = DIRTY -> pass (2)": "whatever moves on has said so itself",
         "LogFile.update: self._explain(* | 0 -> 1": "kinds are letters, or 0",
@@ -71,28 +71,28 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogFile.join_run: if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):"
         " | run is not None and self.header.runs[:1] != (run,) -> Or": SPARES,
     },
-    "_log/header.py": {
+    "_log/format/header.py": {
         "Header.encode: agreed = * | 3 -> 4": "of reserved bytes 3 are written",
         "Header.encode: limits = * | 16 -> 17": "of reserved bytes 16 are written",
         "Header.decode: if len(data) < HEADER_SIZE: |*": "of that length it is incomplete, too",
     },
-    "_log/line.py": {
+    "_log/locking/kernel_wait.py": {
         "leave_line: waiter.gone = True*": "who waits says so itself as soon as it is woken",
         "_Request.*: self.fd = -1 | 1 -> 2*": NEGATIVE,
         "_Request._run: waiter = self._first(end=True) | True -> False": "who lines up so late is woken by its end",
         "_Request._run: waiter.gone = True*": "who waits says so itself as soon as it is woken",
         "_Request._hand_over: waiter.gone = True*": "who waits says so itself as soon as it is woken",
     },
-    "_log/lock.py": {
+    "_log/locking/log_lock.py": {
         "LogLock.holder: asked = _range(fcntl.F_WRLCK, 0) | 0 -> 1": "all ranges share their first byte",
         "LogLock.wait: doublings = min(* | 10 -> 11": "a nap is as long as it gets before",
     },
-    "_log/marked.py": {
+    "_log/access/direct.py": {
         "MarkedLogFile._is_caught_up: return True *": SPARES,
         "MarkedLogFile._is_caught_up: if end < self._offset:*": "were they equal, it would have returned before",
         "MarkedLogFile._write: if self.coherence == DIRECT and *-> Or": "where nothing is torn, it stands there anyway",
     },
-    "_log/marker.py": {
+    "_log/locking/symlink_lock.py": {
         'Marker.__init__: self._who = self._text = "" -> pass': UNREAD,
         "Marker.__init__: self._count = self._given_back = 0 *": "wherever counting begins",
         "Marker.__init__: self._may_hold = self._is_unseen = False *": UNREAD,
@@ -103,11 +103,11 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Marker._finds_itself: if now - self._looked < LOOK_S: |*": CLOCK,
         "Marker._finds_itself: self._is_unseen = False *": "one needless look when it is closed",
     },
-    "_log/mount.py": {
+    "_log/access/mount.py": {
         "_look_up: first = line.split(None, 5) * | 5 -> 6": "the first fields are the same",
         "find_mount: flags = system.os.O_RDONLY | system.O_CLOEXEC |*": "no child inherits it (PEP 446)",
     },
-    "_log/node.py": {
+    "_log/wakeup/node_poller.py": {
         "Post.__init__: self._nudges = 0 *": UNREAD,
         "Post.join: self._put(NUDGES, self._byte(NUDGES) + 1) | *": "all that counts is a change",
         "Post.beat: self._put(BEAT, self._byte(BEAT) + 1) | 1 -> 2": "all that counts is a change",
@@ -118,7 +118,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "node_bell_path: raise OSError*": "never reached, for FALLBACK is absolute; types need an end",
         "Post.beat: self._put(BEAT, self._byte(BEAT) + 1) | self._byte(BEAT) + 1 -> Sub": "all that counts is a change",
     },
-    "_log/opening.py": {
+    "_log/io/opening.py": {
         "open_log: reader = -1 | 1 -> 2": NEGATIVE,
         "open_log: writer = -1 if *| 1 -> 2": NEGATIVE,
         "Wanted.header: log_id, inode = * | 16 -> 17": IN_THE_ID,
@@ -126,24 +126,24 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "read_header: while more and * > 0 -> GtE": "who misses nothing reads nothing, and ends",
         "_initialise: if system.time.monotonic() >= deadline: |*": CLOCK,
     },
-    "_log/path.py": {
+    "_log/io/safe_files.py": {
         "unavailable: advice = { | 0 -> 1": "there is no advice for either",
         "check: if found.st_nlink > 1: |*": "then it looks for other names, and finds none",
         "_uid_given_to_ours: *| 0o600 -> 385": "of that file only the owner is looked at",
         "_uid_given_to_ours: return -1 | 1 -> 2": "no negative number is an owner",
         "_remove_births: continue -> pass": "nothing follows it",
     },
-    "_log/permissions.py": {
+    "_log/io/permissions.py": {
         "copy_permissions: if (owner, group) != (-1, -1): | 1 -> 2*": "to give it neither changes nothing",
     },
-    "_log/presence.py": {
+    "_log/liveness/presence.py": {
         "Presence._introduce: alive_id = bytes(16) if self._alive is None else self._alive.id | 16 -> 17": IN_THE_ID,
         "Presence.bury: self.refresh(limit) -> pass": SPARES,
         "Presence._take_byte: self._alive_checked = system.time.monotonic() -> pass": SPARES,
         "Presence._look_after_byte: if *> CHECK_S -> GtE": CLOCK,
         "Presence._open_alive: self._lose_alive() *": "it closes sooner what is closed with the handle",
     },
-    "_log/reader.py": {
+    "_log/io/cursor.py": {
         "LogReader.__init__: self._rfd = self._root_fd = -1 -> pass": UNREAD,
         "LogReader.__init__: self._rfd = self._root_fd = -1 | 1 -> 2": NEGATIVE,
         "LogReader.__init__: self._trouble = 0 | 0 -> 1": SPARES,
@@ -155,7 +155,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader._sync_read: self._trouble = DIRTY -> pass": SPARES,
         "LogReader._move: system.os.lseek(fd, offset, 0) | 0 -> 1": "a new descriptor stands at the beginning",
     },
-    "_log/record.py": {
+    "_log/format/record.py": {
         "*decode*: *-1*| 1 -> 2*": "any negative number says that it is not a record",
         "decode: missing = end - size |*": "its check is asked next, and the number computed anew",
         "decode: stop = position - 6 -> pass": "a run that compares badly is verified record by record",
@@ -170,8 +170,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "_decode_each: return records, others, position, chain, length - left |*": STOPS_BEFORE,
         "is_torn_void: return * | 1 -> 2": "the byte before the last is the highest of an offset, and 0",
     },
-    "_log/repair.py": {"_Copying.__init__: self.header = * | 16 -> 17": IN_THE_ID},
-    "_log/resync.py": {
+    "_log/inspect/repair.py": {"_Copying.__init__: self.header = * | 16 -> 17": IN_THE_ID},
+    "_log/inspect/resync.py": {
         "find_next: if bad.offset + record.RECORD_MIN <= end *-> Sub": "so short a record leads to no other",
         "find_next: if record.record_length(prefix, bad.chain) >= 0: |*-> Gt": RECORD_MIN,
         "find_next: budget = *": "a bound on work",
@@ -182,19 +182,19 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
         "find_next: if record.record_length(prefix, bad.chain) >= 0: | 0 -> 1": RECORD_MIN,
     },
-    "_log/salvage.py": {
+    "_log/inspect/salvage.py": {
         "_open: header, found = None, resync.find_next(fd, Place(0, 0)) | 0*": "no record begins where a header does",
         "_open: stack.callback(quiet.end) -> pass": "to close the descriptor gives the lock back as well",
         "_successor: if named.generation > known: *> known -> GtE": "both name the same one",
     },
-    "_log/scan.py": {
+    "_log/inspect/scan.py": {
         "Quiet.keep: if waited >= self._limit: | waited >= self._limit -> Gt": "at an instant, not behind it",
         "Scan.pieces: if missing >= 0 and more and (*missing <= CHUNK -> Lt": "the size is asked for once more",
         "Scan.pieces: piece = self._judge() if missing < 0 else None |*": "who misses nothing has nothing to judge",
         "Scan._goes_on: *self.size() > self.place.offset -> GtE": SPARES,
         "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
-    "_log/signpost.py": {
+    "_log/generations/forwarding.py": {
         "hint: place = data.rfind(*, 0, place) | 0 -> 1": "a kind is never the first byte of a record",
         "newest: continue -> pass": "nothing follows it",
         'newest: (offset, chain), data, missing = start, b"", 0 | 0 -> 1': "more than that is read at once anyway",
@@ -206,17 +206,17 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "_void: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
         "_is_unlocked: lock.unlock() -> pass": "to close the descriptor gives the lock back as well",
     },
-    "_log/spill.py": {
+    "_log/io/spill.py": {
         "leave_long: position = *-> Sub": "a record of several keys has no key of its own",
         "find_long: if length < 0: |*": RECORD_MIN,
         "find_long: if length > least: |*": "a body is longer than its value",
         '_Window.__init__: self._start, self._data = 0, b"" | 0 -> 1': "while it is empty nothing is in it, wherever",
     },
-    "_log/stuck.py": {
+    "_log/access/hang_watchdog.py": {
         "Call.__init__: self._told_at = 0.0 -> pass": UNREAD,
         "Watcher._run: self.wake.wait(FIRST_S / 2) | 2 -> 3": PAUSE,
     },
-    "_log/succession.py": {
+    "_log/generations/follower.py": {
         "Successive._look: self._looked = now -> pass": SPARES,
         "Successive._open: self._rfd, self._root_fd = opened.reader, -1 | 1 -> 2": NEGATIVE,
         "Successive._enter: reader = writer = -1 | 1 -> 2": NEGATIVE,
@@ -233,11 +233,11 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successive._newest: self._way = place -> pass": "it is read from where it was read before",
         "Successive._restart: self._trouble = DIRTY -> pass": SPARES,
     },
-    "_log/successor.py": {
+    "_log/format/successor.py": {
         "Successor.from_seal: if len(data) < _SEAL.size: |*": "of that length it has no name, and is none",
         "Successor.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
     },
-    "_log/tail.py": {
+    "_log/io/torn_tail.py": {
         "examine: if durable and length < 0 and *| 0 -> 1": RECORD_MIN,
         "_search: if size - offset > *| size - start -> Add": "behind the end nothing is read",
         "Zeros.__init__: self._start = self._end = 0 | 0 -> 1": "every header is longer",
@@ -259,7 +259,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "examine: second = _next_sector(offset + 1)  # of a sound prefix nothing is lost in the sector where it begins"
         " | offset + 1 -> Sub": "the sector where a sound prefix begins is not all zeros",
     },
-    "_log/ticket.py": {
+    "_log/wakeup/waiter.py": {
         "Ticket.__init__: self._heard = watch.heard -> pass": UNREAD,
         "Ticket._sleep_beside: if self._vigil or *| now >= until -> Gt": CLOCK,
         "Ticket._sleep_beside: if self._vigil or *| now - self._own_look > OWN_LOOK_S -> GtE": CLOCK,
@@ -267,11 +267,11 @@ EXPLAINED: dict[str, dict[str, str]] = {
         'Ticket.__init__: self._mark = b"" -> pass': "a wait is armed before it sleeps",
         "Ticket.__init__: self._beats = -1 | 1 -> 2": "no byte of the bell is negative",
     },
-    "_log/verify.py": {
+    "_log/inspect/verify.py": {
         "_Verification._read_file: quiet.end() -> pass": "to close the descriptor gives the lock back as well",
         "_Reading._take: is_special = any(* | 0 -> 1": "who looks at each record finds nothing more",
     },
-    "_log/watch.py": {
+    "_log/wakeup/watcher.py": {
         "Watch.__init__: self._is_told = False *": "without events nobody reads it, and with them it is set",
         "Watch.__init__: self.heard = 0 | 0 -> 1": "all that counts is a change",
         "Watch.__init__: self.deaths = 0 | 0 -> 1": "all that counts is a change",

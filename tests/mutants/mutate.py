@@ -197,7 +197,9 @@ def shard(text: str) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="parts of paths in the package, such as _log/record.py; all without")
+    parser.add_argument(
+        "modules", nargs="*", help="parts of paths in the package, such as _log/format/record.py; all without"
+    )
     parser.add_argument("--sample", type=int, default=0, help="try so many, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shard", type=shard, default=(1, 1), help="1/2 for the first half, beside another process")

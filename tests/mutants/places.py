@@ -142,8 +142,8 @@ def places(source: str) -> tuple[ast.Module, list[Place]]:
 
 
 def module_names() -> list[str]:
-    """Return the modules that hold the log, as ``_log/file.py``."""
-    return [f"_log/{path.name}" for path in sorted((PACKAGE / "_log").glob("[a-z]*.py"))] + ["stores/file.py"]
+    """Return the modules that hold the log, as ``_log/log.py``."""
+    return [f"_log/{path.name}" for path in sorted((PACKAGE / "_log").glob("[a-z]*.py"))] + ["stores/file/__init__.py"]
 
 
 def compile_with(tree: ast.Module, place: Place, path: str) -> CodeType:

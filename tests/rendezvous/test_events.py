@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from fscoord import _system
+from fscoord._runtime import system
 from fscoord.rendezvous import NodeState, RdzvEvent, construct_and_record_rdzv_event
 
 
@@ -32,7 +32,7 @@ def test_an_event_is_told_to_the_logger_and_knows_where_it_comes_from(caplog):
     assert (record.name, record.levelno) == ("fscoord.rendezvous.events", logging.INFO)
     assert RdzvEvent.deserialize(record.message) == event
     assert event.name == f"{__name__}.test_an_event_is_told_to_the_logger_and_knows_where_it_comes_from"
-    assert (event.hostname, event.pid, event.error_trace) == (_system.hostname(), os.getpid(), "")
+    assert (event.hostname, event.pid, event.error_trace) == (system.hostname(), os.getpid(), "")
 
 
 def test_what_the_caller_knows_better_is_taken_from_it(caplog):

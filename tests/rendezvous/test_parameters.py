@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from fscoord import _network, _system
+from fscoord._runtime import network, system
 from fscoord.rendezvous import (
     DEFAULT_PORT,
     RendezvousParameters,
@@ -130,9 +130,9 @@ def test_an_endpoint_that_is_none_is_refused_and_named(endpoint):
 
 @pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "::1"])
 def test_loopback_is_this_host_without_asking_anybody(name, monkeypatch):
-    monkeypatch.setattr(_network.socket, "getaddrinfo", None)
+    monkeypatch.setattr(network.socket, "getaddrinfo", None)
     assert matches_machine_hostname(name)
-    assert matches_machine_hostname(_system.hostname().upper())
+    assert matches_machine_hostname(system.hostname().upper())
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def resolver(monkeypatch):
         canonical, addresses = hosts[name]
         return [(0, 0, 0, canonical if not n else "", (address, 0)) for n, address in enumerate(addresses)]
 
-    monkeypatch.setattr(_network.socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(_system, "hostname", lambda: "here")
+    monkeypatch.setattr(network.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(system, "hostname", lambda: "here")
 
 
 @pytest.mark.parametrize("name", ["here", "here.cluster", "Here.Cluster", "10.0.0.1", "fd00::1", "fd00:0::1", "alias"])
@@ -165,5 +165,5 @@ def test_other_hosts_are_told_from_it(name, resolver):
 
 
 def test_a_free_port_can_be_listened_on():
-    with socket.create_server(("127.0.0.1", _network.free_port())) as server:
+    with socket.create_server(("127.0.0.1", network.free_port())) as server:
         assert server.getsockname()[1] > 0

@@ -17,7 +17,7 @@ from simulation.scheduler import ScheduleError
 from simulation.world import World
 
 import fscoord
-from fscoord import _system as system
+from fscoord._runtime import system
 
 FILE = f"{Files.DIRECTORY}/file"
 TESTS = Path(__file__).parent.parent

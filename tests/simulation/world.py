@@ -12,10 +12,11 @@ from typing import Any
 from simulation.files import Events, Fcntl, Files, Os
 from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
 
-from fscoord import _events, _network, _system as system
-from fscoord._log import line, shared, watch
-from fscoord._log.ticket import Ticket
-from fscoord.stores import lifetime
+from fscoord._log.locking import kernel_wait, process_mutex
+from fscoord._log.wakeup import watcher
+from fscoord._log.wakeup.waiter import Ticket
+from fscoord._runtime import file_events, network, system
+from fscoord.stores.file import lifecycle
 
 PATH = f"{Files.DIRECTORY}/log"
 
@@ -162,15 +163,15 @@ class World:
                 "has_inotify": lambda: hears,
                 "has_ofd_locks": lambda: True,
             },
-            _network: {"take_name": self._take_name},
-            _events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
-            line: {"_requests": Own(self, "requests", dict), "_guard": guards},
-            shared: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},
-            watch: {"_watches": Own(self, "watches", weakref.WeakValueDictionary), "_guard": guards},
+            network: {"take_name": self._take_name},
+            file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
+            kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},
+            process_mutex: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},
+            watcher: {"_watches": Own(self, "watches", weakref.WeakValueDictionary), "_guard": guards},
             Ticket: {"__hash__": lambda ticket: self._number(ticket)},
         }
         before = {thing: {name: getattr(thing, name) for name in names} for thing, names in own.items()}
-        stores, participants = set(lifetime._open_stores), set(lifetime._participants)
+        stores, participants = set(lifecycle._open_stores), set(lifecycle._participants)
         draws, collects = random.getstate(), gc.isenabled()
         random.seed(self.rng.random())
         gc.disable()  # what is thrown away in a circle would be closed at any step
@@ -184,9 +185,9 @@ class World:
             for thing, names in before.items():
                 for name, value in names.items():
                     setattr(thing, name, value)
-            lifetime._participants.intersection_update(participants)
-            for store in set(lifetime._open_stores) - stores:
-                del lifetime._open_stores[store]
+            lifecycle._participants.intersection_update(participants)
+            for store in set(lifecycle._open_stores) - stores:
+                del lifecycle._open_stores[store]
             random.setstate(draws)
             if collects:
                 gc.enable()

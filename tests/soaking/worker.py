@@ -22,7 +22,7 @@ from soaking.journal import Journal, Sections
 from soaking.weight import weighed
 
 from fscoord import FileStore
-from fscoord._interruptions import lose_none
+from fscoord._runtime.signals import lose_none
 from fscoord.barriers import StoreBarrier
 from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import (

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from faults.faulty import faulty_os
 
-from fscoord import InsecurePathError, _system as system
-from fscoord._log.alive import MAGIC, SIZE, AliveFile, Home, open_alive
-from fscoord._log.session import Session
+from fscoord import InsecurePathError
+from fscoord._log.format.session import Session
+from fscoord._log.liveness.liveness_file import MAGIC, SIZE, AliveFile, Home, open_alive
+from fscoord._runtime import system
 
 Open = Callable[..., AliveFile]
 

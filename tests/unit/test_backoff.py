@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from contract.places import HANG_S, start_thread
 
-from fscoord import HashStore, PrefixStore, StoreTimeoutError, _backoff
-from fscoord._backoff import FREE_TRIES, LONGEST_PAUSE_S, Backoff
+from fscoord import HashStore, PrefixStore, StoreTimeoutError
+from fscoord._waiting import backoff as _backoff
+from fscoord._waiting.backoff import FREE_TRIES, LONGEST_PAUSE_S, Backoff
 from fscoord.cli import watch
 from fscoord.collectives import barrier
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreUnavailableError
 from fscoord.recipes import Fenced, Lock, Queue
 from fscoord.recipes._line import Line
 from fscoord.stores.etcd import EtcdStore
-from fscoord.stores.etcd_cluster import CompactedError
-from fscoord.stores.etcd_handle import Done
+from fscoord.stores.etcd.client import CompactedError
+from fscoord.stores.etcd.handle import Done
 from fscoord.stores.tcp import TCPStore
 
 LIMIT_S = 0.2

@@ -12,7 +12,7 @@ from faults.faulty import faulty_os
 from faults.logs import is_open
 
 from fscoord import InsecurePathError
-from fscoord._log.bell import SIZE, Bell
+from fscoord._log.wakeup.doorbell import SIZE, Bell
 
 
 @pytest.fixture

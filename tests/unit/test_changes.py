@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from contract.places import start_thread
 
-from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, _system as system, store as contract
-from fscoord._log import coherence, marked, mount, ticket
-from fscoord._log.bell import bucket
-from fscoord.stores import waiting
+from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
+from fscoord._log.access import direct, mount, network
+from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup.doorbell import bucket
+from fscoord._runtime import system
+from fscoord.stores.file import notifier
 
 HANG_S = 60
 
@@ -44,8 +46,8 @@ def path(tmp_path: Path) -> str:
 def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: an event that is lost is a test that hangs."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-        monkeypatch.setattr(ticket, name, LONG_S)
-    monkeypatch.setattr(waiting, "ANNOUNCE_S", LONG_S)
+        monkeypatch.setattr(waiter, name, LONG_S)
+    monkeypatch.setattr(notifier, "ANNOUNCE_S", LONG_S)
 
 
 def until_asleep(store: FileStore, name: str = "_for_all") -> None:
@@ -109,8 +111,8 @@ def test_closing_the_store_ends_the_wait(path: str) -> None:
 def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_news(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marked, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
-    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
+    monkeypatch.setattr(direct, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(network, "LOOK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     with FileStore(path) as afar, FileStore(path) as store:
         known = store._await_change(None, HANG_S)

@@ -26,15 +26,16 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
-    _system as system,
 )
-from fscoord._log import coherence, record, stuck
-from fscoord._log.bell import bucket
-from fscoord._log.lock import LogLock
-from fscoord._log.news import News
-from fscoord._log.reader import STALE
+from fscoord._log.access import hang_watchdog, network
+from fscoord._log.format import record
+from fscoord._log.io.cursor import STALE
+from fscoord._log.locking.log_lock import LogLock
+from fscoord._log.wakeup.changed_keys import News
+from fscoord._log.wakeup.doorbell import bucket
+from fscoord._runtime import system
 from fscoord.stores.dump import dump
-from fscoord.stores.state import State
+from fscoord.stores.file.replay import State
 
 LIMIT_S = 30
 NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
@@ -48,8 +49,8 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedOs]:
     """A kernel under the package that takes O_DIRECT, and looks at names that are never due."""
-    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
-    monkeypatch.setattr(coherence, "SETTLE_S", LIMIT_S)  # as long as the lie lasts, and it ends
+    monkeypatch.setattr(network, "LOOK_S", math.inf)
+    monkeypatch.setattr(network, "SETTLE_S", LIMIT_S)  # as long as the lie lasts, and it ends
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
     with shared_os() as shared:
         yield shared
@@ -363,7 +364,7 @@ def cut(store: FileStore) -> int:
 def test_a_log_that_has_shrunk_is_gone_for_who_writes_and_who_looks_no_more(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
     with FileStore(path, coherence=how) as store:
         size = cut(store)
         with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
@@ -421,7 +422,7 @@ def test_who_read_all_again_has_news_of_every_key() -> None:
 def test_a_record_that_stays_torn_is_voided_however_it_is_read(
     how: str, torn: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
     with FileStore(path, coherence=how) as store:
         store.set("k", "1")
         size = os.path.getsize(path)
@@ -458,7 +459,7 @@ def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
     real = fcntl.fcntl
 
     def noted(fd: int, command: int, lock: bytes) -> bytes:
-        asked.append((command, *coherence._FLOCK_STRUCT.unpack(lock)[:4]))
+        asked.append((command, *network._FLOCK_STRUCT.unpack(lock)[:4]))
         return real(fd, command, lock)
 
     with FileStore(path, coherence="locked") as store:
@@ -483,7 +484,7 @@ def test_an_old_size_from_a_cache_is_no_truncated_log(times: int, path: str, ker
 def test_a_cache_that_never_tells_the_truth_is_an_error_that_says_so(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "SETTLE_S", 0.05)
+    monkeypatch.setattr(network, "SETTLE_S", 0.05)
     with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
         store.set("k", "1")
         other.set("k", "2")
@@ -567,7 +568,7 @@ def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
 def test_a_name_that_leads_nowhere_for_good_is_an_error_after_some_tries(
     path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "OPEN_TRIES", 3)
+    monkeypatch.setattr(network, "OPEN_TRIES", 3)
     with FileStore(path) as store:
         store.set("k", "1")
     before = len(os.listdir("/proc/self/fd"))
@@ -672,7 +673,7 @@ def test_a_log_that_is_gone_is_told_from_one_that_the_server_forgot(
         os.unlink(path)
         with pytest.raises(StoreGoneError, match="deleted"):
             store.set("k", "2")
-        monkeypatch.setattr(coherence, "LOOK_S", 0.0)
+        monkeypatch.setattr(network, "LOOK_S", 0.0)
         with pytest.raises(StoreGoneError, match="deleted"):
             reader.get("k")
 
@@ -734,7 +735,7 @@ def test_a_caution_is_logged(path: str, mounted: object, caplog: pytest.LogCaptu
 def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
     path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stuck, "FIRST_S", 0.02)
+    monkeypatch.setattr(hang_watchdog, "FIRST_S", 0.02)
     told, answers = threading.Event(), threading.Event()
 
     class Told(logging.Handler):
@@ -763,7 +764,7 @@ def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
 
 def look_soon(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next look of `store` at its name be due, and none after it."""
-    monkeypatch.setattr(coherence, "LOOK_S", 1000.0)
+    monkeypatch.setattr(network, "LOOK_S", 1000.0)
     store._log._looked = -math.inf
 
 
@@ -819,7 +820,7 @@ def test_who_looks_holds_its_byte_again_and_is_another_session_if_nobody_could_f
 def test_who_only_reads_sees_at_the_next_look_that_the_log_has_shrunk(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
     with FileStore(path, coherence=how) as store:
         size = cut(store)
         look_soon(store, monkeypatch)
@@ -935,7 +936,7 @@ def test_a_size_that_comes_before_the_data_is_no_lie_yet(times: int, path: str, 
 def test_damage_that_stays_is_told_by_who_writes_and_by_who_reads(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "SETTLE_S", 0.01)
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
     with FileStore(path, coherence=how) as store, FileStore(path, coherence=how) as other:
         store.set("k", "1")
         assert other.get("k") == b"1"
@@ -994,7 +995,7 @@ def test_a_log_that_can_not_be_opened_is_watched_by_nobody(path: str) -> None:
     os.symlink("elsewhere", path)
     with pytest.raises(InsecurePathError) as caught:
         FileStore(path, coherence="direct")
-    assert path not in [call._path for call in stuck._open], caught.value  # which keeps what was half open
+    assert path not in [call._path for call in hang_watchdog._open], caught.value  # which keeps what was half open
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
@@ -1064,9 +1065,9 @@ def test_a_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
     monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
     with FileStore(path, coherence="direct") as store:
         for number in range(1, 5):
-            left = coherence.TRIES - 1
+            left = network.TRIES - 1
             assert store.add("n", 1) == number
-        left = coherence.TRIES
+        left = network.TRIES
         with pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught:
             store.add("n", 1)
         assert not caught.value.maybe_applied
@@ -1089,7 +1090,7 @@ def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
 def test_who_has_opened_the_log_again_looks_at_its_name_at_once(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence, "LOOK_S", 1000.0)
+    monkeypatch.setattr(network, "LOOK_S", 1000.0)
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
         store._log._looked = later = time.monotonic() + 500  # not due for long

@@ -17,10 +17,11 @@ from unit.plain_reader import read_log
 from unit.test_generations import generation, names
 
 from fscoord import FileStore, StoreUnavailableError
-from fscoord._log import compaction, record
-from fscoord._log.compaction import Compactor
-from fscoord._log.lock import KINDS, LogLock
-from fscoord._log.session import Session
+from fscoord._log.format import record
+from fscoord._log.format.session import Session
+from fscoord._log.generations import compaction
+from fscoord._log.generations.compaction import Compactor
+from fscoord._log.locking.log_lock import KINDS, LogLock
 
 
 @pytest.fixture

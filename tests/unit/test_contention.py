@@ -12,9 +12,10 @@ import pytest
 from faults.faulty import faulty_os
 from faults.logs import LIMIT_S, Handle, opened
 
-from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
-from fscoord._log import record
-from fscoord._log.reader import DIRTY, ENDED, Suspect
+from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord._log.format import record
+from fscoord._log.io.cursor import DIRTY, ENDED, Suspect
+from fscoord._runtime import system
 
 
 @pytest.fixture

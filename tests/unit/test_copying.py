@@ -10,11 +10,12 @@ import pytest
 from faults.faulty import faulty_os
 from unit.plain_reader import read_log
 
-from fscoord import _system as system
-from fscoord._log import copying, record
-from fscoord._log.copying import Copy
-from fscoord._log.header import Header
-from fscoord._log.lock import OFD
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.inspect import copying
+from fscoord._log.inspect.copying import Copy
+from fscoord._log.locking.log_lock import OFD
+from fscoord._runtime import system
 
 
 def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(

@@ -12,7 +12,7 @@ from faults.logs import make, opened, put, steps, tear, write_every_kind
 from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
-from fscoord._log import record
+from fscoord._log.format import record
 from fscoord.stores.dump import dump
 
 

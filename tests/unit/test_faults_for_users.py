@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from contract.places import HANG_S, start_thread
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.errors import (
     FscoordError,
     StoreTimeoutError,

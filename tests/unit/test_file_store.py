@@ -22,9 +22,10 @@ from fscoord import (
     StoreGoneError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
-    _system as system,
 )
-from fscoord.stores import file, lifetime
+from fscoord._runtime import system
+from fscoord.stores import file
+from fscoord.stores.file import lifecycle
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -404,13 +405,13 @@ def test_who_names_a_world_size_is_one_of_its_participants(
     world_size: int | None, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    begin = lifetime.begin
+    begin = lifecycle.begin
 
     def note(store: FileStore, *, is_participant: bool) -> None:
         begun.append(is_participant)
         begin(store, is_participant=is_participant)
 
-    monkeypatch.setattr(lifetime, "begin", note)
+    monkeypatch.setattr(lifecycle, "begin", note)
     FileStore(tmp_path / "store", world_size).close()
     assert begun == [is_one]
 

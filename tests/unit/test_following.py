@@ -13,9 +13,10 @@ from faults.logs import LIMIT_S, Handle, make, opened, put, steps, tear
 from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
-from fscoord._log import path as paths, record, tail
-from fscoord._log.compaction import Compactor
-from fscoord._log.reader import APPLYING, CHUNK, DIRTY
+from fscoord._log.format import record
+from fscoord._log.generations.compaction import Compactor
+from fscoord._log.io import safe_files, torn_tail
+from fscoord._log.io.cursor import APPLYING, CHUNK, DIRTY
 from fscoord.stores.dump import dump
 
 
@@ -209,7 +210,7 @@ def test_only_who_writes_may_have_written_when_the_lock_cannot_be_given_back(wri
 def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     with opened(path) as handle, monkeypatch.context() as patch:
-        patch.setattr(paths, "close_kept", lambda fd, _: closed.append(fd))
+        patch.setattr(safe_files, "close_kept", lambda fd, _: closed.append(fd))
         for fd in (-1, 0, 1):
             handle.log._drop(fd)
         assert closed == [0, 1]
@@ -238,7 +239,7 @@ does: dict[str, Callable[[Handle], object]] = {
 def test_a_tail_that_is_damaged_after_all_is_not_voided(doing: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start = tear(path, 20, b"k", b"v" * 50)
     before = Path(path).read_bytes()
-    monkeypatch.setattr(tail, "examine", lambda *_, **__: tail.Damage(start, "as a test says"))
+    monkeypatch.setattr(torn_tail, "examine", lambda *_, **__: torn_tail.Damage(start, "as a test says"))
     with opened(path) as handle:
         with pytest.raises(CorruptLogError, match="as a test says"):
             does[doing](handle)

@@ -19,10 +19,11 @@ from faults.logs import tear
 from unit.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
-from fscoord._log import reader, signpost
-from fscoord._log.malformed import MalformedRecord
-from fscoord._log.reader import ASTRAY
-from fscoord._log.successor import Successor, generation_name, parse_name
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.successor import Successor, generation_name, parse_name
+from fscoord._log.generations import forwarding
+from fscoord._log.io import cursor as reader
+from fscoord._log.io.cursor import ASTRAY
 from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify
@@ -346,7 +347,7 @@ def test_who_compacts_again_and_again_reads_nothing_of_the_way_twice(path: Path)
 
 
 def test_a_way_that_was_not_posted_is_found_along_the_seals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signpost, "post", lambda *_: None)
+    monkeypatch.setattr(forwarding, "post", lambda *_: None)
     with FileStore(path) as store:
         store.set("k", "v")
         for _ in range(3):
@@ -726,7 +727,7 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
     assert log.ends == "whole"
     named = Successor(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
     ways = os.O_RDONLY, os.O_RDWR | os.O_APPEND
-    assert signpost.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
+    assert forwarding.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
     found = verify(path)
     assert found.verdict == "damaged"
     assert "no seal before it" in str(found.findings[0].says)
@@ -744,7 +745,7 @@ def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either
         with path.open("ab") as file:
             file.write(b"torn")
         named = Successor(number, bytes([number]) * 16, 0, 0, b"elsewhere")
-        place = signpost.post(str(path), root, named, 1, time.time_ns(), os.O_RDONLY, os.O_RDWR, set(), place)
+        place = forwarding.post(str(path), root, named, 1, time.time_ns(), os.O_RDONLY, os.O_RDWR, set(), place)
         assert place is not None
         assert place.offset == path.stat().st_size
         log = read_log(path.read_bytes())

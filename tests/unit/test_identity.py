@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fscoord._log.header import Header
-from fscoord._log.identity import Identity, Standing, standing
+from fscoord._log.format.header import Header
+from fscoord._log.format.identity import Identity, Standing, standing
 
 LINEAGE = b"l" * 16
 HEADER = Header(b"i" * 16, 1, generation=3, lineage=LINEAGE, root_inode=10, inode=13)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fscoord._interruptions import Ended, interruptions_wait, lose_none, signals_end_it
+from fscoord._runtime.signals import Ended, interruptions_wait, lose_none, signals_end_it
 
 HANG_S = 60
 

@@ -15,10 +15,10 @@ from contract.places import start_thread, until
 from faults.faulty import faulty_system
 from faults.test_fork import Child
 
-from fscoord import _system as system
-from fscoord._log import line
-from fscoord._log.line import leave_line, wait_in_line
-from fscoord._log.path import open_descriptor
+from fscoord._log.io.safe_files import open_descriptor
+from fscoord._log.locking import kernel_wait
+from fscoord._log.locking.kernel_wait import leave_line, wait_in_line
+from fscoord._runtime import system
 
 LIMIT_S = 60
 
@@ -85,8 +85,8 @@ before: list[object] = []
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is granted the lock may take any time to take it."""
-    monkeypatch.setattr(line, "HANDOVER_S", LIMIT_S)
-    before[:] = [*threading.enumerate(), *line._requests.values()]
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
+    before[:] = [*threading.enumerate(), *kernel_wait._requests.values()]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def threads() -> list[threading.Thread]:
 
 
 def requests() -> list[Any]:
-    return [request for request in list(line._requests.values()) if request not in before]
+    return [request for request in list(kernel_wait._requests.values()) if request not in before]
 
 
 def is_over() -> bool:
@@ -134,7 +134,7 @@ def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, s
 
 
 def test_a_lock_that_is_granted_and_not_taken_is_given_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "HANDOVER_S", 0.01)
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", 0.01)
     lock = make()
     with start_thread(wait_in_line, lock, LIMIT_S, lock.reopen):
         lock.comes.release()
@@ -266,7 +266,7 @@ def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(m
     done = threading.Event()
 
     def keep_guard() -> None:
-        with line._guard[0]:
+        with kernel_wait._guard[0]:
             kept.set()
             assert done.wait(LIMIT_S)
 
@@ -274,7 +274,7 @@ def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(m
 
     def look() -> tuple[int, list[bool]]:
         leave_line(lock)
-        return len(line._requests), [os.path.lexists(f"/proc/self/fd/{fd}") for fd in lock.reopened]
+        return len(kernel_wait._requests), [os.path.lexists(f"/proc/self/fd/{fd}") for fd in lock.reopened]
 
     with start_thread(wait_in_line, lock, LIMIT_S, lock.reopen):
         assert lock.blocks.wait(LIMIT_S)

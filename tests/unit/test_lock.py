@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from contract.places import start_thread, until
 
-from fscoord import UnsupportedFilesystemError, _system as system
-from fscoord._log import line, lock
-from fscoord._log.lock import FLOCK, NAP_FIRST_S, NAP_S, OFD, POLL_S, SOFT, SPINS, LogLock
+from fscoord import UnsupportedFilesystemError
+from fscoord._log.locking import kernel_wait, log_lock as lock
+from fscoord._log.locking.log_lock import FLOCK, NAP_FIRST_S, NAP_S, OFD, POLL_S, SOFT, SPINS, LogLock
+from fscoord._runtime import system
 
 Make = Callable[..., LogLock]
 LIMIT_S = 60
@@ -294,7 +295,7 @@ def test_who_leaves_a_file_and_could_not_remove_its_marker_must_know(make: Make)
 def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_is_closed(
     kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "HANDOVER_S", LIMIT_S)
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
     holder, one, two = make(kind), make(kind), make(kind)
     assert not one.is_closed
 
@@ -303,7 +304,7 @@ def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_
 
     def requests() -> list[Any]:
         found = os.stat(path)
-        known = list(line._requests.values())  # in one step: a thread may be about to end
+        known = list(kernel_wait._requests.values())  # in one step: a thread may be about to end
         return [request for request in known if request.place[:2] == (found.st_dev, found.st_ino)]
 
     def in_line() -> int:

@@ -15,13 +15,14 @@ from faults.logs import LIMIT_S, Collector, is_open, opened
 from faults.test_fork import Child, fork_in_c
 from unit.plain_reader import read_log
 
-from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError, _forks
-from fscoord._log import record
-from fscoord._log.file import LogFile
-from fscoord._log.lock import OFD, SOFT
-from fscoord._log.mount import Mount
-from fscoord._log.opening import Wanted
-from fscoord._log.session import Session
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
+from fscoord._log.access.mount import Mount
+from fscoord._log.format import record
+from fscoord._log.format.session import Session
+from fscoord._log.io.opening import Wanted
+from fscoord._log.locking.log_lock import OFD, SOFT
+from fscoord._log.log import LogFile
+from fscoord._runtime import forks
 
 
 @pytest.fixture
@@ -232,14 +233,14 @@ def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
 
     def work() -> tuple[int, int]:
-        before = _forks._life[0]
+        before = forks._life[0]
         if operation == "close":
             log.close()
         elif operation == "refresh":
             log.refresh(LIMIT_S)
         else:
             log.update(record.SET, b"k", b"w", None, LIMIT_S)
-        return _forks._life[0] - before, log.session
+        return forks._life[0] - before, log.session
 
     with Child(fork_in_c, work) as child:
         assert child.result() == (1, 2 if operation == "update" else 0)

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log import marker as log_marker
-from fscoord._log.alive import Home
-from fscoord._log.lock import SOFT, LogLock
-from fscoord._log.marker import Marker, holder
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.locking import symlink_lock as log_marker
+from fscoord._log.locking.log_lock import SOFT, LogLock
+from fscoord._log.locking.symlink_lock import Marker, holder
+from fscoord._runtime import system
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from fscoord import CorruptLogError, FileStore
-from fscoord._log import record
-from fscoord._log.header import Header
-from fscoord._log.malformed import MalformedRecord
-from fscoord._log.meaning import meaning_of
-from fscoord._log.session import Session, encode_death
-from fscoord._log.successor import Successor
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.meaning import meaning_of
+from fscoord._log.format.session import Session, encode_death
+from fscoord._log.format.successor import Successor
 from fscoord.stores.verify import verify
 
 SESSION = Session("host", 7)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from faults.faulty import faulty_os
 
-from fscoord import _system as system
-from fscoord._log.mount import Mount, Objection, find_mount
+from fscoord._log.access.mount import Mount, Objection, find_mount
+from fscoord._runtime import system
 
 TABLE = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,discard

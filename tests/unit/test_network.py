@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fscoord import _network
+from fscoord._runtime import network
 
 SLACK_S = 30.0
 
@@ -41,34 +41,34 @@ def closed() -> int:
     return port
 
 
-def at(*ports: int) -> list[_network.Endpoint]:
-    return [endpoint for port in ports for endpoint in _network.resolve("127.0.0.1", port)]
+def at(*ports: int) -> list[network.Endpoint]:
+    return [endpoint for port in ports for endpoint in network.resolve("127.0.0.1", port)]
 
 
 def test_a_connection_that_is_not_made_in_time_says_so(full: int) -> None:
     started = time.monotonic()
     with pytest.raises(OSError) as caught:
-        _network.connect(at(full), started + 0.1)
+        network.connect(at(full), started + 0.1)
     assert caught.value.errno == errno.ETIMEDOUT
     assert time.monotonic() - started < SLACK_S
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(full: int, listening: int) -> None:
-    with _network.connect(at(full, closed(), listening), time.monotonic() + 1) as connection:
+    with network.connect(at(full, closed(), listening), time.monotonic() + 1) as connection:
         assert connection.getpeername()[1] == listening
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_the_last_address_says_why_there_is_no_connection() -> None:
     with pytest.raises(ConnectionRefusedError):
-        _network.connect(at(closed(), closed()), time.monotonic() + SLACK_S)
+        network.connect(at(closed(), closed()), time.monotonic() + SLACK_S)
     with pytest.raises(OSError, match="no address"):
-        _network.connect([], time.monotonic() + SLACK_S)
+        network.connect([], time.monotonic() + SLACK_S)
 
 
 def test_a_kind_of_network_that_is_not_there_is_passed_over(listening: int) -> None:
     unknown = (socket.AddressFamily.AF_APPLETALK, ("127.0.0.1", listening))
-    with _network.connect([unknown, *at(listening)], time.monotonic() + SLACK_S) as connection:
+    with network.connect([unknown, *at(listening)], time.monotonic() + SLACK_S) as connection:
         assert connection.getpeername()[1] == listening
 
 
@@ -79,13 +79,13 @@ def test_a_name_that_leads_nowhere_is_an_error_of_the_system(name: str, monkeypa
         def find_nothing(*_: object, **__: object) -> None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-        monkeypatch.setattr(_network.socket, "getaddrinfo", find_nothing)
+        monkeypatch.setattr(network.socket, "getaddrinfo", find_nothing)
     with pytest.raises(OSError) as caught:
-        _network.resolve(name, 1)
+        network.resolve(name, 1)
     assert caught.value.errno is not None
 
 
 def test_a_connection_that_is_closed_already_has_nothing_to_drop() -> None:
     connection = socket.socket()
     connection.close()
-    _network.drop_unsent(connection)
+    network.drop_unsent(connection)

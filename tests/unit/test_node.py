@@ -18,11 +18,14 @@ import pytest
 from contract.places import start_thread
 from faults.processes import Processes, wait_until_ready
 
-from fscoord import FileStore, StoreTimeoutError, _system as system
-from fscoord._log import coherence, marked, mount, node, record, ticket, watch
-from fscoord._log.node import node_bell_path
-from fscoord._log.ticket import Ticket
-from fscoord._naps import THREADS, Naps, sleep_through
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.access import direct, mount, network
+from fscoord._log.format import record
+from fscoord._log.wakeup import node_poller, waiter, watcher
+from fscoord._log.wakeup.node_poller import node_bell_path
+from fscoord._log.wakeup.waiter import Ticket
+from fscoord._runtime import system
+from fscoord._waiting.parking import THREADS, Naps, sleep_through
 
 KEY = (b"x" * 16, 3, 4)
 """What tells a log from others: its id, and device and inode number of its first file."""
@@ -38,14 +41,14 @@ SLEEPS_S = 1000.0
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that counts as NFS, with one inside for the bells of the node."""
     (tmp_path / "node").mkdir()
-    monkeypatch.setattr(node, "FALLBACK", str(tmp_path / "node"))
+    monkeypatch.setattr(node_poller, "FALLBACK", str(tmp_path / "node"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(marked, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
-    monkeypatch.setattr(coherence, "LOOK_S", math.inf)
+    monkeypatch.setattr(direct, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(network, "LOOK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
-    monkeypatch.setattr(ticket, "SLOW_LAST_S", SLEEPS_S)
-    monkeypatch.setattr(ticket, "OWN_LOOK_S", SLEEPS_S)
+    monkeypatch.setattr(waiter, "SLOW_LAST_S", SLEEPS_S)
+    monkeypatch.setattr(waiter, "OWN_LOOK_S", SLEEPS_S)
     return tmp_path
 
 
@@ -167,14 +170,14 @@ def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> N
 
 
 def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SHARED_POLL_LAST_S", SLEEPS_S)
+    monkeypatch.setattr(watcher, "SHARED_POLL_LAST_S", SLEEPS_S)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k1") as asks:
-            until(lambda: post_of(one) is not None and post_of(one)._byte(node.PACE) > node.SLOW_PACE_MS)
+            until(lambda: post_of(one) is not None and post_of(one)._byte(node_poller.PACE) > node_poller.SLOW_PACE_MS)
             with start_thread(two.get, "k2") as follows:
                 until(lambda: len(post_of(one)._waiting) == 2)
-                until(lambda: post_of(one)._byte(node.PACE) <= node.SLOW_PACE_MS)
+                until(lambda: post_of(one)._byte(node_poller.PACE) <= node_poller.SLOW_PACE_MS)
                 two.set("k2", "1")
             assert follows.result == b"1"
             assert asks.is_alive()
@@ -221,7 +224,7 @@ def bell_of(store: FileStore) -> str:
 
 
 def _beats(path: str) -> int:
-    return Path(path).read_bytes()[node.BEAT : node.BEAT + 1] not in (b"", b"\0")
+    return Path(path).read_bytes()[node_poller.BEAT : node_poller.BEAT + 1] not in (b"", b"\0")
 
 
 def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
@@ -284,7 +287,7 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
         if trap == "open to all":
             directory.chmod(0o777)
         else:
-            monkeypatch.setattr(node, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
+            monkeypatch.setattr(node_poller, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
     with pytest.raises(OSError) as caught:
         node_bell_path(KEY)
     assert caught.value.errno not in (None, errno.ENOENT), "it says what is wrong with the directory"
@@ -301,7 +304,7 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
 def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
     harm: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticket, "SLOW_LAST_S", 0.05)
+    monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.05)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:

@@ -16,18 +16,13 @@ import pytest
 from faults.logs import opened, put
 from unit.plain_reader import read_log
 
-from fscoord import (
-    FileStore,
-    StoreError,
-    StoreTimeoutError,
-    StoreUnavailableError,
-    UnsupportedFilesystemError,
-    _system as system,
-)
-from fscoord._log import path as paths, shared
-from fscoord._log.header import Header
-from fscoord._log.lock import OFD, LogLock
-from fscoord._log.opening import read_header
+from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord._log.format.header import Header
+from fscoord._log.io import safe_files
+from fscoord._log.io.opening import read_header
+from fscoord._log.locking import process_mutex
+from fscoord._log.locking.log_lock import OFD, LogLock
+from fscoord._runtime import system
 
 
 @pytest.fixture
@@ -135,7 +130,7 @@ def test_a_store_can_not_be_called_while_one_of_its_answers_is_made(path: str) -
 
 def test_a_path_that_is_replaced_all_the_time_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FileStore(path).close()
-    monkeypatch.setattr(paths, "same_file", lambda one, other: False)
+    monkeypatch.setattr(safe_files, "same_file", lambda one, other: False)
     with pytest.raises(StoreUnavailableError, match="replaced again and again") as caught:
         FileStore(path)
     assert caught.value.path == path
@@ -188,19 +183,19 @@ def test_who_finds_an_empty_file_initialises_it_when_the_lock_comes(path: str, m
 
 
 def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> None:
-    assert "opening failed: out of order" in str(paths.unavailable(OSError("out of order"), "/x/log", "opening"))
-    text = str(paths.unavailable(OSError(errno.EIO, "Input/output error"), "/x/log", "opening"))
+    assert "opening failed: out of order" in str(safe_files.unavailable(OSError("out of order"), "/x/log", "opening"))
+    text = str(safe_files.unavailable(OSError(errno.EIO, "Input/output error"), "/x/log", "opening"))
     assert text == "/x/log: opening failed: Input/output error"
 
 
 def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_shared", weakref.WeakValueDictionary())
-    monkeypatch.setattr(shared, "_guard", guard := [threading.RLock()])
-    before, log = guard[0], shared.shared_by((b"", 1, 2))
+    monkeypatch.setattr(process_mutex, "_shared", weakref.WeakValueDictionary())
+    monkeypatch.setattr(process_mutex, "_guard", guard := [threading.RLock()])
+    before, log = guard[0], process_mutex.shared_by((b"", 1, 2))
     mutex, log.busy = log.mutex, True
-    shared._after_fork_in_child()
+    process_mutex._after_fork_in_child()
     assert guard[0] is not before
     assert len(guard) == 1
     assert log.mutex is not mutex
     assert not log.busy
-    assert shared.shared_by((b"", 1, 2)) is log
+    assert process_mutex.shared_by((b"", 1, 2)) is log

@@ -11,7 +11,7 @@ import pytest
 from faults.faulty import FaultyOs, faulty_os
 
 from fscoord import InsecurePathError
-from fscoord._log import path as paths
+from fscoord._log.io import safe_files
 
 STRANGER = 4711
 
@@ -45,7 +45,7 @@ def path(memory: Path) -> str:
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> Owned:
     found = Owned()
-    monkeypatch.setattr(paths.system, "os", found)
+    monkeypatch.setattr(safe_files.system, "os", found)
     return found
 
 
@@ -62,28 +62,28 @@ def test_a_log_of_somebody_else_is_refused_whatever_may_be_done_but_written(
 ) -> None:
     owned.owners = {"log": STRANGER}
     with pytest.raises(InsecurePathError, match=f"belongs to uid {STRANGER}"):
-        paths.check(path, fd, mode, read_only=False)
-    paths.check(path, fd, mode, read_only=True)
+        safe_files.check(path, fd, mode, read_only=False)
+    safe_files.check(path, fd, mode, read_only=True)
     assert os.listdir(os.path.dirname(path)) == ["log"]
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
 def test_a_log_that_others_are_meant_to_write_is_anybody_s(mode: int, path: str, fd: int, owned: Owned) -> None:
     owned.owners = {"log": STRANGER}
-    paths.check(path, fd, mode, read_only=False)
+    safe_files.check(path, fd, mode, read_only=False)
 
 
 def test_where_a_file_of_ours_shows_another_owner_one_with_that_owner_is_ours(path: str, fd: int, owned: Owned) -> None:
     """Root squash, and id mapping."""
-    owned.owners = {"log": STRANGER, paths.BIRTH_SUFFIX: STRANGER}
-    paths.check(path, fd, 0o600, read_only=False)
+    owned.owners = {"log": STRANGER, safe_files.BIRTH_SUFFIX: STRANGER}
+    safe_files.check(path, fd, 0o600, read_only=False)
     assert os.listdir(os.path.dirname(path)) == ["log"]
-    owned.owners[paths.BIRTH_SUFFIX] = STRANGER + 1
+    owned.owners[safe_files.BIRTH_SUFFIX] = STRANGER + 1
     with pytest.raises(InsecurePathError, match="belongs to uid"):
-        paths.check(path, fd, 0o600, read_only=False)
-    owned.owners[paths.BIRTH_SUFFIX] = STRANGER
+        safe_files.check(path, fd, 0o600, read_only=False)
+    owned.owners[safe_files.BIRTH_SUFFIX] = STRANGER
     with owned.fail(0, errno.EACCES, names=("open",)), pytest.raises(InsecurePathError, match="belongs to uid"):
-        paths.check(path, fd, 0o600, read_only=False)
+        safe_files.check(path, fd, 0o600, read_only=False)
 
 
 @pytest.mark.parametrize(("mode", "is_refused"), [(0o600, False), (0o755, False), (0o620, True), (0o602, True)])
@@ -93,27 +93,27 @@ def test_a_log_that_others_may_write_is_refused_and_what_else_they_may_is_not_as
     os.chmod(path, mode)
     if is_refused:
         with pytest.raises(InsecurePathError, match="others can write it"):
-            paths.check(path, fd, 0o600, read_only=False)
+            safe_files.check(path, fd, 0o600, read_only=False)
     else:
-        paths.check(path, fd, 0o600, read_only=False)
+        safe_files.check(path, fd, 0o600, read_only=False)
     assert {name for name, _ in owned.calls} == {"fstat"}
 
 
 def test_only_names_of_the_log_s_own_birth_are_removed(path: str, fd: int) -> None:
-    births = [f"{path}.1{paths.BIRTH_SUFFIX}", f"{path}.2{paths.BIRTH_SUFFIX}"]
-    others = [f"{path}.backup", f"{path}2{paths.BIRTH_SUFFIX}"]
+    births = [f"{path}.1{safe_files.BIRTH_SUFFIX}", f"{path}.2{safe_files.BIRTH_SUFFIX}"]
+    others = [f"{path}.backup", f"{path}2{safe_files.BIRTH_SUFFIX}"]
     for name in births + others:
         os.link(path, name)
-    link, stranger = f"{path}.3{paths.BIRTH_SUFFIX}", f"{path}.4{paths.BIRTH_SUFFIX}"
+    link, stranger = f"{path}.3{safe_files.BIRTH_SUFFIX}", f"{path}.4{safe_files.BIRTH_SUFFIX}"
     os.symlink(path, link)
     Path(stranger).touch()
     with pytest.raises(InsecurePathError, match="several names"):
-        paths.check(path, fd, 0o600, read_only=False)
+        safe_files.check(path, fd, 0o600, read_only=False)
     assert {str(name) for name in Path(path).parent.iterdir()} == {path, *others, link, stranger}
     for name in others:
         os.unlink(name)
     os.link(path, births[0])
-    paths.check(path, fd, 0o600, read_only=False)
+    safe_files.check(path, fd, 0o600, read_only=False)
     assert not os.path.lexists(births[0])
 
 
@@ -121,10 +121,10 @@ def test_a_link_to_a_file_is_none_of_its_names(path: str, fd: int) -> None:
     found = os.fstat(fd)
     identity = (found.st_dev, found.st_ino)
     os.symlink(path, path + ".link")
-    assert paths.leads_to(path, identity)
-    assert not paths.leads_to(path + ".link", identity)
-    assert not paths.leads_to(path + ".nothing", identity)
-    assert not paths.leads_to(path, (found.st_dev, found.st_ino + 1))
+    assert safe_files.leads_to(path, identity)
+    assert not safe_files.leads_to(path + ".link", identity)
+    assert not safe_files.leads_to(path + ".nothing", identity)
+    assert not safe_files.leads_to(path, (found.st_dev, found.st_ino + 1))
 
 
 def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
@@ -132,16 +132,16 @@ def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
     elsewhere, beside = list(found), list(found)
     elsewhere[2] += 1
     beside[1] += 1
-    assert paths.same_file(found, found)
-    assert not paths.same_file(found, os.stat_result(elsewhere))
-    assert not paths.same_file(found, os.stat_result(beside))
+    assert safe_files.same_file(found, found)
+    assert not safe_files.same_file(found, os.stat_result(elsewhere))
+    assert not safe_files.same_file(found, os.stat_result(beside))
 
 
 def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
     old = os.umask(0o077)
     try:
         with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",)):
-            paths.create(path, lambda _: b"header", 0o640, durable=False)
+            safe_files.create(path, lambda _: b"header", 0o640, durable=False)
     finally:
         os.umask(old)
     assert Path(path).read_bytes() == b""
@@ -152,7 +152,7 @@ def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
 def test_a_link_that_fails_otherwise_is_an_error_and_nothing_appears(path: str) -> None:
     failing = pytest.raises(OSError, match="Input/output error")
     with faulty_os() as faulty, faulty.fail(0, errno.EIO, names=("link",)), failing:
-        paths.create(path, lambda _: b"header", 0o600, durable=False)
+        safe_files.create(path, lambda _: b"header", 0o600, durable=False)
     assert os.listdir(os.path.dirname(path)) == []
 
 
@@ -169,7 +169,7 @@ def test_a_log_without_the_mode_that_was_asked_for_does_not_stay(path: str) -> N
     try:
         failing = pytest.raises(OSError, match="refused")
         with faulty_os() as faulty, faulty.instead(fail), failing:
-            paths.create(path, lambda _: b"header", 0o640, durable=False)
+            safe_files.create(path, lambda _: b"header", 0o640, durable=False)
     finally:
         os.umask(old)
     assert os.listdir(os.path.dirname(path)) == []
@@ -186,7 +186,7 @@ def test_what_stands_where_an_empty_log_was_to_appear_stays_whatever_goes_wrong(
 
     failing = pytest.raises(OSError, match="refused")
     with faulty_os() as faulty, faulty.instead(fail), failing:
-        paths.create(path, lambda _: b"header", 0o600, durable=False)
+        safe_files.create(path, lambda _: b"header", 0o600, durable=False)
     assert Path(path).read_bytes() == b"somebody's"
 
 
@@ -198,9 +198,9 @@ def test_a_directory_whose_syncing_is_interrupted_is_closed(path: str, monkeypat
         opened.extend(keep)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(paths, "sync_directory", interrupt)
+    monkeypatch.setattr(safe_files, "sync_directory", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        paths.create(path, lambda _: b"header", 0o600, durable=True)
+        safe_files.create(path, lambda _: b"header", 0o600, durable=True)
     (fd,) = opened
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -215,10 +215,10 @@ def test_what_appears_overwrites_nothing_and_needs_no_hard_links(exists: bool, e
     with faulty_os() as faulty, faulty.fail(0, error, names=("link",)):
         if exists or error == errno.EIO:
             with pytest.raises(OSError) as caught:
-                paths.let_appear(f"{path}.1", path)
+                safe_files.let_appear(f"{path}.1", path)
             assert caught.value.errno == (errno.EIO if error == errno.EIO else errno.EEXIST)
         else:
-            paths.let_appear(f"{path}.1", path)
+            safe_files.let_appear(f"{path}.1", path)
     assert os.path.exists(path) is (exists or error == errno.EPERM)
     if os.path.exists(path):
         assert Path(path).read_bytes() == (b"old" if exists else b"new")

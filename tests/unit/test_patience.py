@@ -10,8 +10,10 @@ import pytest
 from contract.places import start_thread
 from faults.test_fork import until
 
-from fscoord import FileStore, _patience, _roll, barrier
-from fscoord._patience import Patience
+from fscoord import FileStore, barrier
+from fscoord._waiting import slow_wait
+from fscoord._waiting.slow_wait import Patience
+from fscoord.collectives import arrivals
 
 HANG_S = 60
 
@@ -34,7 +36,7 @@ def test_it_is_spoken_of_after_30_seconds_and_then_ever_more_rarely(
     spoken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(_patience.system, "time", clock)
+    monkeypatch.setattr(slow_wait.system, "time", clock)
     patience = Patience()
     for _ in range(1000):
         patience.speak("fscoord.test", lambda: "it")
@@ -43,7 +45,7 @@ def test_it_is_spoken_of_after_30_seconds_and_then_ever_more_rarely(
 
 
 def test_a_long_wait_names_what_it_waits_for(spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_patience, "FIRST_S", 0.01)
+    monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, FileStore(tmp_path / "store") as other:
         for wait in (store.get, store.queue_pop):
             with start_thread(wait, "k") as waiter:
@@ -65,8 +67,8 @@ def test_a_short_wait_is_not_spoken_of(spoken: Any, tmp_path: Any) -> None:
 def test_a_long_barrier_says_who_is_missing(
     fail_fast: bool, spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_patience, "FIRST_S", 0.05)
-    monkeypatch.setattr(_roll, "FIRST_S", 0.05)
+    monkeypatch.setattr(slow_wait, "FIRST_S", 0.05)
+    monkeypatch.setattr(arrivals, "FIRST_S", 0.05)
 
     def come(rank: int) -> None:
         with FileStore(tmp_path / "store", timeout=HANG_S) as store:
@@ -81,8 +83,8 @@ def test_a_long_barrier_says_who_is_missing(
 
 
 def test_a_barrier_whose_time_is_out_is_over(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_patience, "FIRST_S", 0.01)
-    monkeypatch.setattr(_roll, "FIRST_S", 0.01)
+    monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
+    monkeypatch.setattr(arrivals, "FIRST_S", 0.01)
     with (
         FileStore(tmp_path / "store", timeout=HANG_S) as store,
         pytest.raises(TimeoutError, match=r"missing_ranks=\[1\]"),

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from faults.faulty import FaultyOs, faulty_os
 
-from fscoord import _system as system
-from fscoord._log import node
-from fscoord._log.bell import Bell
-from fscoord._log.node import Post
+from fscoord._log.wakeup import node_poller
+from fscoord._log.wakeup.doorbell import Bell
+from fscoord._log.wakeup.node_poller import Post
+from fscoord._runtime import system
 
 HANG_S = 60
 
@@ -230,7 +230,7 @@ def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Calla
 def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) -> None:
     """For what was written since the one before asked last."""
     one = start()
-    marks = {number: one.bell.mark(number) for number in (0, 7, node.SIZE - 1)}
+    marks = {number: one.bell.mark(number) for number in (0, 7, node_poller.SIZE - 1)}
     one.post.join(one.waiter)
     assert one.post.is_mine(one.waiter)
     assert all(one.bell.is_rung(number, mark) for number, mark in marks.items())
@@ -258,7 +258,7 @@ def test_the_bell_of_the_node_counts_on_and_over(start: Callable[[], Process]) -
 
 def test_a_nudge_from_before_one_asks_is_none(start: Callable[[], Process]) -> None:
     one = start()
-    one.post._put(node.NUDGES, 5)
+    one.post._put(node_poller.NUDGES, 5)
     one.post.join(one.waiter)
     assert one.post.is_mine(one.waiter)
     assert not one.post.is_nudged(one.waiter)
@@ -270,10 +270,12 @@ def test_who_asks_says_so_and_how_soon_again(seconds: float, pace: int, start: C
     before = two.post.beats()
     one.post.beat(seconds)
     assert two.post.beats() != before
-    assert two.post._byte(node.PACE) == pace
+    assert two.post._byte(node_poller.PACE) == pace
 
 
-@pytest.mark.parametrize(("pace", "is_nudged"), [(node.SLOW_PACE_MS, False), (node.SLOW_PACE_MS + 1, True)])
+@pytest.mark.parametrize(
+    ("pace", "is_nudged"), [(node_poller.SLOW_PACE_MS, False), (node_poller.SLOW_PACE_MS + 1, True)]
+)
 def test_who_begins_to_wait_nudges_an_asker_that_is_slow(
     pace: int, is_nudged: bool, start: Callable[[], Process]
 ) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fscoord import FileStore, StoreGoneError
-from fscoord._log.alive import AliveFile
-from fscoord._log.presence import CHECK_S
-from fscoord._log.reader import DIRTY
-from fscoord.stores import vigil
+from fscoord._log.io.cursor import DIRTY
+from fscoord._log.liveness.liveness_file import AliveFile
+from fscoord._log.liveness.presence import CHECK_S
+from fscoord.stores.file import death_watch
 
 LIMIT_S = 60
 
@@ -174,10 +174,10 @@ def test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread, on the same handle, may follow a compaction between two steps of the look."""
-    monkeypatch.setattr(vigil, "BEGIN_S", -1.0)
+    monkeypatch.setattr(death_watch, "BEGIN_S", -1.0)
     with FileStore(path, timeout=20) as store:
         store.set("k", "v")
-        looks = vigil.Vigil(store._log, store._waiting, list, lambda: [77])
+        looks = death_watch.Vigil(store._log, store._waiting, list, lambda: [77])
         looks._watched.add(77)
         assert looks.dead(1.0) == []
         looks._watched.clear()

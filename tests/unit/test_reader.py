@@ -13,14 +13,15 @@ from faults.logs import LIMIT_S, Collector, Handle, look_at, make, opened, put, 
 from unit.plain_reader import read_log
 
 from fscoord import StoreUnavailableError
-from fscoord._log import record, tail
-from fscoord._log.file import LogFile
-from fscoord._log.lock import OFD
-from fscoord._log.opening import Wanted
-from fscoord._log.reader import CHUNK
-from fscoord._log.record import Record
-from fscoord._log.session import Session
-from fscoord._log.tail import examine
+from fscoord._log.format import record
+from fscoord._log.format.record import Record
+from fscoord._log.format.session import Session
+from fscoord._log.io import torn_tail
+from fscoord._log.io.cursor import CHUNK
+from fscoord._log.io.opening import Wanted
+from fscoord._log.io.torn_tail import examine
+from fscoord._log.locking.log_lock import OFD
+from fscoord._log.log import LogFile
 
 
 @pytest.fixture
@@ -88,13 +89,13 @@ def test_what_looks_damaged_without_the_lock_is_looked_at_again_with_it(
     tear(path, 20, b"k", b"v")
     with opened(path) as handle:
         handle.write(b"new", b"value")
-    verdicts: list[object] = [tail.Damage(0, "seen too early")]
-    monkeypatch.setattr(tail, "examine", lambda *a, **k: verdicts.pop() if verdicts else examine(*a, **k))
+    verdicts: list[object] = [torn_tail.Damage(0, "seen too early")]
+    monkeypatch.setattr(torn_tail, "examine", lambda *a, **k: verdicts.pop() if verdicts else examine(*a, **k))
     for read_only in (False, True):
         with opened(path, read_only=read_only) as handle:
             assert [found[1] for found in handle.look()] == [b"before", b"new"]
         assert not verdicts
-        verdicts.append(tail.Damage(0, "seen too early"))
+        verdicts.append(torn_tail.Damage(0, "seen too early"))
 
 
 def test_a_long_record_is_read_in_few_pieces(path: str) -> None:

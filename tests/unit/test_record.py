@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fscoord import LimitExceededError
-from fscoord._log import record
-from fscoord._log.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header
-from fscoord._log.malformed import MalformedRecord
-from fscoord._log.record import decode, encode
-from fscoord._log.session import Session
+from fscoord._log.format import record
+from fscoord._log.format.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import decode, encode
+from fscoord._log.format.session import Session
 
 KINDS = sorted(record.NAMES.keys() - {record.VOID})
 CHAIN = 0x1234_5678

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fscoord._log.roster import Roster
-from fscoord._log.session import Session
+from fscoord._log.format.session import Session
+from fscoord._log.liveness.session_table import Roster
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from faults.test_compaction import die_at, generations, in_child, outcome
 from unit.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
-from fscoord._log.runs import judge, run_of, supersede
+from fscoord._log.format.runs import judge, run_of, supersede
 
 LIMIT_S = 60
 

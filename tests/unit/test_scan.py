@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from faults.faulty import FaultyOs, faulty_os
 
-from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError, _system as system
-from fscoord._log import record, scan
-from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
-from fscoord._log.scan import CHUNK, Damaged, Quiet, Scan, Sound, Torn
-from fscoord._log.successor import Place
+from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord._log.format import record
+from fscoord._log.format.successor import Place
+from fscoord._log.inspect import scan
+from fscoord._log.inspect.scan import CHUNK, Damaged, Quiet, Scan, Sound, Torn
+from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
+from fscoord._runtime import system
 
 CHAIN = 77
 

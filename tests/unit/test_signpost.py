@@ -13,14 +13,15 @@ import pytest
 from faults.faulty import faulty_os
 from unit.plain_reader import read_log
 
-from fscoord import _system as system
-from fscoord._log import record, signpost
-from fscoord._log.header import Header
-from fscoord._log.identity import Identity
-from fscoord._log.lock import FLOCK, OFD, SOFT, LogLock
-from fscoord._log.malformed import MalformedRecord
-from fscoord._log.signpost import ORPHAN_MAX, Flags, Root
-from fscoord._log.successor import Place, Successor, generation_name, parse_name
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.identity import Identity
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.successor import Place, Successor, generation_name, parse_name
+from fscoord._log.generations import forwarding
+from fscoord._log.generations.forwarding import ORPHAN_MAX, Flags, Root
+from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
+from fscoord._runtime import system
 
 CHAIN = 77
 WRITER = 5
@@ -64,7 +65,7 @@ class Log:
     def newest(self, start: Place | None = None) -> tuple[int | None, Place, bool]:
         fd = os.open(self.path, os.O_RDONLY)
         try:
-            found, place, is_torn = signpost.newest(fd, start or self.start)
+            found, place, is_torn = forwarding.newest(fd, start or self.start)
         finally:
             os.close(fd)
         return found and found.generation, place, is_torn
@@ -72,7 +73,7 @@ class Log:
     def hint(self) -> Successor | None:
         fd = os.open(self.path, os.O_RDONLY)
         try:
-            return signpost.hint(fd)
+            return forwarding.hint(fd)
         finally:
             os.close(fd)
 
@@ -80,7 +81,7 @@ class Log:
         self, generation: int, known: Place | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
     ) -> Place | None:
         ways = os.O_RDONLY, writing
-        place = signpost.post(
+        place = forwarding.post(
             str(self.path), self.root, successor(generation), WRITER, TIME_NS, *ways, self.keep, known
         )
         assert not self.keep
@@ -154,7 +155,7 @@ def test_the_last_that_is_named_counts(path: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 13, 100, 1 << 18])
 def test_a_way_is_read_in_pieces_of_any_size(chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signpost, "_CHUNK", chunk)
+    monkeypatch.setattr(forwarding, "_CHUNK", chunk)
     log = Log(path)
     log.add(record.SET, bytes(500), b"k")
     log.add(record.SEAL, successor(1).seal())
@@ -235,8 +236,8 @@ def test_nothing_before_the_place_that_is_known_is_read_unless_the_file_was_cut(
     path.write_bytes(data[: known.offset - 1])
     with pytest.MonkeyPatch.context() as patch:
         read: list[Place] = []
-        real = signpost.newest
-        patch.setattr(signpost, "newest", lambda fd, start: (read.append(start), real(fd, start))[1])
+        real = forwarding.newest
+        patch.setattr(forwarding, "newest", lambda fd, start: (read.append(start), real(fd, start))[1])
         log.post(3, known)
         path.write_bytes(data)
         log.post(3, known)
@@ -247,8 +248,8 @@ def test_nothing_before_the_place_that_is_known_is_read_unless_the_file_was_cut(
 def test_who_does_not_get_the_lock_soon_leaves_it_to_the_next_one(
     kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signpost, "_TRIES", 3)
-    monkeypatch.setattr(signpost, "_PAUSE_S", 0)
+    monkeypatch.setattr(forwarding, "_TRIES", 3)
+    monkeypatch.setattr(forwarding, "_PAUSE_S", 0)
     log = Log(path, kind)
     log.add(record.SEAL, successor(1).seal())
     fd = os.open(path, os.O_RDWR)
@@ -269,8 +270,8 @@ def test_who_does_not_get_the_lock_soon_leaves_it_to_the_next_one(
 def test_a_lock_call_that_fails_is_repeated_only_if_somebody_has_the_lock(
     error: int, tries: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signpost, "_TRIES", 4)
-    monkeypatch.setattr(signpost, "_PAUSE_S", 0)
+    monkeypatch.setattr(forwarding, "_TRIES", 4)
+    monkeypatch.setattr(forwarding, "_PAUSE_S", 0)
     log = Log(path)
     tried: list[int] = []
 
@@ -354,7 +355,7 @@ def beside(path: Path) -> set[bytes]:
 
 def remove_superseded(log: Log, newest: Successor, before: bytes | None) -> None:
     kind = log.header.lock_kind
-    signpost.remove_superseded(str(log.path), log.owner, newest, before, kind, FLAGS, log.keep)
+    forwarding.remove_superseded(str(log.path), log.owner, newest, before, kind, FLAGS, log.keep)
     assert not log.keep
 
 
@@ -502,7 +503,7 @@ def test_without_a_generation_before_only_what_nobody_locks_goes(path: Path) -> 
 
 
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
-    signpost.remove_log(str(log.path), log.root, log.owner, cleared, FLAGS, log.keep)
+    forwarding.remove_log(str(log.path), log.root, log.owner, cleared, FLAGS, log.keep)
     assert not log.keep
 
 

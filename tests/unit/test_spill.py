@@ -25,8 +25,9 @@ from fscoord import (
     StoreUnavailableError,
     open_store,
 )
-from fscoord._log import record, spill
-from fscoord.stores.options import SPILL_BYTES
+from fscoord._log.format import record
+from fscoord._log.io import spill
+from fscoord.stores.file.options import SPILL_BYTES
 
 LIMIT_S = 60
 LEAST = 100

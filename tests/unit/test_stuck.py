@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fscoord import _system as system
-from fscoord._log import stuck
-from fscoord._log.stuck import FIRST_S, Call, Watcher
+from fscoord._log.access import hang_watchdog
+from fscoord._log.access.hang_watchdog import FIRST_S, Call, Watcher
+from fscoord._runtime import system
 
 HANG_S = 60
 
@@ -39,11 +39,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """A call of which a thread of its own takes care, whatever else this process has open."""
-    monkeypatch.setattr(stuck, "_open", weakref.WeakSet())
-    monkeypatch.setattr(stuck, "_watcher", [Watcher()])
+    monkeypatch.setattr(hang_watchdog, "_open", weakref.WeakSet())
+    monkeypatch.setattr(hang_watchdog, "_watcher", [Watcher()])
     found = Call("/some/where")
     yield found
-    thread = stuck._watcher[0]._thread
+    thread = hang_watchdog._watcher[0]._thread
     found.close()
     if thread is not None:
         thread.join(HANG_S)
@@ -58,7 +58,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         def warning(self, _: str, *values: object) -> None:
             found.append(values)
 
-    monkeypatch.setattr(stuck, "logger", lambda _: Logger())
+    monkeypatch.setattr(hang_watchdog, "logger", lambda _: Logger())
     return found
 
 
@@ -86,7 +86,7 @@ def test_a_handle_that_is_closed_makes_no_calls(call: Call, clock: Clock, told: 
 
 def test_the_thread_that_looks_is_there_while_a_handle_is(call: Call) -> None:
     call.begin()
-    watcher = stuck._watcher[0]
+    watcher = hang_watchdog._watcher[0]
     thread = watcher._thread
     assert thread.daemon
     call.begin()
@@ -107,22 +107,22 @@ def test_where_there_is_no_thread_left_the_next_call_tries_again(call: Call, mon
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         call.begin()
-        assert stuck._watcher[0]._thread is None
+        assert hang_watchdog._watcher[0]._thread is None
     call.begin()
-    assert stuck._watcher[0]._thread is not None
+    assert hang_watchdog._watcher[0]._thread is not None
 
 
 def test_a_forked_child_has_a_watcher_of_its_own(call: Call) -> None:
     call.begin()
-    (parent,) = stuck._watcher
+    (parent,) = hang_watchdog._watcher
     thread = parent._thread
     try:
-        stuck._after_fork_in_child()
-        (child,) = stuck._watcher
+        hang_watchdog._after_fork_in_child()
+        (child,) = hang_watchdog._watcher
         assert child is not parent
         assert child._thread is None
     finally:
-        stuck._watcher[:] = [parent]
+        hang_watchdog._watcher[:] = [parent]
     assert thread.is_alive()
 
 
@@ -131,9 +131,9 @@ def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(call: Call, monk
 
     class Wake:
         def set(self) -> None:
-            woken.append(len(stuck._open))
+            woken.append(len(hang_watchdog._open))
 
-    monkeypatch.setattr(stuck._watcher[0], "wake", Wake())
+    monkeypatch.setattr(hang_watchdog._watcher[0], "wake", Wake())
     other = Call("/else/where")
     call.close()
     assert woken == []

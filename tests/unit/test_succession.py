@@ -19,17 +19,18 @@ from fscoord import (
     StoreError,
     StoreGoneError,
     StoreUnavailableError,
-    _system as system,
 )
-from fscoord._log import record, signpost
-from fscoord._log.file import LogFile
-from fscoord._log.header import Header
-from fscoord._log.lock import OFD, _nothing
-from fscoord._log.opening import Wanted
-from fscoord._log.reader import APPLYING, ASTRAY, REOPEN
-from fscoord._log.session import Session
-from fscoord._log.successor import Successor
-from fscoord.stores import lifetime
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.session import Session
+from fscoord._log.format.successor import Successor
+from fscoord._log.generations import forwarding
+from fscoord._log.io.cursor import APPLYING, ASTRAY, REOPEN
+from fscoord._log.io.opening import Wanted
+from fscoord._log.locking.log_lock import OFD, _nothing
+from fscoord._log.log import LogFile
+from fscoord._runtime import system
+from fscoord.stores.file import lifecycle
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_a_hint_that_leads_nowhere_is_none(path: str, monkeypatch: pytest.Monkey
     with FileStore(path) as store:
         store.set("k", "1")
     gone = Successor(9, b"9" * 16, 0, 0, b"log.9." + b"0" * 12)
-    monkeypatch.setattr(signpost, "hint", lambda fd: gone)
+    monkeypatch.setattr(forwarding, "hint", lambda fd: gone)
     with FileStore(path) as store:
         assert store.get("k") == b"1"
 
@@ -269,7 +270,7 @@ def test_a_log_is_compacted_again_when_it_is_twice_as_long(path: str) -> None:
 
 
 def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifetime, "ATTEMPTS", 1)  # who begins a run goes on in it
+    monkeypatch.setattr(lifecycle, "ATTEMPTS", 1)  # who begins a run goes on in it
     with FileStore(path, run_id=("first", 0)) as first:
         first.set("k", "1")
     with FileStore(path, run_id=("second", 0)) as store:

@@ -16,8 +16,9 @@ from faults.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, 
 from unit.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreTimeoutError
-from fscoord._log import reader, record, tail
-from fscoord._log.tail import Damage, Skip, TookTooLong, Torn, Verdict, Zeros, void_place
+from fscoord._log.format import record
+from fscoord._log.io import cursor, torn_tail
+from fscoord._log.io.torn_tail import Damage, Skip, TookTooLong, Torn, Verdict, Zeros, void_place
 from fscoord.stores.verify import verify
 
 CHAIN = 77
@@ -25,8 +26,8 @@ CHAIN = 77
 
 def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
     """What `tail.examine` says, on a file that it has not seen before; if holes are asked for, as well."""
-    verdict = tail.examine(fd, offset, chain, Zeros(), durable=durable)
-    assert tail.examine(fd, offset, chain, Zeros(is_sparse=True), durable=durable) == verdict
+    verdict = torn_tail.examine(fd, offset, chain, Zeros(), durable=durable)
+    assert torn_tail.examine(fd, offset, chain, Zeros(is_sparse=True), durable=durable) == verdict
     return verdict
 
 
@@ -172,20 +173,20 @@ def test_a_record_is_found_wherever_it_begins_and_whatever_it_is_chained_over() 
     for kind, key, value in ((record.SET, b"k", b"v"), (record.LEAVE, b"", b""), (record.SET, b"k" * 1024, bytes(900))):
         data, _ = record.encode(kind, key, value, 3, 10**18, 0xDEAD_BEEF)
         for before in (b"", bytes(3), b"x" * 700, b"\x25\0\0\0" * 9):
-            assert tail._holds_record(before + data)
-            assert tail._holds_record(before + data + b"x")
-            assert not tail._holds_record(before + data[:-1])
-            assert not tail._holds_record(before + data[:8] + bytes([data[8] ^ 1]) + data[9:])
-    assert not tail._holds_record(bytes(5000))
-    assert not tail._holds_record(b"x" * 5000)
+            assert torn_tail._holds_record(before + data)
+            assert torn_tail._holds_record(before + data + b"x")
+            assert not torn_tail._holds_record(before + data[:-1])
+            assert not torn_tail._holds_record(before + data[:8] + bytes([data[8] ^ 1]) + data[9:])
+    assert not torn_tail._holds_record(bytes(5000))
+    assert not torn_tail._holds_record(b"x" * 5000)
 
 
 def test_looking_for_a_record_in_a_huge_value_takes_no_time_to_speak_of(seed: int) -> None:
     """The bound is what pytest allows a test; without the filter it would take hours."""
     import random
 
-    assert not tail._holds_record(random.Random(seed).randbytes(8 << 20))
-    assert not tail._holds_record((b"\x20\x01\0\0" * 4 + bytes(13)) * (1 << 12))
+    assert not torn_tail._holds_record(random.Random(seed).randbytes(8 << 20))
+    assert not torn_tail._holds_record((b"\x20\x01\0\0" * 4 + bytes(13)) * (1 << 12))
 
 
 def test_the_header_is_the_first_link_of_the_chain(path: str) -> None:
@@ -238,15 +239,15 @@ def test_where_less_is_than_any_record_takes_none_begins() -> None:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Where, and how much, is read in search of data, 1,000 bytes at a time."""
-    monkeypatch.setattr(tail, "_CHUNK", 1000)
+    monkeypatch.setattr(torn_tail, "_CHUNK", 1000)
     done: list[tuple[int, int]] = []
-    read_at = tail.read_at
+    read_at = torn_tail.read_at
 
     def noted(fd: int, offset: int, size: int) -> bytes:
         done.append((offset, size))
         return read_at(fd, offset, size)
 
-    monkeypatch.setattr(tail, "read_at", noted)
+    monkeypatch.setattr(torn_tail, "read_at", noted)
     return done
 
 
@@ -301,7 +302,7 @@ def test_what_is_known_to_be_zeros_ends_where_the_data_begins(descriptor: int) -
 def test_holes_are_passed_over_unread_where_they_are_known_to_be_told(
     is_sparse: bool, descriptor: int, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(torn_tail, "_CHUNK", 1 << 16)
     asked: list[int] = []
 
     class Os:
@@ -312,7 +313,7 @@ def test_holes_are_passed_over_unread_where_they_are_known_to_be_told(
             asked.append(whence)
             return os.lseek(fd, offset, whence)
 
-    monkeypatch.setattr(tail.system, "os", Os())
+    monkeypatch.setattr(torn_tail.system, "os", Os())
     size = 64 << 20
     os.ftruncate(descriptor, size)
     assert Zeros(is_sparse=is_sparse).first_data(descriptor, 100, size) is None
@@ -352,17 +353,17 @@ def test_a_search_that_runs_out_of_time_is_ended(descriptor: int) -> None:
     zeros = Zeros()
     zeros.deadline = float("-inf")
     with pytest.raises(TookTooLong):
-        tail.examine(descriptor, 510, CHAIN, zeros, durable=True)
+        torn_tail.examine(descriptor, 510, CHAIN, zeros, durable=True)
     zeros.deadline = float("inf")
-    assert tail.examine(descriptor, 510, CHAIN, zeros, durable=True) == Torn(4096)
+    assert torn_tail.examine(descriptor, 510, CHAIN, zeros, durable=True) == Torn(4096)
 
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_handle_without_time_for_all_zeros_says_so_and_reads_on_with_each_call(
     read_only: bool, path: str, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "_CHUNK", 4096)
-    monkeypatch.setattr(reader, "SCAN_GRACE_S", -1.0)
+    monkeypatch.setattr(torn_tail, "_CHUNK", 4096)
+    monkeypatch.setattr(cursor, "SCAN_GRACE_S", -1.0)
     with FileStore(path) as store:
         store.set("k", "1")
     size = os.path.getsize(path)

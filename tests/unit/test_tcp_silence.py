@@ -15,8 +15,10 @@ import pytest
 from contract.places import HANG_S, start_thread, until
 from unit.played_server import PlayedServer
 
-from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore, _network, _patience
-from fscoord.stores import tcp_connections, tcp_deadline, tcp_waits
+from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore
+from fscoord._runtime import network
+from fscoord._waiting import slow_wait
+from fscoord.stores.tcp import connections, deadline, waits
 
 LIMIT = 0.3
 SLACK_S = 30.0
@@ -27,7 +29,7 @@ COMPARE_SET, ADD, CHECK, WAIT, MULTI_GET, CANCEL, QUEUE_POP = 2, 4, 5, 6, 10, 12
 
 @pytest.fixture(autouse=True)
 def _no_least_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tcp_connections, tcp_waits):
+    for module in (connections, waits):
         monkeypatch.setattr(module, "LEAST_ANSWER_S", 0.0)
 
 
@@ -131,7 +133,7 @@ def test_a_signal_handler_that_raises_a_time_out_of_its_own_is_not_translated(
 def test_a_queue_where_a_value_is_waited_for_is_not_asked_for_all_the_time(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_waits, "RECHECK_S", HANG_S)
+    monkeypatch.setattr(waits, "RECHECK_S", HANG_S)
     store.set_timeout(LIMIT)
     with pytest.raises(StoreTimeoutError):
         store.get("q")
@@ -221,7 +223,7 @@ def test_a_resolver_that_does_not_answer_ends_each_operation_and_keeps_one_threa
         answers.wait(HANG_S)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port))]
 
-    monkeypatch.setattr(_network.socket, "getaddrinfo", ask)
+    monkeypatch.setattr(network.socket, "getaddrinfo", ask)
     store._connections._endpoints = []
     server.hang_up()
     until(lambda: not server.open)
@@ -329,8 +331,8 @@ def test_a_connection_that_was_lost_does_not_show_that_there_are_no_queues(serve
 def test_a_wait_of_long_is_spoken_of(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_patience, "FIRST_S", 0.01)
-    monkeypatch.setattr(tcp_deadline, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
+    monkeypatch.setattr(deadline, "FIRST_PAUSE_S", 0.01)
     with caplog.at_level(logging.WARNING), pytest.raises(StoreTimeoutError):
         store.wait(["k"], 0.1)
     assert f"still waiting for key 'k' in tcp://127.0.0.1:{server.port}" in caplog.text

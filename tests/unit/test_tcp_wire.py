@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from contract.places import HANG_S, start_thread
 
-from fscoord.stores import tcp_wire
-from fscoord.stores.tcp_deadline import Deadline, Unanswered
-from fscoord.stores.tcp_wire import Channel, Disconnected
+from fscoord.stores.tcp import wire
+from fscoord.stores.tcp.deadline import Deadline, Unanswered
+from fscoord.stores.tcp.wire import Channel, Disconnected
 
 HELLO = struct.pack("=BI", 0, 0x3C85F7CE)
 PING, ECHO = b"\x0dfsco", b"fsco"
@@ -108,7 +108,7 @@ def test_a_wait_that_lasts_asks_whether_the_server_is_there(ends: tuple[Channel,
 def test_a_wait_that_lasted_and_is_given_up_leaves_the_connection_whole(
     ends: tuple[Channel, Server], monkeypatch: pytest.MonkeyPatch, answer: bytes, is_granted: bool
 ) -> None:
-    monkeypatch.setattr(tcp_wire, "SOON_S", 0.0)
+    monkeypatch.setattr(wire, "SOON_S", 0.0)
     channel, server = ends
     with start_thread(server.hear_and_say, HELLO + b"\6" + K + PING + CANCEL, answer):
         assert channel.wait([b"k"], time.monotonic() + 0.02) is is_granted

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fscoord import _system as system
-from fscoord._log import ticket
-from fscoord._log.ticket import Ticket
-from fscoord._naps import THREADS, Naps, sleep_through
+from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup.waiter import Ticket
+from fscoord._runtime import system
+from fscoord._waiting.parking import THREADS, Naps, sleep_through
 
 FAR = 1e9
 
@@ -60,13 +60,13 @@ def doubled(first: float, last: float, times: int) -> list[float]:
 def test_who_hears_sleeps_twice_as_long_each_time_up_to_a_limit() -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch)
-    assert [sleep(watch, waiting) for _ in range(9)] == doubled(ticket.SLOW_FIRST_S, ticket.SLOW_LAST_S, 9)
+    assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.SLOW_FIRST_S, waiter.SLOW_LAST_S, 9)
 
 
 def test_who_keeps_a_vigil_sleeps_for_as_long_as_that_says() -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch, lambda: 7.0)
-    assert [sleep(watch, waiting) for _ in range(9)] == doubled(ticket.VIGIL_FIRST_S, 7.0, 9)
+    assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.VIGIL_FIRST_S, 7.0, 9)
     deaf: Any = Sleeps(hears=False)
     polling = Ticket(deaf, lambda: 7.0)
     assert max(sleep(deaf, polling) for _ in range(12)) <= 1.25 * deaf.poll_last
@@ -76,7 +76,7 @@ def test_who_hears_nothing_polls_out_of_step_with_others() -> None:
     watch: Any = Sleeps(hears=False)
     waiting = Ticket(watch)
     pauses = [sleep(watch, waiting) for _ in range(30)]
-    for pause, plain in zip(pauses, doubled(ticket.POLL_FIRST_S, watch.poll_last, 30), strict=True):
+    for pause, plain in zip(pauses, doubled(waiter.POLL_FIRST_S, watch.poll_last, 30), strict=True):
         assert 0.75 * plain <= pause <= 1.25 * plain
     assert len(set(pauses)) == 30
 
@@ -93,7 +93,7 @@ def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch)
     watch.rings = True
-    assert [sleep(watch, waiting) for _ in range(3)] == [ticket.SLOW_FIRST_S] * 3
+    assert [sleep(watch, waiting) for _ in range(3)] == [waiter.SLOW_FIRST_S] * 3
 
 
 @pytest.mark.parametrize("keeps_vigil", [False, True])
@@ -174,21 +174,21 @@ def test_who_asks_for_all_asks_ever_more_rarely_until_there_is_news_or_a_nudge()
     post = Asker()
     node: Any = Node(post)
     waiting = Ticket(node)
-    for pace in doubled(ticket.POLL_FIRST_S, node.poll_last, 9):
+    for pace in doubled(waiter.POLL_FIRST_S, node.poll_last, 9):
         assert not sleep_through(waiting.sleep(FAR)), "it is time to ask"
         assert 0.75 * pace <= node.slept[-1] <= 1.25 * pace
-    assert post.paces == doubled(2 * ticket.POLL_FIRST_S, node.poll_last, 9)
+    assert post.paces == doubled(2 * waiter.POLL_FIRST_S, node.poll_last, 9)
     waiting.pass_on([7])
     assert post.said == [[7]]
     sleep_through(waiting.sleep(FAR))
-    assert node.slept[-1] <= 1.25 * ticket.POLL_FIRST_S
+    assert node.slept[-1] <= 1.25 * waiter.POLL_FIRST_S
     sleep_through(waiting.sleep(FAR))
     post.nudged = node.rings = True
     assert not sleep_through(waiting.sleep(FAR)), "somebody wants it to ask"
     assert not post.nudged
     node.rings = False
     sleep_through(waiting.sleep(FAR))
-    assert node.slept[-1] <= 1.25 * ticket.POLL_FIRST_S
+    assert node.slept[-1] <= 1.25 * waiter.POLL_FIRST_S
 
 
 def test_news_that_nobody_waits_for_do_not_hurry_who_asks() -> None:
@@ -258,7 +258,7 @@ def test_who_follows_looks_itself_now_and_then_and_believes_the_asker_meanwhile(
         return rings.pop(0)
 
     monkeypatch.setattr(node, "sleep", sleep_)
-    clock.monotonic = lambda: ticket.OWN_LOOK_S + 1  # type: ignore[method-assign]
+    clock.monotonic = lambda: waiter.OWN_LOOK_S + 1  # type: ignore[method-assign]
     assert not sleep_through(waiting.sleep(FAR)), "its last look is too old"
     assert rings == [False, True]
     assert sleep_through(waiting.sleep(FAR)), "it sleeps on until it is rung"

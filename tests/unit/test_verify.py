@@ -9,11 +9,12 @@ import pytest
 from faults.logs import make, put, steps
 
 from fscoord import FileStore
-from fscoord._log import record, resync
-from fscoord._log.header import Header
-from fscoord._log.lock import OFD
-from fscoord._log.successor import Place, Successor, generation_name
-from fscoord._log.verify import Generation, Report
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.successor import Place, Successor, generation_name
+from fscoord._log.inspect import resync
+from fscoord._log.inspect.verify import Generation, Report
+from fscoord._log.locking.log_lock import OFD
 from fscoord.stores.verify import verify
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fscoord import _system as system
-from fscoord._system import SLEEP_MAX_S, Wakeup
+from fscoord._runtime import system
+from fscoord._runtime.system import SLEEP_MAX_S, Wakeup
 
 
 class Clock:

@@ -18,11 +18,11 @@ import pytest
 from contract.places import start_thread
 from hypothesis import given, strategies as st
 
-from fscoord._log import watch as log_watch
-from fscoord._log.bell import Bell, bucket
-from fscoord._log.ticket import Ticket
-from fscoord._log.watch import Watch
-from fscoord._naps import THREADS, Sleepers, sleep_through
+from fscoord._log.wakeup import watcher as log_watch
+from fscoord._log.wakeup.doorbell import Bell, bucket
+from fscoord._log.wakeup.waiter import Ticket
+from fscoord._log.wakeup.watcher import Watch
+from fscoord._waiting.parking import THREADS, Sleepers, sleep_through
 
 LIMIT_S = 60
 

@@ -15,8 +15,8 @@ from with_etcd.server import Server
 import fscoord
 from fscoord import EtcdStore
 from fscoord.errors import StoreClosedError, StoreUnavailableError
-from fscoord.stores.etcd_address import access_of
-from fscoord.stores.etcd_requests import text
+from fscoord.stores.etcd.address import access_of
+from fscoord.stores.etcd.requests import text
 
 pytestmark = pytest.mark.etcd
 

@@ -135,7 +135,7 @@ def test_a_handle_without_time_changes_what_it_has_never_seen(store: EtcdStore, 
 
 
 def _range(store: EtcdStore, name: str) -> dict[str, object]:
-    from fscoord.stores.etcd_requests import range_of
+    from fscoord.stores.etcd.requests import range_of
 
     return range_of(store._names.value(name.encode()), keys_only=True)
 
@@ -269,7 +269,7 @@ def test_waits_survive_that_the_server_restarts(own_server: Server) -> None:
 
 def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, store: EtcdStore) -> None:
     """A watch from a revision that the server has forgotten is ended by the server; the wait reads again."""
-    from fscoord.stores.etcd_handle import Look, Watched
+    from fscoord.stores.etcd.handle import Look, Watched
 
     store.set("k", "1")
     revision = store._read([_range(store, "k")])[1]
@@ -451,7 +451,7 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
 
 def test_what_is_written_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
     """Several requests on one stream were lost now and then: Go's server drops what it has not read when it answers."""
-    from fscoord.stores.etcd_handle import Look
+    from fscoord.stores.etcd.handle import Look
 
     seen = store._look([b"k", b"q"], HANG_S)
     assert isinstance(seen, Look)

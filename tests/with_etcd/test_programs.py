@@ -75,13 +75,13 @@ def test_the_launcher_meets_in_etcd_and_gives_workers_a_store_there_that_it_remo
 
 
 def _all_below(prefix: bytes) -> dict[str, object]:
-    from fscoord.stores.etcd_requests import after_prefix, range_of
+    from fscoord.stores.etcd.requests import after_prefix, range_of
 
     return range_of(prefix, after_prefix(prefix), keys_only=True)["request_range"]
 
 
 def _keys(reply: dict[str, object]) -> list[bytes]:
-    from fscoord.stores.etcd_requests import decoded, found
+    from fscoord.stores.etcd.requests import decoded, found
 
     return [decoded(each["key"]) for each in found(reply)]
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from contract.places import HANG_S, start_thread, until
 
 from fscoord import TCPStore, open_store
-from fscoord._network import free_port
+from fscoord._runtime.network import free_port
 from fscoord.errors import (
     LimitExceededError,
     StoreClosedError,
@@ -25,8 +25,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from fscoord.stores import tcp_server
-from fscoord.stores.tcp import PAYLOAD_MAX
+from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
 
 pytestmark = pytest.mark.torch
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from fscoord import _system as system
-from fscoord._interruptions import lose_none
+from fscoord._runtime import system
+from fscoord._runtime.signals import lose_none
 from fscoord.store import Store
 from fscoord.testing.contract.base import ContractTests
 from fscoord.testing.contract.place import HANG_S, Place, start_thread, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.store import Store
 
 __all__ = ["HANG_S", "Place", "Thread", "start_thread", "state", "until"]

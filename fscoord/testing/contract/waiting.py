@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fscoord import _system as system
+from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store
 from fscoord.testing.contract.base import ContractTests

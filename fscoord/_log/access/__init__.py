@@ -1,0 +1,1 @@
+"""How bytes are read and written on each kind of mount."""

@@ -1,0 +1,192 @@
+"""What file system a path is on, whether several hosts may share it, and whether its locks can be believed."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_if_foreign
+
+__all__ = ["COHERENCES", "Mount", "Objection", "find_mount"]
+
+LOCAL, DIRECT, LOCKED = COHERENCES = ("local", "direct", "locked")
+"""How a log is read: through this host's cache; past it (O_DIRECT); under a lock, which makes the cache valid."""
+
+LOCAL_KINDS: Final = frozenset(
+    "bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs vfat xfs"
+    " zfs".split()
+)
+"""File systems with one page cache, that of this host. Whatever is not named here counts as shared by hosts."""
+
+NFS_KINDS: Final = frozenset(("nfs", "nfs4"))
+SMB_KINDS: Final = frozenset(("cifs", "smb3"))
+
+
+HOLES_REPORTED: Final = frozenset(("btrfs", "ext4", "tmpfs", "xfs"))
+"""File systems whose SEEK_DATA (lseek(2)) is known to see what was written a moment ago, as that of ZFS was not."""
+
+FUSE_WITH_INODES: Final = frozenset(
+    "fuse.ceph fuse.ceph-fuse fuse.fuse-overlayfs fuse.glusterfs fuse.juicefs fuseblk".split()
+)
+"""FUSE file systems whose inode numbers are those of the files below. Others give new ones whenever the kernel has
+forgotten a file: on sshfs a file that was 2 was 5 after its inode had left the cache, and 3 after the next mount."""
+
+
+class Objection(NamedTuple):
+    """Why a mount is refused, as a clause, and what its user can do about it."""
+
+    reason: str
+    remedy: str
+
+
+class Mount(NamedTuple):
+    """A line of the mount table: ``kind`` as in proc_mountinfo(5) (``""`` if unknown), ``point`` and ``options``."""
+
+    kind: str
+    point: str
+    options: tuple[str, ...]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this host sees the file system, or nothing is known (no mount table, as under pyfakefs)."""
+        return self.kind in LOCAL_KINDS or not self.kind
+
+    @property
+    def is_nfs(self) -> bool:
+        """Whether the kernel's NFS client serves it."""
+        return self.kind in NFS_KINDS
+
+    @property
+    def inodes_last(self) -> bool:
+        """Whether a file keeps its inode number for as long as it exists, so that the number identifies it."""
+        return not self.kind.startswith("fuse") or self.kind in FUSE_WITH_INODES
+
+    @property
+    def reports_holes(self) -> bool:
+        """Whether lseek(2) can be asked where the next data is."""
+        return self.kind in HOLES_REPORTED
+
+    @property
+    def coherence(self) -> str:
+        """How a log on it is read unless its user knows better: one of `COHERENCES`.
+
+        Without a lock the NFS client may give zeros for data, for as long as anybody on the host writes; a direct read
+        gives what the server has, in one call to it. Elsewhere only a lock is known to make caches valid.
+        """
+        if self.is_local:
+            return LOCAL
+        return DIRECT if self.is_nfs else LOCKED
+
+    def option(self, name: str) -> str | None:
+        """Return the value of the option `name` (``""`` for one without a value), or None if it is not set."""
+        values = dict(option.partition("=")[::2] for option in self.options)
+        return values.get(name)
+
+    def objection(self, lock: str, coherence: str | None = None) -> Objection | None:
+        """Return why a log must not be on it, or None.
+
+        Args:
+            lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
+            coherence: what the user asks for; whoever asks for anything takes the blame, but on GlusterFS, where
+                only ``"locked"`` can be right.
+        """
+        if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
+            return None
+        if self.is_nfs and lock != "soft":
+            return self._objection_to_nfs(lock)
+        if self.kind == "lustre" and lock != "soft":
+            return self._objection_to_lustre()
+        if self.kind == "gpfs" and lock == "flock":
+            return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')
+        if self.kind in SMB_KINDS and self.option("nobrl") is not None and lock != "soft":
+            return Objection("nobrl keeps locks from the server (mount.cifs(8))", "mount it without nobrl")
+        if self.kind == "fuse.sshfs":
+            return Objection("sshfs gives every host every lock, and shows old data", "use another shared directory")
+        if self.kind == "fuse.glusterfs":
+            return Objection(
+                "GlusterFS by default shows data that is up to a second old even to who holds the lock, and the options"
+                " of its volume can't be seen from here",
+                "turn the volume's performance.* options off, mount it with direct-io-mode=enable, run"
+                ' "fscoord doctor" on two hosts at once, and pass coherence="locked"',
+            )
+        return None
+
+    def _objection_to_nfs(self, lock: str) -> Objection | None:
+        """What nfs(5) says of local_lock was seen: two hosts held one lock."""
+        local = self.option("local_lock")
+        touched = {"ofd": ("all", "posix"), "flock": ("all", "flock")}[lock]
+        if self.option("nolock") is not None:
+            return Objection("nolock keeps locks from the server (nfs(5))", "mount it without nolock, or by NFS 4")
+        if local in touched:
+            return Objection(
+                f"local_lock={local} keeps {lock} locks from the server (nfs(5))",
+                "mount it with local_lock=none, or by NFS 4",
+            )
+        if self._is_nfs4 and system.nfs_recovers_lost_locks():
+            return Objection(
+                "the kernel's nfs.recover_lost_locks is on: a host that was cut off takes back locks that others have"
+                " had meanwhile, and its late writes damage the log",
+                "turn it off: echo N >/sys/module/nfs/parameters/recover_lost_locks",
+            )
+        return None
+
+    @property
+    def _is_nfs4(self) -> bool:
+        return self.kind == "nfs4" or (self.option("vers") or "").startswith("4")
+
+    def _objection_to_lustre(self) -> Objection | None:
+        if self.option("localflock") is not None:
+            return Objection("localflock keeps locks on this node (mount.lustre(8))", "mount it with flock")
+        if self.option("flock") is None:
+            return Objection(
+                "it is mounted without locks (mount.lustre(8))", 'mount it with flock, or pass lock="soft"'
+            )
+        return None
+
+    @property
+    def caution(self) -> str | None:
+        """What can't be seen from here and makes locks lie, or None."""
+        if self.kind == "beegfs":
+            return (
+                "BeeGFS keeps locks on one node unless tuneUseGlobalFileLocks is true in beegfs-client.conf, which"
+                ' can\'t be seen from here; run "fscoord doctor" on two nodes at once'
+            )
+        return None
+
+
+def find_mount(path: str) -> Mount:
+    """Return the mount that the absolute `path` is on, by the longest mount point that it lies under."""
+    found = _look_up(path)
+    if found.kind == "autofs":  # opening the directory has it mounted; stat(2) would not
+        try:
+            flags = system.os.O_RDONLY | system.O_CLOEXEC
+            system.close_quietly(system.os.open(system.os.path.dirname(path), flags))
+        except OSError as error:  # who opens the log meets it, too
+            raise_if_foreign(error)
+            return found
+        found = _look_up(path)
+    return found
+
+
+def _look_up(path: str) -> Mount:
+    best = Mount("", "", ())
+    for line in system.mount_table():
+        first = line.split(None, 5)  # the rest is looked at only where it counts: a host may have hundreds of mounts
+        if len(first) < 6:
+            continue
+        point = _unescape(first[4])
+        under = path == point or path.startswith(point.rstrip("/") + "/")
+        fields = line.split() if under and len(point) >= len(best.point) else []
+        if "-" in fields[6:]:  # the later of two at one point hides the earlier
+            tail = fields[fields.index("-", 6) + 1 :]
+            options = fields[5].split(",") + (tail[2].split(",") if len(tail) > 2 else [])
+            best = Mount(tail[0], point, tuple(options))
+    return best
+
+
+def _unescape(field: str) -> str:
+    if "\\" not in field:
+        return field
+    for escaped, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(escaped, plain)
+    return field

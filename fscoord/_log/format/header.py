@@ -1,0 +1,145 @@
+"""`Header`: the first bytes of every file of a log, on which all of its users must agree. Pure."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import KEY_MAX, VALUE_MAX
+
+__all__ = ["HEADER_MAX", "HEADER_SIZE", "MAGIC", "VERSION", "Header"]
+
+MAGIC: Final = b"fscoord\n"
+VERSION: Final = 2
+HEADER_MAX: Final = 64 * 1024
+
+# magic, version, flags, size, lock kind, reserved, generation, life, id, lineage, inode numbers of generation 0 and of
+# the file, time, limits, reserved, number of runs
+_HEADER = Struct("<8sHHIB3sII16s16sQQQII16sH")
+_RUN = Struct("<Hq")
+_U32 = Struct("<I")
+_DURABLE: Final = 1
+_START: Final = MAGIC + VERSION.to_bytes(2, "little")
+HEADER_SIZE: Final = _HEADER.size
+"""The size of a header without runs and checksum."""
+
+
+class Header(NamedTuple):
+    """What the first bytes of a file of a log say.
+
+    Attributes:
+        log_id: the id of this generation; that of generation 0 is the log's.
+        lock_kind: a value of `lock.KINDS`.
+        durable: whether every record is synced.
+        generation: which file of the log this is.
+        lineage: the id of the generation with which the log's lineage began.
+        root_inode: the inode number of generation 0 when this file was made; 0 if there is none that lasts.
+        inode: the inode number of this file; 0 likewise.
+        created_ns: when it was made, by the wall clock of its maker.
+        key_max, value_max: the limits, in bytes.
+        runs: ``(job, count)`` pairs: the run that the log belongs to first, then those it superseded; a count of -1
+            marks an id that has no order. It is empty for a log without runs.
+        life: how often the log has begun anew.
+    """
+
+    log_id: bytes
+    lock_kind: int
+    durable: bool = False
+    generation: int = 0
+    lineage: bytes = bytes(16)
+    root_inode: int = 0
+    inode: int = 0
+    created_ns: int = 0
+    key_max: int = KEY_MAX
+    value_max: int = VALUE_MAX
+    runs: tuple[tuple[bytes, int], ...] = ()
+    life: int = 0
+
+    def encode(self) -> bytes:
+        """Return the header as bytes, checksum included."""
+        runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
+        size = HEADER_SIZE + len(runs) + 4
+        agreed = (self.lock_kind, bytes(3), self.generation, self.life, self.log_id, self.lineage)
+        made = (self.root_inode, self.inode, self.created_ns)
+        limits = (self.key_max, self.value_max, bytes(16), len(self.runs))
+        fixed = _HEADER.pack(MAGIC, VERSION, _DURABLE if self.durable else 0, size, *agreed, *made, *limits)
+        return fixed + runs + _U32.pack(crc32(fixed + runs))
+
+    @staticmethod
+    def is_partial(data: bytes) -> bool:
+        """Return whether `data`, a whole file, is nothing, or a part of a header and too short to hold a record."""
+        if len(data) >= HEADER_SIZE + 4:
+            return False
+        return not data or (data.startswith(MAGIC) and _START.startswith(data[: len(_START)]))
+
+    @staticmethod
+    def missing(data: bytes) -> int:
+        """Return how many bytes `data`, which begins a file, needs more to hold all of its header."""
+        if len(data) < HEADER_SIZE:
+            return HEADER_SIZE + 4 - len(data)
+        size = int(_HEADER.unpack_from(data)[3])
+        return min(size, HEADER_MAX) - len(data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Header, int, int]:
+        """Return the header that begins `data`, its size, and its checksum, which is the chain at the first record.
+
+        Raises:
+            MalformedRecord: `data` begins with no sound header; the text says why.
+        """
+        _check_version(data)
+        if len(data) < HEADER_SIZE:
+            raise MalformedRecord("the header is incomplete")
+        fields = _HEADER.unpack_from(data)
+        flags, size = fields[2:4]
+        if not HEADER_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
+            raise MalformedRecord("the header is incomplete or its size is damaged")
+        checksum = crc32(data[: size - 4])
+        if checksum != _U32.unpack_from(data, size - 4)[0]:
+            raise MalformedRecord("the header's checksum does not match")
+        limits = fields[13:15]
+        if flags & ~_DURABLE or limits != (KEY_MAX, VALUE_MAX) or any(fields[5] + fields[15]):
+            raise MalformedRecord(
+                f"its flags {flags:#x}, limits {limits} or new fields need a newer fscoord: upgrade it"
+            )
+        header = cls(
+            log_id=fields[8],
+            lock_kind=fields[4],
+            durable=bool(flags & _DURABLE),
+            generation=fields[6],
+            lineage=fields[9],
+            root_inode=fields[10],
+            inode=fields[11],
+            created_ns=fields[12],
+            key_max=fields[13],
+            value_max=fields[14],
+            runs=_decode_runs(data[HEADER_SIZE : size - 4], fields[16]),
+            life=fields[7],
+        )
+        return header, size, checksum
+
+
+def _check_version(data: bytes) -> None:
+    if not data.startswith(MAGIC):
+        raise MalformedRecord(f"it begins with {data[:8]!r}, not with {MAGIC!r}: this is not a log of fscoord")
+    if len(data) < 10:
+        raise MalformedRecord("the header is incomplete")
+    version = data[8] | data[9] << 8
+    if version < VERSION:
+        raise MalformedRecord(f"it has format version {version} and was written by a pre-release: remove it")
+    if version > VERSION:
+        raise MalformedRecord(f"it has format version {version}, and this fscoord reads version {VERSION}: upgrade it")
+
+
+def _decode_runs(data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
+    runs: list[tuple[bytes, int]] = []
+    position = 0
+    while len(runs) < count and position + _RUN.size <= len(data):
+        size, number = _RUN.unpack_from(data, position)
+        position += _RUN.size + size
+        runs.append((data[position - size : position], number))
+    if len(runs) < count or position > len(data):
+        raise MalformedRecord("the header's list of runs is cut short")
+    return tuple(runs)

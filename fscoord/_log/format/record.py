@@ -1,0 +1,290 @@
+"""Records to bytes and back: framing, checksums and limits of the format that docs/format.md specifies. Pure.
+
+The *chain* is one CRC-32 that runs over the bytes of a file as they lie there, from the end of its header on. A record
+ends in the chain as it stands before that end, so that one call of `crc32` verifies any number of records that follow
+each other: only the last checksum has to be compared, because every byte before it has gone into it.
+
+A checksum that follows the bytes that it covers would reset a CRC: the CRC-32 of ``data + crc32(data)`` is a constant.
+Therefore a byte lies between the two, and the chain still depends on all that came before. (LevelDB masks its checksums
+for the same reason: doc/log_format.md there.)
+
+The length of a record is needed to tell a torn record from a damaged one before its checksum can be verified. So it has
+a check of its own, which depends on the chain. The last byte is never zero and never one bit away from zero: zeros that
+are appended to a torn record can't complete it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord.errors import LimitExceededError
+
+__all__ = ["Record", "decode", "encode"]
+
+KEY_MAX: Final = 1024
+VALUE_MAX: Final = 64 * 1024 * 1024
+WRITER_MAX: Final = (1 << 32) - 1
+
+# Capital letters change what the log means: a reader that does not know one must stop. Small ones may be ignored.
+SET: Final = ord("S")
+DELETE: Final = ord("D")
+APPEND: Final = ord("A")
+MULTI_SET: Final = ord("M")
+ADD: Final = ord("I")
+COMPARE_SET: Final = ord("C")
+PUSH: Final = ord("P")
+POP: Final = ord("O")
+VOID: Final = ord("V")
+SEAL: Final = ord("Z")  # the end of a generation, names the next
+FORWARD: Final = ord("f")  # a hint to the newest generation
+FINISHED: Final = ord("E")  # the end of a life
+DEATH: Final = ord("X")  # a session was found dead
+SESSION: Final = ord("s")
+BELL: Final = ord("b")
+LEAVE: Final = ord("l")
+
+NAMES: Final = {
+    SET: "set",
+    DELETE: "delete",
+    APPEND: "append",
+    MULTI_SET: "multi_set",
+    ADD: "add",
+    COMPARE_SET: "compare_set",
+    PUSH: "queue_push",
+    POP: "queue_pop",
+    VOID: "void",
+    SEAL: "seal",
+    FORWARD: "forward",
+    FINISHED: "finished",
+    DEATH: "death",
+    SESSION: "session",
+    BELL: "bell",
+    LEAVE: "leave",
+}
+DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
+_NEVER_MET: Final = frozenset({0, VOID})
+"""A VOID is met only where `tail` looks for it."""
+
+_PREFIX = Struct("<II")  # length of the record, check
+_HEAD = Struct("<IIIQHB")  # and writer, wall time in ns, length of the key, kind
+_TAIL = Struct("<BIB")  # a newline, the chain before it, a newline
+_U64 = Struct("<Q")
+_PAIR = Struct("<HI")
+PREFIX_SIZE: Final = _PREFIX.size
+HEAD_SIZE: Final = _HEAD.size
+TAIL_SIZE: Final = _TAIL.size
+RECORD_MIN: Final = HEAD_SIZE + TAIL_SIZE
+RECORD_MAX: Final = RECORD_MIN + KEY_MAX + 2 * VALUE_MAX
+KIND_AT: Final = HEAD_SIZE - 1
+NEWLINE: Final = 10
+
+SECTOR: Final = 512
+VOID_SIZE: Final = RECORD_MIN + 8
+
+Record = tuple[int, bytes, bytes, int, int]
+"""Kind, key, value, writer, wall time in ns since the epoch."""
+
+_MULTIPLIER: Final = 2654435761  # Knuth's, The Art of Computer Programming 6.4: each bit of a length moves many others
+_MASK: Final = 0xFFFFFFFF
+
+_pack_head, _pack_tail = _HEAD.pack, _TAIL.pack
+unpack_prefix, unpack_head, _unpack_tail = _PREFIX.unpack_from, _HEAD.unpack_from, _TAIL.unpack_from
+
+
+def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
+    """Return a record as bytes, and the chain after it, which is that of the next record.
+
+    `chain` is what was returned for the record before it, or the checksum of the header.
+    """
+    size = len(key)
+    length = RECORD_MIN + size + len(value)
+    check = (length * _MULTIPLIER + chain) & _MASK
+    front = _pack_head(length, check, writer, time_ns, size, kind) + key + value
+    checksum = crc32(front, chain)
+    end = _pack_tail(10, checksum, 10)
+    return front + end, crc32(end, checksum)
+
+
+def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
+    """Return ``(data records, other records, used, chain, missing)`` for what begins `data`.
+
+    ``used`` counts the bytes of the records returned and ``chain`` is the chain after the last. ``missing`` is 0 if
+    nothing follows them, above 0 if that many bytes more than `data` has are needed to go on, and -1 if what follows
+    is not a record.
+    """
+    records: list[Record] = []
+    others: list[Record] = []
+    position, size, missing = 0, len(data), 0
+    while position < size:  # cut by lengths that are not verified yet
+        start = position + 23
+        if start > size:
+            missing = start - size
+            break
+        length, _, writer, time_ns, key_size, kind = unpack_head(data, position)
+        end = position + length
+        split, stop = start + key_size, end - 6
+        if end > size:
+            missing = end - size
+            break
+        if split > stop or key_size > 1024:
+            missing = -1
+            break
+        if kind in DATA_KINDS:
+            records.append((kind, data[start:split], data[split:stop], writer, time_ns))
+        elif kind in _NEVER_MET:
+            missing = -1
+            break
+        else:
+            others.append((kind, data[start:split], data[split:stop], writer, time_ns))
+        position = end
+    if position:  # all of them at once: a byte that was changed anywhere has changed the last checksum
+        stop = position - 6
+        checksum = crc32(data[:stop], chain)
+        last = data[stop:position]
+        if last != _pack_tail(10, checksum, 10):
+            return _decode_each(data, chain)
+        chain = crc32(last, checksum)
+    if missing > 0 and size - position >= 8:  # what is promised is believed only if the check is right
+        length = record_length(data, chain, position)
+        missing = position + length - size if length > 0 else -1
+    return records, others, position, chain, missing
+
+
+def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
+    """As `decode`, where it is known that one of the records is bad: verify one after the other, up to that."""
+    records: list[Record] = []
+    others: list[Record] = []
+    position = 0
+    while True:
+        left = len(data) - position
+        if left < PREFIX_SIZE:
+            return records, others, position, chain, HEAD_SIZE - left if left else 0
+        length = record_length(data, chain, position)
+        if length > left:
+            return records, others, position, chain, length - left
+        found = _decode_one(data[position : position + length], chain) if length > 0 else None
+        if found is None:
+            return records, others, position, chain, -1
+        records += found[0]
+        others += found[1]
+        position, chain = position + length, found[3]
+
+
+def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int] | None:
+    """Return what `decode` does of `data`, as long as one record says that it is; None if it is not one."""
+    stop = len(data) - TAIL_SIZE
+    if data[stop:] != _pack_tail(10, crc32(data[:stop], chain), 10):
+        return None
+    found = decode(data, chain)
+    return found if found[2] == len(data) else None
+
+
+def end_of_first(data: bytes, kind: int) -> int:
+    """Return where the first record of `kind` ends in `data`, which begins with sound records, one of them of it."""
+    position = 0
+    while True:
+        found = data[position + KIND_AT]
+        position += int(unpack_prefix(data, position)[0])
+        if found == kind:
+            return position
+
+
+def record_length(data: bytes, chain: int, position: int = 0) -> int:
+    """Return the length of the record that begins in `data` at `position`, or -1 if its check is wrong.
+
+    Bytes of the check that `data` does not have count as zeros.
+    """
+    prefix = data[position : position + PREFIX_SIZE].ljust(PREFIX_SIZE, b"\0")
+    length, check = unpack_prefix(prefix)
+    if (length * _MULTIPLIER + chain) & _MASK != check or not RECORD_MIN <= length <= RECORD_MAX:
+        return -1
+    return int(length)
+
+
+def implied_chain(prefix: bytes, position: int = 0) -> int:
+    """Return the chain with which the check of the record that begins in `prefix` at `position` is right.
+
+    Every record has exactly one. So a record can be found, and verified, without those before it.
+    """
+    length, check = unpack_prefix(prefix, position)
+    return int((check - length * _MULTIPLIER) & _MASK)
+
+
+def chain_if_sound(data: bytes, start: int) -> int | None:
+    """Return the chain before the record that begins in `data` at `start`; None if none that is sound begins there."""
+    if len(data) - start < RECORD_MIN:
+        return None
+    length = unpack_prefix(data, start)[0]
+    end = start + length
+    if not RECORD_MIN <= length <= RECORD_MAX or end > len(data) or not chr(data[start + KIND_AT]).isalpha():
+        return None
+    chain, stop = implied_chain(data, start), end - TAIL_SIZE
+    return chain if data[stop:end] == _pack_tail(10, crc32(data[start:stop], chain), 10) else None
+
+
+def chain_at_end(data: bytes) -> int:
+    """Return the chain after the record that ends `data`, which is known to be sound."""
+    found = data[-TAIL_SIZE:]
+    return crc32(found, _unpack_tail(found)[1])
+
+
+def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
+    """Return the VOID record that skips the torn record at `skipped`, and the chain after it."""
+    return encode(VOID, b"", _U64.pack(skipped), writer, time_ns, chain)
+
+
+def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
+    """Return ``(skipped, chain, writer, time in ns)`` of the VOID that begins `data`, or None if there is none."""
+    if len(data) < VOID_SIZE or record_length(data, chain) != VOID_SIZE:
+        return None
+    stop = VOID_SIZE - TAIL_SIZE
+    checksum, last = crc32(data[:stop], chain), data[stop:VOID_SIZE]
+    _, _, writer, time_ns, key_size, kind = unpack_head(data)
+    if last != _pack_tail(10, checksum, 10) or key_size or kind != VOID:
+        return None
+    return _U64.unpack_from(data, HEAD_SIZE)[0], crc32(last, checksum), writer, time_ns
+
+
+def is_torn_void(data: bytes) -> bool:
+    """Return whether `data`, as long as a VOID at most, may be the beginning of one, with zeros for the rest."""
+    return data[:4].ljust(4, b"\0") == VOID_SIZE.to_bytes(4, "little") and not any(data[VOID_SIZE - 1 :])
+
+
+def unchecked(data: bytes) -> tuple[int, bytes, int, int, int]:
+    """Return kind, key, size of the value, writer and time as the record `data`, whose checksum is wrong, has them."""
+    _, _, writer, time_ns, key_size, kind = unpack_head(data)
+    key = data[HEAD_SIZE:-TAIL_SIZE][:key_size]
+    return kind, key, len(data) - RECORD_MIN - len(key), writer, time_ns
+
+
+def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the value of a MULTI_SET record."""
+    parts: list[bytes] = []
+    for key, value in pairs:
+        parts += (_PAIR.pack(len(key), len(value)), key, value)
+    data = b"".join(parts)
+    if len(data) > RECORD_MAX - RECORD_MIN:
+        raise LimitExceededError(f"{len(pairs)} keys and values are too many for one record; nothing was written")
+    return data
+
+
+def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the keys and values of a MULTI_SET record's value.
+
+    Raises:
+        MalformedRecord: `data` is not such a value, or a key or a value in it is longer than it may be.
+    """
+    pairs, position = [], 0
+    while position + _PAIR.size <= len(data):
+        key_size, value_size = _PAIR.unpack_from(data, position)
+        if key_size > KEY_MAX or value_size > VALUE_MAX:
+            raise MalformedRecord(f"it sets a key of {key_size} bytes to {value_size} bytes, which is too long")
+        middle = position + _PAIR.size + key_size
+        pairs.append((data[position + _PAIR.size : middle], data[middle : middle + value_size]))
+        position = middle + value_size
+    if position != len(data):
+        raise MalformedRecord("a list of keys and values is cut short")
+    return pairs

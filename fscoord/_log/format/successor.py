@@ -1,0 +1,105 @@
+"""Names of generations: what a seal and a forward record say of the file in which a log goes on. Pure."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from fscoord._log.format.malformed import MalformedRecord
+
+__all__ = ["Place", "Successor", "generation_name", "parse_name"]
+
+_SEAL = Struct("<I16sQIH")
+_FORWARD = Struct("<I16sH")
+RANDOM_BYTES = 6
+NAME_MAX = 255
+"""No file system that hosts share, nor any of Linux, has names of more bytes."""
+
+
+class Place(NamedTuple):
+    """Behind a header or a good record: its ``offset``, and the ``chain`` there."""
+
+    offset: int
+    chain: int
+
+
+class Successor(NamedTuple):
+    """A later generation of a log.
+
+    Attributes:
+        generation: its number, from 1 on.
+        log_id: the id in its header.
+        size: how long its snapshot is, in bytes from the start of the file; 0 in a forward record, which does not say.
+        chain: the chain there, after the snapshot.
+        name: the name of its file, in the directory of the log.
+    """
+
+    generation: int
+    log_id: bytes
+    size: int
+    chain: int
+    name: bytes
+
+    def seal(self) -> bytes:
+        """Return the value of the SEAL record that names it."""
+        fixed = _SEAL.pack(self.generation, self.log_id, self.size, self.chain, len(self.name))
+        return fixed + self.name
+
+    def forward(self) -> bytes:
+        """Return the value of the FORWARD record that names it."""
+        return _FORWARD.pack(self.generation, self.log_id, len(self.name)) + self.name
+
+    @classmethod
+    def from_seal(cls, data: bytes, sealed: int | None = None) -> Successor:
+        """Return what the value of a SEAL record names; bytes behind the name are ignored.
+
+        Raises:
+            MalformedRecord: `data` is not such a value, or does not name the generation after `sealed`, if that is
+                given: a way that leads back would never end.
+        """
+        if len(data) < _SEAL.size:
+            raise MalformedRecord("a seal is cut short")
+        generation, log_id, size, chain, length = _SEAL.unpack_from(data)
+        if sealed is not None and generation != sealed + 1:
+            raise MalformedRecord(
+                f"the seal of generation {sealed} names generation {generation}, which is not the next"
+            )
+        return cls(generation, log_id, size, chain, _name(data, _SEAL.size, length, generation))
+
+    @classmethod
+    def from_forward(cls, data: bytes) -> Successor:
+        """Return what the value of a FORWARD record names; bytes behind the name are ignored.
+
+        Raises:
+            MalformedRecord: `data` is not such a value.
+        """
+        if len(data) < _FORWARD.size:
+            raise MalformedRecord("a forward record is cut short")
+        generation, log_id, length = _FORWARD.unpack_from(data)
+        return cls(generation, log_id, 0, 0, _name(data, _FORWARD.size, length, generation))
+
+
+def _name(data: bytes, start: int, length: int, generation: int) -> bytes:
+    name = data[start : start + length]
+    number = parse_name(name)
+    if len(name) < length or number != generation or length > NAME_MAX or b"\0" in name:
+        raise MalformedRecord(f"{name!r} is no name for generation {generation}")
+    return name
+
+
+def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
+    """Return the name of the file of `generation` of the log that is called `base`."""
+    return b"%s.%d.%s" % (base, generation, random.hex().encode())
+
+
+def parse_name(name: bytes, base: bytes | None = None) -> int | None:
+    """Return the number of the generation whose file is called so, or None if no generation (of `base`) is."""
+    parts = name.rsplit(b".", 2)
+    if b"/" in name or len(parts) < 3 or (base is not None and parts[0] != base):
+        return None
+    number, random = parts[1:]
+    if not number.isdigit() or number[:1] == b"0" or len(number) > 10:
+        return None
+    if len(random) != 2 * RANDOM_BYTES or random.strip(b"0123456789abcdef"):
+        return None
+    return int(number)

@@ -1,0 +1,334 @@
+"""The way from the log's own name to its newest generation: forward records behind the seal of generation 0.
+
+Generation 0 keeps the name and stays; each later one is a file of its own, which its predecessor's seal names. So that
+nobody has to follow every seal, and old generations can go, a record is appended to generation 0 after each seal. It is
+a hint: whoever follows it checks the id of what it finds, and goes on along the seals.
+
+Whether the log is durable or not, what stands in generation 0 is synced before such a record is written, and behind it.
+So a power loss can harm the last one only, and what is lost of it is told from damage as in a durable log.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from fscoord._log.format import record
+from fscoord._log.format.header import Header
+from fscoord._log.format.identity import Identity
+from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.io import safe_files, torn_tail
+from fscoord._log.io.opening import read_header
+from fscoord._log.locking.log_lock import SOFT, LogLock
+from fscoord._log.locking.process_mutex import LogKey
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_if_foreign
+from fscoord.errors import InsecurePathError
+
+__all__ = ["Flags", "Root", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
+
+_CHUNK = 1 << 18
+_HINT_BYTES = 512
+_TRIES = 200
+_PAUSE_S = 0.0005
+ORPHAN_MAX: Final = 1 << 20
+"""The longest file of zeros that is taken for one whose content was lost, in bytes."""
+
+
+class Root(NamedTuple):
+    """Generation 0 of a log.
+
+    Attributes:
+        header: what it begins with.
+        start: where its first record begins.
+        identity: which file it is: device and inode number.
+        inode: the inode number if these last on this file system; otherwise 0.
+    """
+
+    header: Header
+    start: Place
+    identity: tuple[int, int]
+    inode: int = 0
+
+    @property
+    def key(self) -> LogKey:
+        """What tells this log from all others on this host."""
+        return self.header.log_id, *self.identity
+
+
+def hint(fd: int) -> Successor | None:
+    """Return what the forward record at the very end of the log `fd` names, or None if there is none to be seen.
+
+    What stands before it is not read. So the record is only known to be sound in itself, whatever it is chained over.
+    """
+    size = system.os.fstat(fd).st_size
+    system.os.lseek(fd, max(0, size - _HINT_BYTES), 0)
+    data = system.os.read(fd, _HINT_BYTES)
+    place = data.rfind(bytes([record.FORWARD]))
+    while place >= record.KIND_AT:
+        start = place - record.KIND_AT
+        if start + record.unpack_prefix(data, start)[0] == len(data) and record.chain_if_sound(data, start) is not None:
+            try:
+                return Successor.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
+            except MalformedRecord:
+                pass
+        place = data.rfind(bytes([record.FORWARD]), 0, place)
+    return None
+
+
+def newest(fd: int, start: Place) -> tuple[Successor | None, Place, bool]:
+    """Read the log `fd` from `start` on; return the last successor named, where its last good record ends, and whether
+    something torn follows. Damage ends the reading, too: here it is not judged.
+    """
+    system.os.lseek(fd, start.offset, 0)
+    found: Successor | None = None
+    zeros = torn_tail.Zeros()
+    (offset, chain), data, missing = start, b"", 0
+    while True:
+        more = system.os.read(fd, max(_CHUNK, missing))
+        data += more
+        _, others, used, chain, missing = record.decode(data, chain)
+        for kind, _, value, _, _ in others:
+            try:
+                if kind == record.SEAL:
+                    found = Successor.from_seal(value)
+                elif kind == record.FORWARD:
+                    found = Successor.from_forward(value)
+            except MalformedRecord:  # a handle that reads the log itself reports it
+                continue
+        offset, data = offset + used, data[used:]
+        if missing < 0:
+            verdict = torn_tail.examine(fd, offset, chain, zeros, durable=True)
+            if not isinstance(verdict, torn_tail.Skip):
+                return found, Place(offset, chain), True
+            (offset, chain), data = verdict, b""
+            system.os.lseek(fd, offset, 0)
+        elif not more:
+            return found, Place(offset, chain), bool(data)
+
+
+def post(
+    path: str,
+    root: Root,
+    successor: Successor,
+    writer: int,
+    time_ns: int,
+    reading: int,
+    writing: int,
+    keep: set[int],
+    known: Place | None = None,
+) -> Place | None:
+    """Append to the log `path` itself that `successor` is the newest generation, and sync that.
+
+    Args:
+        path: the log's own name.
+        root: what its header must say, and where its first record begins.
+        successor: the generation to name.
+        writer: the session that posts, and
+        time_ns: the time of the record.
+        reading: the flags with which this mount's logs are opened to be read, and
+        writing: to be appended to.
+        keep: is kept equal to the descriptors that are open, so that an interruption loses none.
+        known: what an earlier call returned: nothing before that place is read again, for it never changes.
+
+    Returns:
+        behind the last record; None if the lock did not come soon, so that the next one to post does it.
+
+    Raises:
+        OSError: the file system refused. What was posted may be torn; the next one steps over it.
+        MalformedRecord: the file at `path` is not this log any more.
+    """
+    fd = safe_files.open_descriptor(path, writing, keep=keep)
+    reader = -1
+    kind = root.header.lock_kind
+    lock = LogLock(path, fd, kind, system.threading.RLock(), set())
+    try:
+        reader = safe_files.open_descriptor(path, reading, keep=keep)
+        if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
+            raise MalformedRecord(f"{path} is another log by now")
+        if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
+            return None
+        is_cut = known is not None and system.os.fstat(reader).st_size < known.offset
+        named, place, is_torn = newest(reader, root.start if known is None or is_cut else known)
+        if named is None or named.generation < successor.generation:
+            system.os.fdatasync(fd)
+            if is_torn:
+                place = _void(fd, reader, place)
+            system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
+            data, chain = record.encode(record.FORWARD, b"", successor.forward(), writer, time_ns, place.chain)
+            safe_files.write_all(fd, data)
+            place = Place(place.offset + len(data), chain)
+        system.os.fdatasync(fd)
+        return place
+    finally:
+        try:
+            if kind != SOFT:
+                lock.unlock()
+        except OSError as error:  # closing the descriptor will do
+            raise_if_foreign(error)
+        safe_files.close_kept(fd, keep)
+        if reader >= 0:
+            safe_files.close_kept(reader, keep)
+
+
+def _take(lock: LogLock) -> bool:
+    for _ in range(_TRIES):
+        try:
+            lock.try_lock()
+        except OSError as error:
+            raise_if_foreign(error)
+            if not lock.is_taken(error):
+                raise
+            system.time.sleep(_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+def _void(fd: int, reader: int, place: Place) -> Place:
+    verdict = torn_tail.examine(reader, place.offset, place.chain, torn_tail.Zeros(), durable=True)
+    if isinstance(verdict, torn_tail.Damage):
+        raise MalformedRecord(verdict.reason)
+    if isinstance(verdict, torn_tail.Skip):
+        return Place(verdict.offset, verdict.chain)
+    if system.os.fstat(fd).st_size < verdict.place:
+        system.os.ftruncate(fd, verdict.place)
+    system.os.lseek(fd, verdict.place, 0)
+    data, chain = record.encode_void(place.offset, 0, system.time.time_ns(), place.chain)
+    safe_files.write_all(fd, data)
+    system.os.fdatasync(fd)
+    return Place(verdict.place + len(data), chain)
+
+
+def find_root(path: str, header: Header, log_id: bytes) -> str | None:
+    """Return the path of the generation 0 that the file with `header` was made for, if it is beside the log `path`.
+
+    Files lead to each other by names in one directory, so one that is elsewhere leads to other files.
+    """
+    directory = system.os.path.dirname(path)
+    with system.os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.inode() == header.root_inode]
+    for name in names:
+        file = system.os.path.join(directory, name)
+        fd = -1
+        try:
+            fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
+            found = Header.decode(read_header(fd))[0]
+            if (found.log_id, found.generation, system.os.fstat(fd).st_ino) == (log_id, 0, header.root_inode):
+                return file
+        except (OSError, MalformedRecord, InsecurePathError) as error:
+            raise_if_foreign(error)
+        finally:
+            system.close_quietly(fd)
+    return None
+
+
+class Flags(NamedTuple):
+    """The flags with which the files of a log are opened on its mount, for ``reading`` and for ``writing``."""
+
+    reading: int
+    writing: int
+
+
+def remove_superseded(
+    path: str, owner: Identity, newest: Successor, before: bytes | None, kind: int, flags: Flags, keep: set[int]
+) -> None:
+    """Remove generation `before`, which a forward record has passed, and what makers left that died before their seal.
+
+    The caller holds the lock of the generation before `newest`, and that of `newest`. So no seal will ever name any
+    other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
+    a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
+    """
+    life = system.life()
+    directory = system.os.path.dirname(path)
+    bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
+    for name in system.os.listdir(directory):
+        other = system.os.fsencode(name)
+        if other == newest.name or parse_name(other) is None or other.rsplit(b".", 2)[0] not in bases:
+            continue
+        file = system.os.path.join(directory, name)
+        if not is_removable(file, owner, newest.generation, flags.reading, keep):
+            continue
+        if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, keep):
+            safe_files.unlink_quietly(file, life)
+
+
+def is_removable(file: str, owner: Identity, newest: int, reading: int, keep: set[int]) -> bool:
+    """Return whether `file` belongs to `owner` and has no higher generation than `newest`, or holds nothing."""
+    try:
+        fd = safe_files.open_descriptor(file, reading, keep=keep)
+    except (OSError, InsecurePathError) as error:
+        raise_if_foreign(error)
+        return False
+    try:
+        data = read_header(fd)
+        if not any(data) or Header.is_partial(data):  # its maker died, or the power failed, before it was synced
+            is_short = system.os.fstat(fd).st_size <= ORPHAN_MAX
+            return Header.is_partial(data) or (is_short and not any(torn_tail.read_at(fd, 0, ORPHAN_MAX)))
+        header = Header.decode(data)[0]
+        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
+    except (OSError, MalformedRecord) as error:
+        raise_if_foreign(error)
+        return False
+    finally:
+        safe_files.close_kept(fd, keep)
+
+
+def _is_unlocked(file: str, kind: int, writing: int, keep: set[int]) -> bool:
+    try:
+        fd = safe_files.open_descriptor(file, writing, keep=keep)
+    except (OSError, InsecurePathError) as error:
+        raise_if_foreign(error)
+        return False
+    lock = LogLock(file, fd, kind, system.threading.RLock(), set())
+    try:
+        lock.try_lock()
+        return True
+    except OSError as error:
+        raise_if_foreign(error)
+        return False
+    finally:
+        try:
+            lock.unlock()
+        except OSError as error:  # closing the descriptor will do
+            raise_if_foreign(error)
+        safe_files.close_kept(fd, keep)
+
+
+def remove_log(
+    path: str, root: Root, owner: Identity, clear: Callable[[str], object], flags: Flags, keep: set[int]
+) -> None:
+    """Remove the names of a finished log, as far as that can be done: its last record is what counts.
+
+    The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
+    first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
+    """
+    life = system.life()
+    directory, base = system.os.path.split(path)
+    try:
+        if not _has_one_name(path, root, keep):
+            return
+        names = system.os.listdir(directory)
+        if system.life() == life:  # a child that a signal handler forks goes on here, without the lock
+            clear(path)
+        if system.life() == life:
+            system.os.unlink(path)
+    except (OSError, MalformedRecord, InsecurePathError) as error:
+        raise_if_foreign(error)
+        return
+    for name in names:
+        file = system.os.path.join(directory, name)
+        is_named_so = parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
+        if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, keep):
+            safe_files.unlink_quietly(file, life)
+
+
+def _has_one_name(path: str, root: Root, keep: set[int]) -> bool:
+    fd = safe_files.open_descriptor(path, system.os.O_RDONLY, keep=keep)
+    try:
+        header, _, _ = Header.decode(read_header(fd))
+        return bool(system.os.fstat(fd).st_nlink == 1 and header.log_id == root.header.log_id)
+    finally:
+        safe_files.close_kept(fd, keep)

@@ -1,0 +1,1 @@
+"""Read logs that may be damaged."""

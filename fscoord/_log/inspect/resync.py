@@ -1,0 +1,86 @@
+"""Find where a log can be read again after damage: the next record that is sound with the chain that it implies.
+
+The chain that the damaged bytes would have led to is lost, but the check of a record's length says which chain the
+record was made with. So a record can be found, and verified, without knowing the one before it; and those after it
+follow from it as always.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from fscoord._log.format import record
+from fscoord._log.format.successor import Place
+from fscoord._log.io.torn_tail import read_at
+from fscoord._runtime import system
+
+__all__ = ["find_next"]
+
+_WINDOW: Final = 1 << 20
+_WORK_FACTOR: Final = 16
+_WORK_MIN: Final = 1 << 28
+"""How many bytes may be checksummed in search of one record: so many for each byte searched, and so many anyway. What
+looks like a record costs as much as the length that it promises, so a file made for that could cost days."""
+
+_LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
+    rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{7}[\0-\x7f].[\0-\x04][A-Za-z])", re.DOTALL
+)
+
+
+def find_next(fd: int, bad: Place) -> Place | None:
+    """Return where the next sound record after the bad one at `bad` begins, and the chain there, if there is one.
+
+    If the bad record's prefix still tells its length, what it holds is passed over: it may hold anything, another log,
+    for one. A record that was found by searching could be such a one, but only if the length is lost as well.
+    """
+    size = system.os.fstat(fd).st_size
+    prefix = read_at(fd, bad.offset, record.PREFIX_SIZE)
+    start = bad.offset + 1
+    if len(prefix) == record.PREFIX_SIZE:
+        end = bad.offset + record.unpack_prefix(prefix)[0]
+        if bad.offset + record.RECORD_MIN <= end < size and _leads_to(fd, end, _chain_at(fd, end, size)):
+            return Place(end, record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)))
+        if record.record_length(prefix, bad.chain) >= 0:
+            start = end
+    budget = max(_WORK_MIN, _WORK_FACTOR * (size - start))
+    for offset, promised in _candidates(fd, start, size):
+        budget -= promised
+        if budget < 0:
+            return None
+        chain = _chain_at(fd, offset, size)
+        if chain is not None:
+            return Place(offset, chain)
+    return None
+
+
+def _leads_to(fd: int, end: int, chain: int | None) -> bool:
+    """Return whether the checksum that stands before `end` is that of a record which `chain` follows."""
+    return record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)) == chain
+
+
+def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where something begins that looks like a record, and how long it would be."""
+    while start <= size - record.RECORD_MIN:
+        data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
+        for match in _LIKELY.finditer(data):
+            position = match.start()
+            promised = int.from_bytes(data[position : position + 4], "little")
+            if record.RECORD_MIN <= promised <= size - start - position and position < _WINDOW:
+                yield start + position, promised
+        start += _WINDOW
+
+
+def _chain_at(fd: int, offset: int, size: int) -> int | None:
+    """Return the chain that the record at `offset` was made with, or None if none that is sound begins there."""
+    prefix = read_at(fd, offset, record.PREFIX_SIZE)
+    if len(prefix) < record.PREFIX_SIZE:
+        return None
+    length = record.unpack_prefix(prefix)[0]
+    if not record.RECORD_MIN <= length <= min(record.RECORD_MAX, size - offset):
+        return None
+    end = read_at(fd, offset + length - record.TAIL_SIZE, record.TAIL_SIZE)
+    if end[:1] + end[-1:] != b"\n\n":  # before a long one is read for nothing
+        return None
+    return record.chain_if_sound(read_at(fd, offset, length), 0)

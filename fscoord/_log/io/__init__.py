@@ -1,0 +1,1 @@
+"""Open, read and append a log's files."""

@@ -1,0 +1,217 @@
+"""Tell a torn tail from damage, and find the VOID after it.
+
+The writer of a torn record died, or its disk was full. Nothing is ever cut: the next writer extends the file with zeros
+up to `void_place` and appends a VOID there. See docs/format.md, "Torn tails".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from fscoord._log.format import record
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_if_foreign
+
+__all__ = ["Damage", "Skip", "TookTooLong", "Torn", "Zeros", "examine", "read_at", "void_place"]
+
+_CHUNK = 1 << 20
+_LIKELY: Final = re.compile(  # lengths below 2^28, writers below 2^24, keys below 1,280, a letter
+    rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL
+)
+
+
+class Skip(NamedTuple):
+    """A VOID was found: go on at ``offset`` with ``chain``."""
+
+    offset: int
+    chain: int
+
+
+class Torn(NamedTuple):
+    """The log ends in a torn record; the next writer's VOID belongs at ``place``."""
+
+    place: int
+
+
+class Damage(NamedTuple):
+    """No writer leaves this behind: ``reason`` says what is wrong at ``offset``."""
+
+    offset: int
+    reason: str
+
+
+Verdict = Skip | Torn | Damage
+
+
+def void_place(end: int) -> int:
+    """Return where the VOID for a torn record belongs: the first sector boundary at least one sector past `end`.
+
+    `end` is where the record promises to end, or where its frame ends if that is torn as well.
+    """
+    return _next_sector(end + record.SECTOR)
+
+
+class TookTooLong(Exception):
+    """The deadline passed before all that follows a bad record had been read."""
+
+
+class Zeros:
+    """Where a file is known to hold zeros only, so that each byte is read once, however often it is asked for.
+
+    Bytes of a log never change below an end of file that a process has seen, so that a zero stays a zero.
+
+    Args:
+        is_sparse: whether lseek(2) may be asked where the next data is. A file system that answers wrongly would hide
+            records, so this is for those that are known to answer right: see `mount.Mount.reports_holes`.
+    """
+
+    __slots__ = ("_end", "_start", "deadline", "is_sparse")
+
+    def __init__(self, *, is_sparse: bool = False) -> None:
+        self.is_sparse = is_sparse
+        self.deadline = float("inf")
+        """When to stop reading, by the monotonic clock."""
+        self._start = self._end = 0
+
+    def forget(self) -> None:
+        """Forget what is known: it was of another file, or may have come from a cache."""
+        self._start = self._end = 0
+
+    def first_data(self, fd: int, start: int, end: int) -> int | None:
+        """Return the first offset in [start, end) whose byte is not zero, or None.
+
+        Raises:
+            TookTooLong: the deadline passed; the next call goes on where this one stopped.
+        """
+        if not self._start <= start <= self._end:
+            self._start = self._end = start
+        start = max(start, self._end)
+        while start < end:
+            if self.is_sparse and end - start > _CHUNK:
+                start = min(_next_extent(fd, start, end), end)
+                self._end = start
+            data = read_at(fd, start, min(_CHUNK, end - start))
+            if not data:
+                return None
+            rest = data.lstrip(b"\0")
+            start += len(data) - len(rest)
+            self._end = start
+            if rest:
+                return start
+            if start < end and system.time.monotonic() > self.deadline:
+                raise TookTooLong
+        return None
+
+
+def _next_extent(fd: int, start: int, end: int) -> int:
+    """Return the first offset from `start` on that is not in a hole, or `end`."""
+    try:
+        return int(system.os.lseek(fd, start, system.os.SEEK_DATA))
+    except OSError as error:
+        raise_if_foreign(error)
+        if error.errno == system.errno.ENXIO:  # there is a hole up to the end of the file
+            return end
+        raise
+
+
+def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) -> Verdict:
+    """Return what follows the last good record, which ends at `offset` with `chain`, when no good one does.
+
+    `fd` is a descriptor of its own: it is moved about. A verdict of `Damage` may be wrong while a writer writes; it
+    holds when the log is locked.
+
+    Raises:
+        TookTooLong: the deadline of `zeros` passed.
+    """
+    size = system.os.fstat(fd).st_size
+    prefix = read_at(fd, offset, record.PREFIX_SIZE)
+    length = record.record_length(prefix, chain)
+    end = offset + (length if length > 0 else record.PREFIX_SIZE)
+    place = void_place(end)
+    verdict: Verdict = Damage(offset, "the record's checksum does not match")
+    if zeros.first_data(fd, end, min(place, size)) is None:  # after a complete record the next one begins at once
+        torn = read_at(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in a newline
+        second = _next_sector(offset + 1)  # of a sound prefix nothing is lost in the sector where it begins
+        if torn or (durable and length > 0 and _lost_sector(fd, second, end, size)):
+            verdict = _follow(fd, offset, place, size, chain, zeros)
+    if durable and length < 0 and isinstance(verdict, Damage) and _lost_sector(fd, offset, end, size):
+        verdict = _search(fd, offset, place, size, chain, zeros)
+    return verdict
+
+
+def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
+    """Look for the VOID at `place` and, while what is there is a torn VOID, where the VOID for that one belongs."""
+    while True:
+        found = zeros.first_data(fd, place, size)
+        if found is None:
+            return Torn(max(place, _next_sector(size)))
+        found -= found % record.SECTOR
+        data = read_at(fd, found, record.VOID_SIZE)
+        void = record.decode_void(data, chain)
+        if void is not None and void[0] == offset:
+            return Skip(found + record.VOID_SIZE, void[1])
+        place = void_place(found + record.VOID_SIZE)
+        if not record.is_torn_void(data) or _holds_data(fd, found + len(data), min(place, size)):
+            return Damage(offset, f"a torn record is not followed by its VOID at {found}")
+
+
+def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
+    """Return whether one of the sectors that hold the bytes from `start` to `end` is all zeros from `start` on.
+
+    A power loss may leave that of the last record of a durable log. The others were synced before the next was written.
+    """
+    while start < min(end, size):
+        boundary = _next_sector(start + 1)
+        if not _holds_data(fd, start, min(boundary, size)):
+            return True
+        start = boundary
+    return False
+
+
+def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
+    """Look for what follows a record whose prefix a power loss has taken, so that its end is not known."""
+    found = zeros.first_data(fd, place, size)
+    while found is not None:
+        found -= found % record.SECTOR
+        void = record.decode_void(read_at(fd, found, record.VOID_SIZE), chain)
+        if void is not None and void[0] == offset:
+            return Skip(found + record.VOID_SIZE, void[1])
+        found = zeros.first_data(fd, found + record.SECTOR, size)
+        if system.time.monotonic() > zeros.deadline:
+            raise TookTooLong
+    start = offset + record.RECORD_MIN
+    if size - offset > record.RECORD_MAX or _holds_record(read_at(fd, start, size - start)):
+        return Damage(offset, "the beginning of the record is lost, and other records follow")
+    return Torn(max(place, _next_sector(size)))
+
+
+def _holds_record(data: bytes) -> bool:
+    """Return whether there is a sound record anywhere in `data`, whatever its chain."""
+    return any(record.chain_if_sound(data, match.start()) is not None for match in _LIKELY.finditer(data))
+
+
+def _next_sector(offset: int) -> int:
+    """Return the first sector boundary that is not below `offset`."""
+    return -(-offset // record.SECTOR) * record.SECTOR
+
+
+def _holds_data(fd: int, start: int, end: int) -> bool:
+    """Return whether a byte of the few from `start` to `end` is not zero."""
+    return start < end and any(read_at(fd, start, end - start))
+
+
+def read_at(fd: int, offset: int, size: int) -> bytes:
+    """Return up to `size` bytes from `offset`, fewer only at the end of the file; this moves the descriptor.
+
+    pread(2) is not used: under pyfakefs it reads another file.
+    """
+    system.os.lseek(fd, offset, 0)
+    parts = []
+    while size > 0:
+        data = system.os.read(fd, size)
+        if not data:
+            break
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)

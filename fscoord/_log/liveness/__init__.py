@@ -1,0 +1,1 @@
+"""Sessions, and which of them live."""

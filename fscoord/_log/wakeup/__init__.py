@@ -1,0 +1,1 @@
+"""Wake the waiters of a log."""

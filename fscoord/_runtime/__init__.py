@@ -1,0 +1,1 @@
+"""Process-wide machinery: the replaceable operating system, signals, events, imports."""

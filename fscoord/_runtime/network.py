@@ -1,0 +1,150 @@
+"""The network as fscoord sees it: names and addresses of this host, free ports, connections, names that one can take.
+
+It stands beside `_system`, as the only module that imports `socket`, because few need it and it takes a while to load.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import WeakSet
+
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_if_foreign
+
+__all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve", "take_name"]
+
+Endpoint = tuple[socket.AddressFamily, Any]
+"""A kind of network, and an address with a port in it."""
+
+LONGEST_S: Final = 1e6
+"""The longest time limit that a socket is given; the system takes none of many years."""
+
+
+def is_ip_address(text: str) -> bool:
+    """Return whether `text` is an IPv4 or IPv6 address."""
+    return _address(text) is not None
+
+
+def is_this_host(name: str) -> bool:
+    """Return whether `name`, a host name or an IP address, leads to this host, as far as the resolver knows."""
+    address = _address(name)
+    if name.lower() == "localhost" or (address is not None and address.is_loopback):
+        return True
+    own = system.hostname()
+    if name.lower() == own.lower():
+        return True
+    own_addresses, own_names = _resolve(own)
+    if address is not None:
+        return str(address) in own_addresses
+    return name.lower() in own_names or bool(own_addresses & _resolve(name)[0])
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on at this moment; somebody else may take it in the next."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def resolve(host: str, port: int) -> list[Endpoint]:
+    """Return where to find `port` of `host`; how long the resolver takes, nobody can limit.
+
+    Raises:
+        OSError: there is no such host, as far as the resolver knows.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(system.errno.EINVAL, f"{host!r} is not a host's name: {error}") from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
+    """Return a connection to the first of `endpoints` that takes one, by the moment `ends`.
+
+    Nothing is held back on it to be sent with more (``TCP_NODELAY``).
+
+    Raises:
+        OSError: none of them does; why the last one did not.
+    """
+    failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
+    for number, (family, address) in enumerate(endpoints):
+        left = (ends - system.time.monotonic()) / (len(endpoints) - number)
+        try:
+            found = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            found.settimeout(min(max(left, 0.001), LONGEST_S))
+            code = found.connect_ex(address)
+            if code == 0:
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return found
+        except BaseException:
+            found.close()
+            raise
+        found.close()
+        if code == system.errno.EAGAIN:
+            code = system.errno.ETIMEDOUT
+        failure = OSError(code, system.os.strerror(code))
+    raise failure
+
+
+def drop_unsent(connection: socket.socket) -> None:
+    """Have `connection`, when it is closed, reset at once, so that the kernel sends nothing of it any more."""
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:  # it is closed already
+        pass
+
+
+def take_name(name: str) -> socket.socket | None:
+    """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
+
+    None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
+    """
+    if system.platform() != "linux" or system.is_faked():
+        return None
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    _names.add(found)
+    try:
+        found.bind(f"\0{name}")
+    except OSError:
+        found.close()
+        return None
+    return found
+
+
+_names: WeakSet[socket.socket] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Close what would keep a name from all others for as long as the child lives."""
+    for found in list(_names):
+        found.close()
+
+
+system.after_fork_in_child("names", _after_fork_in_child)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _resolve(name: str) -> tuple[set[str], set[str]]:
+    """Return the addresses and the canonical names of `name`; none where it can't be resolved."""
+    try:
+        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP, flags=socket.AI_CANONNAME)
+    except (OSError, UnicodeError) as error:
+        raise_if_foreign(error)
+        return set(), set()
+    return {str(each[4][0]) for each in found}, {each[3].lower() for each in found if each[3]}

@@ -1,0 +1,349 @@
+"""Who has come: the roll that ranks keep in a store, and the words of a time-out that names the missing.
+
+A roll is one key, ``{prefix}/arrivals``, to which every arrival appends ``RANK/WORLD_SIZE`` and a space. With a minus
+sign in front, that rank has told its caller of a time-out: it still counts, and may come again even when all are
+through. ``!N:R,R`` says that the ranks R are dead: if one of them had not come, and N barriers were broken before,
+it is broken for all who had come, and begins anew for whoever comes behind that token. ``{prefix}/complete`` appears
+when all have come, so that whoever waits for that waits for one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.request import KEYS, Sought, Turns
+from fscoord._waiting.slow_wait import FIRST_S, Patience
+from fscoord.arguments import Key, MalformedText, Timeout, integer, key_bytes, key_text, natural, positive, seconds
+from fscoord.collectives.missing_ranks import find_fates
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
+from fscoord.store import Store
+
+__all__ = ["MISSING_MAX", "Attempt", "Decoder", "Roll", "UsedBeforeError", "attempt", "check_rank"]
+
+MISSING_MAX = 16
+"""How many missing ranks a time-out names, as in torch."""
+
+SIGN_OFF_S = 0.05
+"""How late a time-out may be in order to leave a word in the store, where no trace timeout says more."""
+
+Decoder = Callable[[int], str]
+Event = tuple[int, bool]
+
+
+class UsedBeforeError(BarrierError):
+    """All have come, and this rank among them; a barrier that knows that this rank was never told lets it pass."""
+
+
+class Verdict(NamedTuple):
+    """Why a barrier is broken: the ranks that had not come, and those of them that are dead."""
+
+    missing: list[int]
+    dead: list[int]
+
+
+class Course(NamedTuple):
+    """Who came to the barrier that is on, and left it, in order; and the verdicts on those that were broken before."""
+
+    events: list[Event]
+    breaks: list[Verdict]
+
+
+class Attempt(NamedTuple):
+    """One rank's call, and how long it may take, in seconds."""
+
+    prefix: bytes
+    rank: int
+    world_size: int
+    timeout: float
+    trace_timeout: float
+    decoder: Decoder | None
+    start: float
+
+    def waited(self) -> float:
+        """Return how long the call has taken so far."""
+        return system.time.monotonic() - self.start
+
+    def left(self) -> float:
+        """Return how long it may still wait."""
+        return max(0.0, self.timeout - self.waited())
+
+    def trace_left(self) -> float:
+        """Return how long it may still take to find out, and say, who is missing."""
+        return max(0.0, self.timeout + self.trace_timeout - self.waited())
+
+    def time_out(
+        self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
+    ) -> StoreTimeoutError:
+        """Return the error that names `missing`, in torch's words, and tells the dead of them from the late."""
+        names, more = self._names(missing)
+        fates = find_fates(store, missing)
+        holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
+        return StoreTimeoutError(
+            f"Timed out {what} on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
+            f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], timeout={self.timeout:g})"
+            f"{hint}{fates.words}{holder}",
+            keys=cause.keys,
+            missing_ranks=names,
+            dead_ranks=fates.dead,
+            holder=cause.holder,
+            waited=self.waited(),
+        )
+
+    def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
+        """Return the error for a barrier that can't complete any more."""
+        names, more = self._names(verdict.missing)
+        dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
+        return BrokenBarrierError(
+            f"Barrier broken on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
+            f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], dead_ranks=[{', '.join(dead)}])"
+            f"{find_fates(store, verdict.missing).words}",
+            missing=names,
+            dead=dead,
+        )
+
+    def _names(self, missing: list[int]) -> tuple[list[str], str]:
+        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+        return [self._named(rank) for rank in missing[:MISSING_MAX]], more
+
+    def data_prefix(self) -> bytes:
+        """Return what the keys of the ranks' data begin with: no two prefixes share one, as a1 + 0 and a + 10."""
+        ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
+        return self.prefix + b":" if ambiguous else self.prefix
+
+    def used_before(self) -> UsedBeforeError:
+        """Return the error for a prefix that has served already."""
+        return UsedBeforeError(
+            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
+            " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
+        )
+
+    def _named(self, rank: int) -> str:
+        """Return what the decoder says of `rank`, or its number when there is none, or no time, or it fails."""
+        if self.decoder is None or not self.trace_left():
+            return str(rank)
+        try:
+            return str(self.decoder(rank))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the time-out matters more
+            return f"{rank} (rank_tracing_decoder raised {error!r})"
+
+
+def attempt(
+    prefix: Key,
+    rank: int,
+    world_size: int,
+    timeout: Timeout,
+    trace_timeout: Timeout = SIGN_OFF_S,
+    decoder: Decoder | None = None,
+) -> Attempt:
+    """Return the call with these arguments, checked, that begins now."""
+    start = system.time.monotonic()
+    check_rank(rank, positive("world_size", world_size))
+    return Attempt(key_bytes(prefix), rank, world_size, seconds(timeout), seconds(trace_timeout), decoder, start)
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise unless `rank` is one of `world_size`."""
+    if not 0 <= integer("rank", rank) < world_size:
+        raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
+
+
+class Roll:
+    """The roll at `prefix`, for the rank that makes `call`."""
+
+    def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
+        self._store = store
+        self._call = call
+        self._arrivals = prefix + b"/arrivals"
+        self._complete = prefix + b"/complete"  # as long as the other: a prefix that is too long fails at the first
+
+    def arrive(self) -> bool:
+        """Put this rank on the roll; return whether all are there.
+
+        Raises:
+            BarrierError: all were there before this rank came, and it did not leave with a time-out.
+        """
+        rank, world_size = self._call.rank, self._call.world_size
+        own = b"%d/%d " % (rank, world_size)
+        self._store.be_rank(rank)
+        self._store.append(self._arrivals, own)
+        text = self._arrived = self._store.get(self._arrivals)
+        count, end = text.count(b" "), own[own.index(b"/") :]
+        # The two usual cases are told without looking at each of many tokens: this is what all the others wait for.
+        if count == text.count(end) and b"-" not in text:
+            if count < world_size:
+                return False
+            if count == world_size and _are_all(text.split(end)[:-1], world_size):
+                if text.endswith(b" " + own) or text == own:
+                    self._store.set(self._complete, b"1")
+                return True
+        return self._arrive_among(self._events(text))
+
+    def _arrive_among(self, events: list[Event]) -> bool:
+        """Do as `arrive` does, where somebody came twice, or left and came again, or does not belong here."""
+        rank, world_size = self._call.rank, self._call.world_size
+        own = max((index for index, event in enumerate(events) if event == (rank, True)), default=-1)
+        if own < 0:  # it was broken since
+            return False
+        before = _present(events[:own])
+        if len(before) == world_size:
+            self._store.set(self._complete, b"1")  # if the last of them died before it told the others, they wait still
+            self._refuse_unless_signed_off(events[:own])
+        elif len(before | {rank}) == world_size:
+            self._store.set(self._complete, b"1")
+        return len(_present(events)) == world_size
+
+    def wait(self) -> Turns[list[int]]:
+        """Wait until all are there."""
+        return self._patiently(Patience(), None)
+
+    def _patiently(self, patience: Patience, needed: list[int] | None) -> Turns[list[int]]:
+        """Wait until all are there, or some of the ranks `needed` are dead, and return those; speak of it meanwhile."""
+        while True:
+            left = self._call.left()
+            limit = min(left, patience.left(), FIRST_S)  # so that the store does not speak of it, too
+            try:
+                dead: list[int] = yield Sought(KEYS, [self._complete], limit, ranks=needed)
+                return dead
+            except StoreTimeoutError:
+                if left <= limit:
+                    raise
+                patience.speak(__name__, self._progress)
+
+    def _progress(self) -> str:
+        missing, size = self.missing(), self._call.world_size
+        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+        ranks = ", ".join(map(str, missing[:MISSING_MAX]))
+        came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{more}"
+        return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
+
+    def wait_alive(self) -> Turns[None]:
+        """After `arrive`: wait until all are there, or one who is not is known dead.
+
+        Raises:
+            BrokenBarrierError: that is so; who came before the first to find it gets the same verdict.
+        """
+        tokens = self._arrived.split()
+        own = b"%d/%d" % (self._call.rank, self._call.world_size)
+        if own not in tokens:
+            raise self._foreign(self._arrived)
+        last = max(index for index, token in enumerate(tokens) if token == own)
+        joined = len(self._course(tokens[:last]).breaks)
+        dead: list[int] = []
+        is_complete, patience, backoff = False, Patience(), Backoff(self._call.left())
+        while True:
+            course = self._course(self._read_text().split())
+            if len(course.breaks) > joined:
+                raise self._call.broken(course.breaks[joined], self._store)
+            if len(course.breaks) < joined:
+                raise BarrierError(
+                    f"key {key_text(self._arrivals)!r}, where rank {self._call.rank} had arrived, was removed; give"
+                    " every barrier and exchange a prefix of its own, and remove its keys when all have passed"
+                )
+            missing = self._absent(course.events)
+            if is_complete or not missing:
+                return
+            fatal = [rank for rank in missing if rank in dead]
+            if fatal:
+                self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
+                if not backoff.pause():  # it never counted: there was always an arrival before it
+                    raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
+            else:
+                dead = yield from self._patiently(patience, missing)
+                is_complete = not dead
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come."""
+        return self._absent(self._read())
+
+    def _absent(self, events: list[Event]) -> list[int]:
+        present = _present(events)
+        return [rank for rank in range(self._call.world_size) if rank not in present]
+
+    def sign_off(self, timed_out: bool, timeout: float) -> None:
+        """Leave word that this rank gives up for now; or, if all have come, do what the last of them died before.
+
+        It must not outlast `timeout`, which only a handle of our own can be told without telling others too.
+        """
+        try:
+            with self._store.clone() as handle:
+                handle.set_timeout(timeout)
+                if timed_out:
+                    handle.append(self._arrivals, b"-%d/%d " % (self._call.rank, self._call.world_size))
+                else:
+                    handle.set(self._complete, b"1")
+        except FscoordError:
+            pass  # the time-out says it all; without the word, a second try after all are through is refused
+
+    def refuse_if_finished(self, data_key: bytes) -> None:
+        """Raise if this rank is through, or if others were without its data, which would be in `data_key`."""
+        events = self._read()
+        if (self._call.rank, True) in events:
+            self._refuse_unless_signed_off(events)
+        elif events and not self._store.check([data_key]):
+            raise self._call.used_before()
+
+    def _refuse_unless_signed_off(self, events: list[Event]) -> None:
+        if [came for rank, came in events if rank == self._call.rank][-1]:
+            raise self._call.used_before()
+
+    def _read(self) -> list[Event]:
+        return self._events(self._read_text())
+
+    def _read_text(self) -> bytes:
+        return self._store.get(self._arrivals) if self._store.check([self._arrivals]) else b""
+
+    def _events(self, text: bytes) -> list[Event]:
+        """Return every arrival as (rank, True) and every sign-off as (rank, False), since it was last broken."""
+        return self._course(text.split()).events
+
+    def _course(self, tokens: list[bytes]) -> Course:
+        """Return what the roll says, and what was broken before.
+
+        Raises:
+            BarrierError: something else stands there, or somebody came with another world size.
+        """
+        events: list[Event] = []
+        breaks: list[Verdict] = []
+        for token in tokens:
+            if token.startswith(b"!"):
+                number, _, ranks = token[1:].partition(b":")
+                missing = self._absent(events)
+                dead = [rank for rank in missing if b"%d" % rank in ranks.split(b",")]
+                if dead and number == b"%d" % len(breaks):
+                    breaks.append(Verdict(missing, dead))
+                    events = []
+                continue
+            name, _, size = token.partition(b"/")
+            try:
+                rank, theirs = natural(name.removeprefix(b"-")), natural(size)
+            except MalformedText:
+                raise self._foreign(token) from None
+            if rank >= theirs:
+                raise self._foreign(token)
+            if theirs != self._call.world_size:
+                raise BarrierError(
+                    f"rank {rank} came to {key_text(self._call.prefix)!r} with world_size={theirs}, rank"
+                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same, and every"
+                    " barrier and exchange a prefix of its own"
+                )
+            events.append((rank, not name.startswith(b"-")))
+        return Course(events, breaks)
+
+    def _foreign(self, text: bytes) -> BarrierError:
+        return BarrierError(
+            f"key {key_text(self._arrivals)!r} holds {text[:40]!r}, which is no arrival: something else wrote it; give"
+            " every barrier and exchange a prefix of its own"
+        )
+
+
+def _are_all(names: list[bytes], world_size: int) -> bool:
+    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # something else stands there
+        return False
+    return set(map(int, names)) == set(range(world_size))
+
+
+def _present(events: list[Event]) -> set[int]:
+    return {rank for rank, came in events if came}

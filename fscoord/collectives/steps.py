@@ -1,0 +1,193 @@
+"""What `collectives` does, as code that says where it would wait: for threads and for tasks of an event loop.
+
+Arguments, results and errors are those of the functions of the same names there.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from fscoord._runtime import system
+from fscoord._waiting.request import KEYS, Sought, Turns
+from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, positive, seconds, value_bytes
+from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
+from fscoord.errors import BarrierError, StoreTimeoutError
+from fscoord.store import Store
+
+__all__ = ["Meeting", "barrier", "broadcast", "gather", "get_all", "synchronize"]
+
+
+class Meeting(NamedTuple):
+    """A barrier of the store's own, which some stores have in one round trip; see `Store.barrier`."""
+
+    name: bytes
+    world_size: int
+    limit: float
+
+    def on(self, store: Store) -> None:
+        """Wait in this thread until all have come."""
+        store.barrier(self.name, self.world_size, self.limit)
+
+
+def barrier(
+    store: Store,
+    world_size: int,
+    key_prefix: Key,
+    barrier_timeout: Timeout | None,
+    rank: int | None,
+    rank_tracing_decoder: Decoder | None = None,
+    trace_timeout: Timeout = 10.0,
+    *,
+    fail_fast: bool,
+) -> Turns[None]:
+    """See `fscoord.barrier`."""
+    if rank is None:
+        if fail_fast:
+            raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
+        if rank_tracing_decoder is not None:
+            raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
+        seconds(trace_timeout)
+        positive("world_size", world_size)
+        return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
+    limit = _limit(store, barrier_timeout)
+    call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
+    roll = Roll(store, call.prefix, call)
+    try:
+        complete = roll.arrive()
+        if fail_fast:
+            yield from roll.wait_alive()
+        elif not complete:
+            yield from roll.wait()
+    except StoreTimeoutError as error:
+        missing = roll.missing()
+        roll.sign_off(bool(missing), call.trace_left())
+        if missing:
+            mixed = store.check([call.prefix + b"/num_members"])
+            hint = "; some callers gave no rank: either all do, or none" if mixed else ""
+            raise call.time_out("waiting on barrier", missing, error, store, hint) from error
+
+
+def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> Turns[list[bytes]]:
+    """See `fscoord.get_all`."""
+    call = attempt(prefix, rank, world_size, store.timeout)
+    return (yield from _collect(store, call, call.prefix, "get_all"))
+
+
+def synchronize(
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
+) -> Turns[list[bytes]]:
+    """See `fscoord.synchronize`."""
+    call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
+    prefix = call.data_prefix()
+    own = prefix + b"%d" % rank
+    Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
+    _give(store, own, content)
+    yield from _meet(store, call, prefix)
+    return (yield from _collect(store, call, prefix, "synchronize"))
+
+
+def broadcast(
+    store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
+) -> Turns[bytes]:
+    """See `fscoord.broadcast`."""
+    call = attempt(key_prefix, rank, world_size, _limit(store, timeout))
+    check_rank(source, world_size)
+    key = call.prefix + b"/broadcast"
+    if rank == source:
+        if data is None:
+            raise TypeError(f"rank {rank} is the source: its data is str or bytes-like, not None")
+        content = value_bytes(data)
+        _give(store, key, content)
+        return content
+    try:
+        yield Sought(KEYS, [key], call.left())
+    except StoreTimeoutError as error:
+        raise call.time_out("in broadcast", [source], error, store) from error
+    return store.get(key)
+
+
+def gather(
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
+) -> Turns[list[bytes] | None]:
+    """See `fscoord.gather`."""
+    call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
+    check_rank(target, world_size)
+    prefix = call.data_prefix()
+    end = prefix + b"/gathered"
+    if store.check([end]):
+        raise call.used_before()
+    _give(store, prefix + b"%d" % rank, content)
+    if rank != target:
+        return None
+    values = yield from _read_all(store, call, prefix, "gather")
+    store.set(end, b"1")
+    return values
+
+
+def _limit(store: Store, timeout: Timeout | None) -> float:
+    """Return `timeout` in seconds; None means the timeout of `store`."""
+    return seconds(store.timeout if timeout is None else timeout)
+
+
+def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> Turns[None]:
+    start = system.time.monotonic()
+    try:
+        yield Meeting(prefix, world_size, timeout)
+    except StoreTimeoutError as error:
+        counter = prefix + b"/num_members"
+        came = store.get(counter).decode(errors="replace") if store.check([counter]) else "none"
+        mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
+        raise StoreTimeoutError(
+            f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
+            f" timeout={timeout:g}): {came} came; with rank it would name the missing{mixed}",
+            keys=error.keys,
+            holder=error.holder,
+            waited=system.time.monotonic() - start,
+        ) from error
+
+
+def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> Turns[list[bytes]]:
+    values = yield from _read_all(store, call, prefix, what)
+    roll = Roll(store, prefix + b"/finished", call)
+    try:
+        if not roll.arrive() and call.rank == 0:
+            yield from roll.wait()
+    except StoreTimeoutError as error:
+        missing = roll.missing()
+        roll.sign_off(bool(missing), call.trace_left())
+        if missing:
+            raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
+    return values
+
+
+def _meet(store: Store, call: Attempt, prefix: bytes) -> Turns[None]:
+    """Wait until all have given their data, for one key: whoever waits for all of them is woken by each of them."""
+    all_given = prefix + b"/given"
+    if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
+        store.set(all_given, b"1")
+    else:
+        with suppress(StoreTimeoutError):  # the look at the data that follows says who is missing
+            yield Sought(KEYS, [all_given], call.left())
+
+
+def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> Turns[list[bytes]]:
+    keys = [prefix + b"%d" % rank for rank in range(call.world_size)]
+    try:
+        yield Sought(KEYS, keys, call.left())
+    except StoreTimeoutError as error:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        if missing:
+            raise call.time_out(f"in {what}", missing, error, store) from error
+    return store.multi_get(keys)
+
+
+def _give(store: Store, key: bytes, content: bytes) -> None:
+    """Set `key` to `content`, unless it has another value: somebody may have read that."""
+    if not store.check([key]):
+        store.set(key, content)
+    elif store.get(key) != content:
+        raise BarrierError(
+            f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
+            " rank; give every exchange a prefix of its own"
+        )

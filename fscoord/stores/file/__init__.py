@@ -1,0 +1,317 @@
+"""`FileStore`: the store contract on one file in a directory that the processes share."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from fscoord._log.access.direct import open_log_file
+from fscoord._log.format import record
+from fscoord._log.io import safe_files
+from fscoord._log.log import Decide, LogFile
+from fscoord._log.wakeup.watcher import MODES
+from fscoord._runtime import system
+from fscoord._runtime.logger import logger
+from fscoord._waiting.request import ITEM, VALUES, Sought
+from fscoord.arguments import (
+    DEFAULT_TIMEOUT,
+    VALUE_MAX,
+    Key,
+    Timeout,
+    Value,
+    counter_sum,
+    integer,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    one_of,
+    pairs_bytes,
+    positive,
+    seconds,
+    value_bytes,
+)
+from fscoord.capabilities import Capabilities
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    QueueEmptyError,
+)
+from fscoord.stores.file import lifecycle
+from fscoord.stores.file.notifier import Missing, Waiting
+from fscoord.stores.file.options import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
+from fscoord.stores.file.replay import State
+from fscoord.stores.file.sessions import Sessions
+
+__all__ = ["FileStore"]
+
+T = TypeVar("T")
+
+CALL_S: Final = 0.001
+"""For how long a call may be at work in the page cache, as a rule."""
+
+
+class FileStore(Sessions):
+    """A store in one file: an append-only log under advisory locks, replayed to serve reads.
+
+    Every process that opens the same path shares the store. There is no server; when all are gone the file is what is
+    left. The design is that of torch's c10d ``FileStore``; what it adds is listed in the documentation, "Promises".
+
+    Args:
+        path: the file, created if it is not there (its directory must be). Without it the store is a private temporary
+            file, gone when this handle is closed or its process exits.
+        world_size: how many participants will close the store; the last one to do so removes the file. ``None`` (or -1,
+            as in c10d): it stays. Only `close`, or the end of a ``with``, counts; ``del`` does not.
+        file_name: another name for `path`, as in c10d.
+        timeout: how long operations wait by default.
+        rank: shown where others name this participant. With a rank or a label a handle introduces itself when it is
+            opened, otherwise when it first writes.
+        label: shown likewise.
+        lock: ``"ofd"`` (open-file-description locks), ``"flock"`` or ``"soft"`` (a marker file, for mounts without
+            advisory locks; a holder that died on another host must be removed by hand). All participants must agree.
+        watch: ``"auto"`` (events where there are any), ``"inotify"`` (or else an error), ``"poll"``.
+        durable: what is acknowledged survives a power loss: the log is synced before each operation returns. All
+            participants of a new log must agree; on a log that is durable every handle is.
+        read_only: write nothing, and need no permission to. Writing operations raise `~fscoord.StoreError`.
+        mode: the permissions of a new file, and the most that an old one may have for others to write.
+        coherence: how to read what other hosts wrote: ``"direct"`` (not from a cache), ``"locked"`` (under a lock) or
+            ``"local"`` (from the cache). Without it the file system decides, and one where locks lie is refused.
+        compact_bytes: a log that is shorter is not compacted; ``None`` or 0: none is, unless `compact` is called.
+        run_id: a job and its restart count, or an id without order. A new run begins with an empty store, and whoever
+            belongs to an older one gets `~fscoord.StaleRunError`. ``None``: whichever run there is.
+        spill_bytes: values of so many bytes or more are not kept in memory, but read from the file when they are asked
+            for; ``None`` or 0: all are kept.
+
+    Raises:
+        StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
+        InsecurePathError: the path is a link, not a file, or somebody else's.
+        CorruptLogError: the file is no log of fscoord's.
+        UnsupportedFilesystemError: the platform or file system has no such locks, or its mount options make them lie.
+    """
+
+    capabilities = Capabilities(processes=True, hosts=True, durable=True, survives_handles=True, sessions=True)
+
+    @system.alone_if_faked
+    def __init__(
+        self,
+        path: Any = None,
+        world_size: int | None = None,
+        *,
+        file_name: Any = None,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        rank: int | None = None,
+        label: str | None = None,
+        lock: str = "ofd",
+        watch: str = "auto",
+        durable: bool = False,
+        read_only: bool = False,
+        mode: int = 0o600,
+        coherence: str | None = None,
+        compact_bytes: int | None = COMPACT_BYTES,
+        run_id: str | tuple[str, int] | None = None,
+        spill_bytes: int | None = SPILL_BYTES,
+    ) -> None:
+        check_platform()
+        self._timeout = seconds(timeout)
+        path = chosen_path(path, file_name, read_only=read_only)
+        self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
+        one_of("watch", watch, MODES)
+        log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
+        log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id, "spill_bytes": spill_bytes}
+        self._wanted = wanted_log(**log, limit=self._timeout)
+        self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
+        if rank is not None:
+            integer("rank", rank)
+        self._state = State(self._wanted.spill_bytes)
+        self._remove_temporary: Callable[[], object] | None = None
+        if path is None:
+            path, self._remove_temporary = lifecycle.temporary_file(self)
+        self.path = safe_files.resolve(path)
+        who = partial(lifecycle.introduction, self._options)
+        make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
+        self._log: LogFile = lifecycle.open_joined(make, self._timeout, shows=rank is not None or bool(label))
+        self._waiting = Waiting(self._log, self._wanted, watch)
+        self._listeners: weakref.WeakSet[Waiting] = weakref.WeakSet()
+        self._call_s = CALL_S if self._log.mount.is_local else math.inf
+        lifecycle.begin(self, is_participant=self._participants > 0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    @property
+    def place_options(self) -> dict[str, Any]:
+        """The options of this handle that another store on the same file system needs, too; those left out are none."""
+        given = {name: self._options[name] for name in ("lock", "coherence")}
+        return {name: value for name, value in given.items() if value not in (None, "ofd")}
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def set(self, key: Key, value: Value) -> None:
+        """See `Store.set`."""
+        name = key_bytes(key)
+        self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
+        if self._log.bell:
+            self._waiting.ring((name,))
+
+    def add(self, key: Key, amount: int) -> int:
+        """See `Store.add`."""
+        integer("amount", amount)
+
+        def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
+            total = counter_sum(self._state.get(name, self._log.fetch), amount, name)
+            return total, record.ADD, b"%d" % total
+
+        return int(self._update(record.ADD, key_bytes(key), b"", decide))
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        """See `Store.compare_set`."""
+        full, wanted, state = key_bytes(key), value_bytes(expected), self._state
+
+        def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
+            current = state.values.get(name)
+            if current.__class__ is not bytes:
+                current = state.get(name, self._log.fetch)
+            if current == wanted or (current is None and not wanted):
+                return value, record.COMPARE_SET, value
+            return wanted if current is None else current, 0, b""
+
+        found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
+        if self._log.bell:
+            self._waiting.ring((full,))
+        return found
+
+    def delete_key(self, key: Key) -> bool:
+        """See `Store.delete_key`."""
+
+        def decide(name: bytes, _: bytes) -> tuple[bool, int, bytes]:
+            return (True, record.DELETE, b"") if self._state.has(name) else (False, 0, b"")
+
+        return bool(self._update(record.DELETE, key_bytes(key), b"", decide))
+
+    def append(self, key: Key, value: Value) -> None:
+        """See `Store.append`."""
+
+        def decide(name: bytes, piece: bytes) -> tuple[None, int, bytes]:
+            size = len(self._state.values.get(name, b"")) + len(piece)
+            if size > VALUE_MAX:
+                raise LimitExceededError(
+                    f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
+                    path=self.path,
+                )
+            return None, record.APPEND, piece
+
+        self._update(record.APPEND, key_bytes(key), value_bytes(value), decide)
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        """See `Store.multi_set`."""
+        pairs = pairs_bytes(keys, values)
+        if pairs:
+            self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
+            if self._log.bell:
+                self._waiting.ring([name for name, _ in pairs])
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        """See `Store.queue_push`."""
+        self._update(record.PUSH, key_bytes(key), value_bytes(value), None)
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        """See `Store.queue_pop`."""
+        name = key_bytes(key)
+        if block:
+            return cast(bytes, self._sleep(Sought(ITEM, [name], self._timeout)))
+        value = self._take(name, self._timeout)
+        if isinstance(value, Missing):
+            raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
+        return value
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> bytes:
+        """See `Store.get`."""
+        name = key_bytes(key)
+        self._log.refresh(self._timeout)
+        value = self._state.values.get(name)
+        if value.__class__ is bytes:
+            return value
+        return cast(bytes, self._sleep(Sought(VALUES, [name], self._timeout))[0])
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        """See `Store.check`."""
+        names = keys_bytes(keys)
+        return not self._look(self._timeout, lambda: self._state.missing(names))
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        """See `Store.multi_get`."""
+        return cast(list[bytes], self._sleep(Sought(VALUES, keys_bytes(keys), self._timeout)))
+
+    def num_keys(self) -> int:
+        """See `Store.num_keys`."""
+        return self._look(self._timeout, lambda: len(self._state.values))
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        """See `Store.list_keys`."""
+        start = key_bytes(prefix)
+        names = self._look(self._timeout, lambda: [name for name in self._state.values if name.startswith(start)])
+        return [key_text(name) for name in sorted(names)]
+
+    def queue_len(self, key: Key) -> int:
+        """See `Store.queue_len`."""
+        name = key_bytes(key)
+        return self._look(self._timeout, lambda: len(self._state.queues.get(name, ())))
+
+    # -- the handle ------------------------------------------------------------------------------------------------
+
+    def clone(self) -> FileStore:
+        """See `Store.clone`. A clone is no participant: closing it does not count towards `world_size`."""
+        self._log.refresh(self._timeout)  # says so if this handle is over
+        twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
+        twin._options.update(self._options)  # it introduces itself when it writes
+        return twin
+
+    def compact(self) -> None:
+        """Let the log go on in a new file that holds only what the store holds now; the old one is removed.
+
+        Logs are compacted unasked, too: see ``compact_bytes``. Every handle follows by itself.
+
+        Raises:
+            StoreUnavailableError: the file system refused, mostly for want of space; all is as it was.
+            StoreTimeoutError: the log's lock did not come.
+        """
+        self._log.compact(self._timeout)
+
+    @system.alone_if_faked
+    def close(self) -> None:
+        """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
+        self._log.refuse_reentry()
+        if not lifecycle.end(self):
+            return
+        session = self._log.session
+        try:
+            counts = self._participants and not self._wanted.read_only
+            if counts:
+                self._log.leave(self._participants, self._timeout, lifecycle.remove_side_cars)
+        except FscoordError as error:
+            logger(__name__).debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
+        finally:
+            self._log.close()
+            self._waiting.close(session)
+            for listener in list(self._listeners):
+                listener.close(0)
+            if self._remove_temporary is not None:
+                self._remove_temporary()
+            lifecycle.ended(self)
+
+    # -- between the contract and the log --------------------------------------------------------------------------
+
+    def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
+        result = self._log.update(kind, name, value, decide, self._timeout)
+        if self._log.bell:
+            self._waiting.ring((name,))
+        return result
+
+    def _look(self, limit: float, answer: Callable[[], T]) -> T:
+        """Return `answer` of one moment in the life of the store, and of no moment before this call."""
+        self._log.refresh(limit)
+        return self._log.inspect(answer)

@@ -1,0 +1,220 @@
+"""The values and queues that the records of a log add up to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+from zlib import crc32
+
+from fscoord._log.format import record
+from fscoord._log.io.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
+
+__all__ = ["State", "whole"]
+
+BATCH: Final = 1 << 16
+"""How many bytes of keys and values one record of a snapshot holds, unless a single value is longer."""
+PAIR_SIZE: Final = 6
+RECORD_SIZE: Final = record.RECORD_MIN
+
+_ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
+_NOWHERE: Final = Spot(0, b"", 0, -1)
+
+
+class Pieces:
+    """A value that was appended to, and some of which was left in the file."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, first: bytes | bytearray | Spilled) -> None:
+        self.parts: list[bytes | bytearray | Spilled] = [first]
+        self.size = len(first)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def append(self, piece: bytes | Spilled) -> None:
+        """Put `piece` behind the others. Small ones that follow each other are one, so that n of them cost n."""
+        last = self.parts[-1]
+        if not isinstance(piece, bytes):
+            self.parts.append(piece)
+        elif isinstance(last, bytearray):
+            last += piece
+        else:
+            self.parts.append(bytearray(piece))
+        self.size += len(piece)
+
+
+Kept = bytes | bytearray | Spilled | Pieces
+"""A value as it is kept: a bytearray if it was appended to, so that n appends cost n and not n^2."""
+
+
+def whole(value: Kept, fetch: Fetch) -> bytes:
+    """Return the bytes of `value`; `fetch` gets those that were left in the file."""
+    if isinstance(value, Pieces):
+        return b"".join([whole(part, fetch) for part in value.parts])
+    return fetch(value) if isinstance(value, Spilled) else bytes(value)
+
+
+def _checksum(value: Kept) -> int:
+    """Return the CRC-32 of the bytes of `value`, without reading any."""
+    if isinstance(value, Pieces):
+        total = 0
+        for part in value.parts:
+            total = checksum_of_both(total, _checksum(part), len(part))
+        return total
+    return value.crc if isinstance(value, Spilled) else crc32(value)
+
+
+class State:
+    """What a `~fscoord.FileStore` knows: it takes in records, in order, and answers reads.
+
+    Only bytes ever leave this object. Values of `spill_bytes` or more (0: none) come as a `Spilled`, and those that
+    grow to that by appends become one when the log goes on in another file.
+    """
+
+    def __init__(self, spill_bytes: int = 0) -> None:
+        self.values: dict[bytes, Kept] = {}
+        self.queues: dict[bytes, deque[bytes | Spilled]] = {}
+        self._least = spill_bytes or NEVER
+        self._long: set[bytes] = set()
+        """The keys whose value, or queue, may hold what is long; some of them may be gone."""
+
+    def reset(self) -> None:
+        """Forget everything: the records come again from the first."""
+        self.values.clear()
+        self.queues.clear()
+        self._long.clear()
+
+    def expect_long(self, keys: set[bytes]) -> None:
+        """Records of these keys come next whose values are left in the file."""
+        self._long |= keys
+
+    def apply(self, records: Sequence[SpilledRecord]) -> None:
+        """Take in the next records."""
+        values = self.values
+        for kind, key, value, _, _ in records:
+            if kind in _ASSIGN:
+                values[key] = value
+            elif kind == record.APPEND:
+                self._append(key, value)
+            elif kind == record.MULTI_SET:
+                assert isinstance(value, bytes), "one that holds a long value comes in parts"
+                values.update(record.decode_pairs(value))
+            elif kind == record.DELETE:
+                values.pop(key, None)
+                self.queues.pop(key, None)
+            elif kind == record.PUSH:
+                self.queues.setdefault(key, deque()).append(value)
+            elif kind == record.POP:
+                self._pop(key)
+
+    def rehome(self, spots: Iterable[Spot]) -> bool:
+        """The log goes on in another file, which holds this state, what is long in it at `spots`.
+
+        Returns:
+            whether all that is long was among them. If not, the state is of no use any more.
+        """
+        if not self._long:
+            return True
+        values: dict[bytes, Spot] = {}
+        queues: dict[bytes, list[Spot]] = {}
+        for spot in spots:
+            if spot.kind == record.PUSH:
+                queues.setdefault(spot.key, []).append(spot)
+            else:
+                values[spot.key] = spot
+        long, self._long = self._long, set()
+        return all(
+            self._rehome_value(key, values.get(key, _NOWHERE)) and self._rehome_queue(key, queues.get(key, []))
+            for key in long
+        )
+
+    def _rehome_value(self, key: bytes, spot: Spot) -> bool:
+        value = self.values.get(key)
+        if value is None or len(value) < self._least:
+            return True
+        if spot.size != len(value):
+            return False
+        self.values[key] = Spilled(spot.offset, spot.size, _checksum(value))
+        self._long.add(key)
+        return True
+
+    def _rehome_queue(self, key: bytes, spots: list[Spot]) -> bool:
+        queue = self.queues.get(key)
+        if queue is None:
+            return True
+        items: deque[bytes | Spilled] = deque()
+        left = iter(spots)
+        for item in queue:
+            if not isinstance(item, Spilled):
+                items.append(item)
+                continue
+            spot = next(left, _NOWHERE)
+            if spot.size != item.size:
+                return False
+            items.append(Spilled(spot.offset, spot.size, item.crc))
+            self._long.add(key)
+        self.queues[key] = items
+        return True
+
+    def snapshot(self, fetch: Fetch) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield kind, key and value of records that amount to this state."""
+        pairs: list[tuple[bytes, bytes]] = []
+        size = 0
+        for key, value in self.values.items():
+            if size + len(value) > BATCH and pairs:
+                yield record.MULTI_SET, b"", record.encode_pairs(pairs)
+                pairs, size = [], 0
+            pairs.append((key, whole(value, fetch)))
+            size += len(key) + len(value)
+        if pairs:
+            yield record.MULTI_SET, b"", record.encode_pairs(pairs)
+        for key, queue in self.queues.items():
+            for item in queue:
+                yield record.PUSH, key, whole(item, fetch)
+
+    def live_size(self) -> int:
+        """Return about how many bytes of a log this state takes."""
+        size = sum(map(len, self.values)) + sum(map(len, self.values.values())) + PAIR_SIZE * len(self.values)
+        for key, queue in self.queues.items():
+            size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
+        return size
+
+    def _append(self, key: bytes, piece: bytes | Spilled) -> None:
+        current = self.values.get(key, b"")
+        if isinstance(current, bytearray) and isinstance(piece, bytes):
+            current += piece
+        elif isinstance(current, bytes) and isinstance(piece, bytes):
+            self.values[key] = current = bytearray(current) + piece
+        else:
+            if not isinstance(current, Pieces):
+                self.values[key] = current = Pieces(current)
+            current.append(piece)
+        if len(current) >= self._least:
+            self._long.add(key)
+
+    def _pop(self, key: bytes) -> None:
+        queue = self.queues.get(key)
+        if queue:
+            queue.popleft()
+            if not queue:
+                del self.queues[key]
+
+    def get(self, key: bytes, fetch: Fetch) -> bytes | None:
+        """Return the value of `key`, or None; `fetch` gets what was left in the file."""
+        value = self.values.get(key)
+        return value if value is None or isinstance(value, bytes) else whole(value, fetch)
+
+    def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
+        """Return those of `keys` that have no value, each once, in order; and the values, if all have one."""
+        absent = [key for key in dict.fromkeys(keys) if key not in self.values]
+        return absent, [] if absent else [whole(self.values[key], fetch) for key in keys]
+
+    def has(self, key: bytes) -> bool:
+        """Return whether `key` has a value or a non-empty queue."""
+        return key in self.values or key in self.queues
+
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Return those of `keys` that have neither value nor queue, each once, in order."""
+        return [key for key in dict.fromkeys(keys) if not self.has(key)]

@@ -1,0 +1,321 @@
+"""`TCPStore`: torch's TCP store behind the contract of `Store`, for jobs that have a port but no directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from fscoord._runtime import system
+from fscoord.arguments import (
+    DEFAULT_TIMEOUT,
+    Key,
+    Timeout,
+    Value,
+    counter_sum,
+    integer,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    pairs_bytes,
+    seconds,
+    value_bytes,
+)
+from fscoord.capabilities import Capabilities
+from fscoord.errors import (
+    LimitExceededError,
+    QueueEmptyError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from fscoord.store import Store
+from fscoord.stores.tcp.connections import Connections
+from fscoord.stores.tcp.deadline import GRACE_S, Deadline
+from fscoord.stores.tcp.server import Server
+from fscoord.stores.tcp.waits import Waits
+from fscoord.stores.tcp.wire import Channel
+
+__all__ = ["TCPStore"]
+
+T = TypeVar("T")
+
+PAYLOAD_MAX: Final = 8 << 20
+"""The most that torch's server takes in one piece; at more it drops the connection."""
+
+WORKERS_LOOK_S: Final = 0.02
+"""How often the master looks how many stores have connected."""
+
+
+class TCPStore(Store):
+    """A store in a server that one of the processes runs: the server of torch's own ``TCPStore``.
+
+    The process that is the master needs the extra ``torch``; the others speak the server's protocol without torch.
+
+    What differs from torch's: every operation meets its deadline, also when the server's process is stopped or the
+    network is cut, and Ctrl-C ends it at once; a wait in vain prints nothing; an `add` to what is no integer leaves the
+    connection whole; threads do not wait for each other; errors are of fscoord's tree and name the missing keys.
+
+    A deadline is met to the millisecond while the server answers. A server that does not answer has 0.1 s more at the
+    end of a wait, and 2 s in all where the timeout is shorter. Then a `~fscoord.StoreUnavailableError` says so, with
+    ``maybe_applied`` where a write was sent: it may take effect even later, when the server goes on. The connection is
+    given up, and the next operation makes another, so the store works again as soon as the server does. Nothing else
+    is left of a call, except one thread if the resolver does not answer.
+
+    What can't be had by this protocol: a value over 8 MiB is refused; `delete_key` of a key that has both a value and a
+    queue is not one step; `add` beside somebody who writes, at the same moment, what is no integer loses that
+    connection, and says so; a value that the server took from a queue for a `queue_pop` which got no answer is lost.
+    When the master closes its store, the store is gone. torch's server asks the resolver for the name of each client
+    that connects, and serves nobody meanwhile: where no name server answers, each connection costs all of them seconds.
+
+    Args:
+        host_name: where the server listens.
+        port: its port; 0 lets the master choose a free one, see `port`.
+        world_size: how many stores the master waits for.
+        is_master: run the server in this process.
+        timeout: how long operations wait by default, connecting included.
+        wait_for_workers: whether the master waits until `world_size` stores are connected.
+        multi_tenant: share the server with others of this process on the same port.
+        master_listen_fd: a listening socket for the server.
+        use_libuv: which of torch's two servers the master runs. The one without libuv keeps no queues.
+
+    Raises:
+        ImportError: there is no torch, and this is the master.
+        StoreUnavailableError: there is no server, or its port is taken.
+        StoreTimeoutError: not all of `world_size` stores have connected.
+    """
+
+    capabilities = Capabilities(
+        processes=True,
+        hosts=True,
+        survives_first_handle=False,
+        deletes_at_once=False,
+        value_max=PAYLOAD_MAX,
+    )
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        self._timeout = self._limit = seconds(timeout)
+        self._keeps_queues: bool | None = None
+        started = system.time.monotonic()
+        self._server = None
+        if is_master:
+            self._server = Server(
+                host_name,
+                integer("port", port),
+                self._limit,
+                use_libuv=use_libuv,
+                multi_tenant=multi_tenant,
+                master_listen_fd=master_listen_fd,
+            )
+            port = self._server.port
+        self._connections = Connections(host_name, integer("port", port))
+        self._waits = Waits(self._connections)
+        try:
+            deadline = self._connections.deadline(self._limit - (system.time.monotonic() - started))
+            self._connections.await_server(deadline)
+            if wait_for_workers and world_size is not None and world_size >= 0:
+                self._meet_workers(world_size, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"TCPStore({self.host!r}, {self.port})"
+
+    @property
+    def host(self) -> str:
+        """Where the server listens."""
+        return self._connections.host
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        return self._connections.port
+
+    def _call(self, operation: Callable[[Channel], T]) -> T:
+        return self._connections.call(operation, self._deadline())
+
+    def _deadline(self) -> Deadline:
+        return self._connections.deadline(self._timeout)
+
+    def _meet_workers(self, world_size: int, deadline: Deadline) -> None:
+        """Be counted; as the master, wait until `world_size` stores are."""
+        present = self._connections.call(lambda channel: channel.add_worker(1), deadline)
+        last = Deadline(deadline.left() + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
+        while self._server is not None and present < world_size:
+            if not deadline.left():
+                waited = deadline.waited()
+                raise StoreTimeoutError(
+                    f"{self._connections}: {present} of {world_size} stores connected within {waited:.3g} s",
+                    waited=waited,
+                )
+            last.remind()
+            system.time.sleep(min(WORKERS_LOOK_S, deadline.left()))
+            present = self._connections.call(lambda channel: channel.add_worker(0), last)
+
+    def _has_queues(self, deadline: Deadline) -> bool:
+        """Return whether the server keeps queues: torch's server without libuv hangs up when it is asked for one."""
+        for _ in range(2):
+            if self._keeps_queues is None:
+                try:
+                    self._connections.call(lambda channel: channel.queue_len(b""), deadline)
+                    self._keeps_queues = True
+                except StoreUnavailableError as error:
+                    if error.errno == system.errno.ETIMEDOUT:
+                        raise
+                    self._connections.call(Channel.ping, deadline)  # it is there: ask again, on this new connection
+        if self._keeps_queues is None:
+            self._keeps_queues = False
+        return self._keeps_queues
+
+    def _queue_call(self, operation: Callable[[Channel], T]) -> T:
+        deadline = self._deadline()
+        self._refuse_without_queues(deadline)
+        return self._connections.call(operation, deadline)
+
+    def _refuse_without_queues(self, deadline: Deadline) -> None:
+        if not self._has_queues(deadline):
+            raise StoreError(
+                f"{self._connections}: this is torch's server without libuv, which keeps no queues; start it with"
+                " use_libuv=True"
+            )
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: Key, value: Value) -> None:
+        """See `Store.set`."""
+        name, data = key_bytes(key), _small(value_bytes(value))
+        self._call(lambda channel: channel.set(name, data))
+
+    def get(self, key: Key) -> bytes:
+        """See `Store.get`."""
+        return self._waits.values([key_bytes(key)], self._timeout)[0]
+
+    def add(self, key: Key, amount: int) -> int:
+        """See `Store.add`. The server drops who adds to what is no integer, so that is looked at first."""
+        name = key_bytes(key)
+        integer("amount", amount)
+
+        def add(channel: Channel) -> int:
+            counter_sum(channel.value(name), amount, name)
+            return channel.add(name, amount)
+
+        return self._call(add)
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        """See `Store.compare_set`."""
+        name, wanted, data = key_bytes(key), _small(value_bytes(expected)), _small(value_bytes(desired))
+        return self._call(lambda channel: channel.compare_set(name, wanted, data))
+
+    def append(self, key: Key, value: Value) -> None:
+        """See `Store.append`."""
+        name, data = key_bytes(key), _small(value_bytes(value))
+        self._call(lambda channel: channel.append(name, data))
+
+    def delete_key(self, key: Key) -> bool:
+        """See `Store.delete_key`. The server keeps a queue apart from a value, so it is emptied one by one."""
+        name = key_bytes(key)
+        deadline = self._deadline()
+        has_queues = self._has_queues(deadline)
+
+        def delete(channel: Channel) -> bool:
+            there = channel.delete(name)
+            for _ in range(channel.queue_len(name) if has_queues else 0):  # others may push faster than this takes
+                if channel.queue_pop(name) is None:
+                    break
+                there = True
+            return there
+
+        return self._connections.call(delete, deadline)
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        """See `Store.multi_get`."""
+        names = keys_bytes(keys)
+        return self._waits.values(names, self._timeout) if names else []
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        """See `Store.multi_set`."""
+        pairs = pairs_bytes(keys, values)
+        _small(b"", sum(len(name) + len(value) for name, value in pairs))
+        if pairs:
+            self._call(lambda channel: channel.multi_set(pairs))
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        """See `Store.check`."""
+        names = keys_bytes(keys)
+        return self._call(lambda channel: channel.check(names)) if names else True
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        """See `Store.wait`."""
+        names = keys_bytes(keys)
+        limit = self._timeout if timeout is None else seconds(timeout)
+        if names:
+            self._waits.keys(names, limit)
+
+    def num_keys(self) -> int:
+        """See `Store.num_keys`."""
+        return self._call(Channel.num_keys)
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        """See `Store.list_keys`."""
+        start = key_bytes(prefix)
+        return [key_text(name) for name in sorted(self._call(Channel.list_keys)) if name.startswith(start)]
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        """See `Store.queue_push`."""
+        name, data = key_bytes(key), _small(value_bytes(value))
+        self._queue_call(lambda channel: channel.queue_push(name, data))
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        """See `Store.queue_pop`."""
+        name = key_bytes(key)
+        if block:
+            deadline = self._deadline()
+            self._refuse_without_queues(deadline)
+            return self._waits.item(name, max(0.0, self._timeout - deadline.waited()))
+        value = self._queue_call(lambda channel: channel.queue_pop(name))
+        if value is None:
+            raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
+        return value
+
+    def queue_len(self, key: Key) -> int:
+        """See `Store.queue_len`."""
+        name = key_bytes(key)
+        return self._queue_call(lambda channel: channel.queue_len(name))
+
+    # -- the handle ------------------------------------------------------------------------------------------------
+
+    def clone(self) -> TCPStore:
+        """See `Store.clone`."""
+        self._connections.refuse_if_closed()
+        clone = TCPStore(self.host, self.port, timeout=self._limit)  # to connect takes its time, if a look takes none
+        clone._timeout = self._timeout
+        return clone
+
+    def close(self) -> None:
+        """See `Store.close`. The master's ends the server."""
+        self._connections.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+
+def _small(data: bytes, size: int | None = None) -> bytes:
+    size = len(data) if size is None else size
+    if size > PAYLOAD_MAX:
+        raise LimitExceededError(f"{size} bytes are over the {PAYLOAD_MAX} that torch's TCP store takes at once")
+    return data
