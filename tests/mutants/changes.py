@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         "behind a VOID the chain goes on from the record before it",
         "_log/io/writer.py",
-        "            verdict = tail.Skip(verdict.place + len(data), chain)",
-        "            verdict = tail.Skip(verdict.place + len(data), self._chain)",
+        "            verdict = torn_tail.Skip(verdict.place + len(data), chain)",
+        "            verdict = torn_tail.Skip(verdict.place + len(data), self._chain)",
         (SCHEDULES,),
     ),
     Mutant(
@@ -304,7 +304,7 @@ MUTANTS = (
         """\
             place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
             system.os.fsync(fd)
-            paths.sync_directory(self.path, self._descriptors)
+            safe_files.sync_directory(self.path, self._descriptors)
             successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._append(record.SEAL, b"", successor.seal(), session)
@@ -361,10 +361,10 @@ MUTANTS = (
         "_log/io/writer.py",
         """\
             self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
-            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+            raise safe_files.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
 """,
         """\
-            raise paths.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+            raise safe_files.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
 """,
         ("tests/faults/test_io_errors.py::test_a_handle_that_failed_to_sync_is_done_for",),
     ),
@@ -454,7 +454,7 @@ MUTANTS = (
     Mutant(
         "who waits for the lock concludes that the log was replaced, from what another thread is changing",
         "_log/contention.py",
-        "        return paths.open_descriptor(self.file, self._write_flags)\n",
+        "        return safe_files.open_descriptor(self.file, self._write_flags)\n",
         "        return self._reopen(self._write_flags, set())\n",
         (
             "tests/faults/test_lock_traps.py::test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone",

@@ -147,7 +147,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader.__init__: self._rfd = self._root_fd = -1 -> pass": UNREAD,
         "LogReader.__init__: self._rfd = self._root_fd = -1 | 1 -> 2": NEGATIVE,
         "LogReader.__init__: self._trouble = 0 | 0 -> 1": SPARES,
-        "LogReader._reopen: paths.close_kept(fd, keep) -> pass": "closed with the handle, which is over",
+        "LogReader._reopen: safe_files.close_kept(fd, keep) -> pass": "closed with the handle, which is over",
         "LogReader._advance: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "LogReader._advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
         "LogReader._advance: asked = CHUNK -> pass (2)": "a longer read brings the same",
@@ -284,7 +284,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
 
 EVERYWHERE: dict[str, str] = {
     "*.atexit = False -> pass": "at the end the kernel closes everything",
-    "*paths.check(*, fd, 0, read_only=True) | 0 -> 1": "of who only reads no mode is asked",
+    "*safe_files.check(*, fd, 0, read_only=True) | 0 -> 1": "of who only reads no mode is asked",
     "*.atexit = False | False -> True": "at the end the kernel closes everything",
     "*: if *now - self._looked > LOOK_S -> GtE": CLOCK,
     "*monotonic() - self._looked > oldest -> GtE": CLOCK,

@@ -143,7 +143,8 @@ def places(source: str) -> tuple[ast.Module, list[Place]]:
 
 def module_names() -> list[str]:
     """Return the modules that hold the log, as ``_log/log.py``."""
-    return [f"_log/{path.name}" for path in sorted((PACKAGE / "_log").glob("[a-z]*.py"))] + ["stores/file/__init__.py"]
+    modules = sorted(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "_log").rglob("[a-z]*.py"))
+    return [*modules, "stores/file/__init__.py"]
 
 
 def compile_with(tree: ast.Module, place: Place, path: str) -> CodeType:
