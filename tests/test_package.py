@@ -60,7 +60,8 @@ def test_what_is_first_imported_by_a_wait_is_imported_where_no_ctrl_c_reaches(
     """Ctrl-C within an import by the main thread left the lock of all imports taken: every other thread hung there."""
     code = """
     import logging, sys, threading, time
-    from fscoord import FileStore, _system
+    from fscoord import FileStore
+    from fscoord._runtime import system as _system
     # Closed while an event comes, watchdog's observer of Linux, which only tests use, logs an error (its inotify.py).
     logging.getLogger("watchdog").addHandler(logging.NullHandler())
     imported = {True: set(), False: set()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aio.through_a_loop import Loop, ThroughALoop
-from contract.third_party import ThirdPartyStore
+from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, PrefixStore
 from fscoord.store import Store

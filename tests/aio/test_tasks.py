@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place
-from contract.third_party import ThirdPartyStore
 from contract.worker import Workers, start
+from support.places import HANG_S, Place
+from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, HoldLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from contract.places import until
+from support.places import until
 
 from fscoord import FileStore
 from fscoord.cli import once as verb

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import KINDS, Place, etcd, open_tcp
-from with_etcd.server import Server
+from support.etcd_server import Server
+from support.places import KINDS, Place, etcd, open_tcp
 
 from fscoord.store import Store
 

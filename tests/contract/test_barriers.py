@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, Thread, start_thread
-from contract.third_party import place_of
 from contract.worker import Workers, start
+from support.places import ETCD, HANG_S, Place, Thread, start_thread
+from support.third_party import place_of
 
 from fscoord import barriers
 from fscoord.barriers import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import HANG_S, Place, start_thread, until
+from support.places import HANG_S, Place, start_thread, until
 
 from fscoord.errors import HoldLostError
 from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, break_hold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from contract.places import Place
+from support.places import Place
 
 from fscoord import Capabilities, EtcdStore, FileStore, HashStore, PrefixStore, Store, TCPStore
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread
-from contract.third_party import ThirdPartyStore, place_of
+from support.places import ETCD, HANG_S, Place, start_thread
+from support.third_party import ThirdPartyStore, place_of
 
 from fscoord.collectives import arrivals, barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import BarrierError, LimitExceededError, StoreGoneError, StoreTimeoutError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread, until
+from support.places import ETCD, HANG_S, Place, start_thread, until
 
 from fscoord import FileStore, aio
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import ETCD, HANG_S, Place
+from support.places import ETCD, HANG_S, Place
 
 from fscoord import FileStore, aio
 from fscoord._log.wakeup.node_poller import node_bell_path

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread, until
-from contract.third_party import place_of
 from contract.worker import Workers, start
+from support.places import ETCD, HANG_S, Place, start_thread, until
+from support.third_party import place_of
 
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StaleTokenError, StoreTimeoutError
 from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore, _hold, _lease

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread, until
-from contract.third_party import ThirdPartyPlace, place_of
 from contract.worker import START_S, Workers, start
+from support.places import ETCD, HANG_S, Place, start_thread, until
+from support.third_party import ThirdPartyPlace, place_of
 
 from fscoord._log.wakeup import waiter as ticket
 from fscoord._log.wakeup.doorbell import bucket

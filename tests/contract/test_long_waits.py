@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import Place, start_thread, until
+from support.places import Place, start_thread, until
 
 from fscoord import aio
 from fscoord._waiting import slow_wait

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract.places import Place
+from support.places import Place
 
 from fscoord import StoreTimeoutError, barrier
 

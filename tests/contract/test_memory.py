@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord.errors import StoreClosedError
 from fscoord.stores.memory import HashStore

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from contract.places import state
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.places import state
 
 from fscoord.arguments import INT64_MAX, INT64_MIN
 from fscoord.errors import FscoordError, StoreTimeoutError

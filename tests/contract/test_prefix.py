@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from contract.third_party import ThirdPartyStore
+from support.third_party import ThirdPartyStore
 
 from fscoord.arguments import KEY_MAX
 from fscoord.errors import LimitExceededError, StoreClosedError, StoreTimeoutError

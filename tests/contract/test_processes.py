@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread
 from contract.worker import Workers, start, work
+from support.places import HANG_S, Place, start_thread
 
 from fscoord.collectives import barrier, synchronize
 from fscoord.store import Store

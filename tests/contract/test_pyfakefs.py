@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import FILE_KINDS, HANG_S, Place, start_thread, state
 from contract.test_bad_input import TestEveryStore as TestBadInput  # noqa: F401 - the very same, on the `place` below
 from contract.test_collectives import *  # noqa: F403
 from contract.test_operations import TestEveryStore as TestOperations  # noqa: F401
 from contract.test_waiting import TestEveryStore as TestWaiting  # noqa: F401
 from pyfakefs.fake_filesystem import FakeFilesystem
 from pyfakefs.fake_filesystem_unittest import Patcher
+from support.places import FILE_KINDS, HANG_S, Place, start_thread, state
 
 from fscoord._runtime import system
 from fscoord.collectives import barrier

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread, until
-from contract.third_party import place_of
 from contract.worker import Workers, start
+from support.places import ETCD, HANG_S, Place, start_thread, until
+from support.third_party import place_of
 
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import Membership, PriorityQueue, Queue, membership, queue

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import ETCD, HANG_S, Place, start_thread, until
 from contract.worker import Workers, start
+from support.places import ETCD, HANG_S, Place, start_thread, until
 
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import ReadWriteLock, Semaphore

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from contract.third_party import ThirdPartyStore
+from support.third_party import ThirdPartyStore
 
 from fscoord.testing import StoreContract
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from doctor import hands
-from faults.shared_os import shared_os
+from support.shared_os import shared_os
 
 from fscoord.doctor import acts, contests, lines, locks, series, views
 from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check

@@ -1,7 +1,7 @@
 """Fork a process while another thread of it stands still in the middle of an operation, at a point that is chosen.
 
 The points are the calls of the system (`Seam`), each just before it is made, and the places at which CPython lets
-another thread run: as for signals (see `faults.interrupts`), when it enters a function and after a call of a C
+another thread run: as for signals (see `support.interrupts`), when it enters a function and after a call of a C
 function, but in the standard library, too. Between them they are all the moments at which a fork can find a thread: it
 is in a call that has let go of the interpreter, or where it lost the interpreter to the thread that forks.
 

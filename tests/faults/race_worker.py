@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from faults.logs import LIMIT_S, OFD, LogFile, Session, Wanted
+from support.logs import LIMIT_S, OFD, LogFile, Session, Wanted
 
 from fscoord import StoreUnavailableError
 from fscoord._log.format import record

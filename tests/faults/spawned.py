@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.places import HANG_S
+from support.places import HANG_S
 
 from fscoord import FileStore
 

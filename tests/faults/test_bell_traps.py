@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import Thread, start_thread, wait_in_vain
-from faults.faulty import faulty_os
 from faults.holder import Holder
-from faults.processes import TESTS
+from support.faulty import faulty_os
+from support.places import Thread, start_thread, wait_in_vain
+from support.processes import TESTS
 
 import fscoord
 from fscoord import FileStore
@@ -318,7 +318,7 @@ def test_a_bell_that_is_deleted_before_anybody_waits_again(path: str, monkeypatc
 
 KILLED_RINGER = """
 import os, signal, sys
-from faults.faulty import faulty_os
+from support.faulty import faulty_os
 from fscoord import FileStore
 
 store = FileStore(sys.argv[1], timeout=60)
@@ -490,11 +490,11 @@ def test_a_write_wakes_none_but_those_who_wait_for_it(
 WAITERS = """
 import sys, threading
 from fscoord import FileStore
-from fscoord._log import ticket
+from fscoord._log.wakeup import waiter
 from fscoord._log.log import LogFile
-from fscoord.stores import waiting
+from fscoord.stores.file import notifier
 
-ticket.SLOW_FIRST_S = ticket.SLOW_LAST_S = waiting.ANNOUNCE_S = 60
+waiter.SLOW_FIRST_S = waiter.SLOW_LAST_S = notifier.ANNOUNCE_S = 60
 path, *keys = sys.argv[1:]
 looks, refresh = [], LogFile.refresh
 

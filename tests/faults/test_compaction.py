@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import FaultyOs, faulty_os
-from faults.interrupts import At, interrupt
-from unit.plain_reader import read_newest
+from support.faulty import FaultyOs, faulty_os
+from support.interrupts import At, interrupt
+from support.plain_reader import read_newest
 
 from fscoord import FileStore, FscoordError
 from fscoord.store import Store

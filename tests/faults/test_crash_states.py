@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from faults.persistence import Acknowledged, Crash, RecordingOs, State, crashes, put_state, recording, repeatable
-from unit.plain_reader import read_newest
+from support.plain_reader import read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError
 

@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from faults.faulty import faulty_os
 from faults.test_compaction import die_at, generations, in_child, outcome
-from unit.plain_reader import read_log, read_newest
+from support.faulty import faulty_os
+from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
 from fscoord._log.generations import follower

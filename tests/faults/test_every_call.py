@@ -19,10 +19,11 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
-from faults.faulty import EVERY, LOCKS, FaultyOs, faulty_system
 from faults.persistence import State, put_state, same_files
-from unit.plain_reader import read_newest
+from support.faulty import EVERY, LOCKS, FaultyOs, faulty_system
+from support.plain_reader import read_newest
 
+import fscoord
 from fscoord import CorruptLogError, FileStore, FscoordError, StoreClosedError, StoreError, StoreTimeoutError
 from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
@@ -369,8 +370,8 @@ NEVER_FAIL_OF_A_DISK = {
 
 
 def test_no_call_that_may_reach_a_file_system_is_spared() -> None:
-    package = Path(system.__file__).parent
-    sources = [*package.glob("_log/*.py"), *package.glob("stores/*.py"), package / "_runtime/file_events.py"]
+    package = Path(fscoord.__file__).parent
+    sources = [*package.glob("_log/**/*.py"), *package.glob("stores/**/*.py"), package / "_runtime/file_events.py"]
     used = {name for source in sources for name in re.findall(r"system\.os\.([a-z_]+)", source.read_text("utf-8"))}
     assert used > {"open", "read", "write"}
     assert used <= {*EVERY, *NEVER_FAIL_OF_A_DISK}

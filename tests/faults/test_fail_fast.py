@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread
 from faults.test_fork import until
+from support.places import start_thread
 
 from fscoord import (
     BrokenBarrierError,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.forking import HANG_S
-from faults.processes import Processes
+from support.processes import Processes
 
 
 def said(*arguments: str) -> list[str]:

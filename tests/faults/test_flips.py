@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults.logs import (
+from support.logs import (
     HEADER_SIZE,
     SECTOR,
     VOID_SIZE,
@@ -31,7 +31,7 @@ from faults.logs import (
     tear,
     write_every_kind,
 )
-from unit.plain_reader import Refused, read_log
+from support.plain_reader import Refused, read_log
 
 from fscoord import CorruptLogError
 from fscoord._log.format.record import Record

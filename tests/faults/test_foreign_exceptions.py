@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.interrupts import At
 from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
+from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._runtime.foreign import raise_if_foreign

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread, wait_in_vain
-from faults.interrupts import At, interrupt
+from support.interrupts import At, interrupt
+from support.places import start_thread, wait_in_vain
 
 from fscoord import FileStore
 from fscoord._log.locking import kernel_wait as log_line, log_lock, process_mutex as log_shared

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults.forking import HANG_S
-from faults.processes import Processes
+from support.processes import Processes
 
 LIMIT_S = 4 * HANG_S
 

@@ -24,7 +24,7 @@ from faults.persistence import (
     repeatable,
     same_files,
 )
-from unit.plain_reader import read_log
+from support.plain_reader import read_log
 
 from fscoord import FileStore
 from fscoord.stores.dump import dump

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import COUNTED, FaultyOs, faulty_os
-from faults.logs import opened, steps
 from faults.persistence import same_files
-from unit.plain_reader import read_log
+from support.faulty import COUNTED, FaultyOs, faulty_os
+from support.logs import opened, steps
+from support.plain_reader import read_log
 
 from fscoord import FileStore, FscoordError, StoreUnavailableError
 from fscoord.store import Store

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from faults.kill_worker import content
-from faults.processes import Processes, let_go, wait_until_ready
-from unit.plain_reader import read_log
+from support.plain_reader import read_log
+from support.processes import Processes, let_go, wait_until_ready
 
 from fscoord import FileStore
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_system
 from faults.persistence import put_state, same_files
 from faults.test_compaction import in_child
 from faults.test_every_call import CONDITIONS, OPERATIONS, make_base, must_void, nothing
-from unit.plain_reader import read_newest
+from support.faulty import faulty_system
+from support.plain_reader import read_newest
 
 from fscoord import FileStore
 

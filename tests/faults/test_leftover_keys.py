@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, Place, start_thread, until
 from contract.worker import Workers, start
+from support.places import HANG_S, Place, start_thread, until
 
 from fscoord import FileStore, recipes
 from fscoord.errors import FscoordError, StoreClosedError

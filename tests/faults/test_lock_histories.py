@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import Place
 from contract.worker import Workers, start
 from linear import models
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
+from support.places import Place
 
 PROCESSES = 4
 STEPS = 12

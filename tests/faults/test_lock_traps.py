@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread
 from faults.holder import Holder
-from faults.interrupts import At, interrupt
+from support.interrupts import At, interrupt
+from support.places import start_thread
 
 from fscoord import FileStore
 from fscoord._log import log as log_file

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from contract.places import start_thread
+from support.places import start_thread
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
 from fscoord._log import log as log_file

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from contract.places import start_thread
-from faults.shared_os import SharedOs, shared_os
+from support.places import start_thread
+from support.shared_os import SharedOs, shared_os
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log import log as file

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import Thread, wait_in_vain
-from faults.logs import HEADER_SIZE
-from unit.plain_reader import read_log
+from support.logs import HEADER_SIZE
+from support.places import Thread, wait_in_vain
+from support.plain_reader import read_log
 
 from fscoord import (
     CorruptLogError,

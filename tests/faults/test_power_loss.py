@@ -13,8 +13,8 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
-from faults.logs import HEADER_SIZE, SECTOR, complete, look_at, make, opened, put, steps
-from unit.plain_reader import read_log
+from support.logs import HEADER_SIZE, SECTOR, complete, look_at, make, opened, put, steps
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.logs import opened
-from faults.processes import Processes, result, wait_until_ready
 from faults.race_worker import Counter, value
-from unit.plain_reader import read_log
+from support.logs import opened
+from support.plain_reader import read_log
+from support.processes import Processes, result, wait_until_ready
 
 WRITERS = 2
 

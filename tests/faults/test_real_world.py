@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from contract.places import Thread
-from faults.faulty import faulty_os, faulty_system
-from unit.plain_reader import read_log
+from support.faulty import faulty_os, faulty_system
+from support.places import Thread
+from support.plain_reader import read_log
 
 import fscoord
 from fscoord import FileStore, FscoordError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from faults.interrupts import At
+from support.interrupts import At
 
 from fscoord import HashStore, barrier, synchronize
 from fscoord.recipes import (

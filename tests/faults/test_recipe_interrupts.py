@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.interrupts import At, interrupt
+from support.interrupts import At, interrupt
 
 from fscoord import FileStore, HashStore
 from fscoord.recipes import Election, Lock, RLock, Semaphore

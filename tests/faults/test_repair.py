@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
 from faults.test_flips import LOGS, contents, flip
-from unit.plain_reader import read_log
+from support.faulty import faulty_os
+from support.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record

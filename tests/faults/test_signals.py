@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread
 from faults.holder import Holder
-from faults.interrupts import At, interrupt
+from support.interrupts import At, interrupt
+from support.places import start_thread
 
 import fscoord
 from fscoord import FileStore

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from contract.places import start_thread
-from faults.interrupts import At, interrupt
-from faults.shared_os import SharedOs, shared_os
+from support.interrupts import At, interrupt
+from support.places import start_thread
+from support.shared_os import SharedOs, shared_os
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
 from fscoord._log.access import network

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from faults.logs import (
+from support.logs import (
     HEADER_SIZE,
     SECTOR,
     VOID_SIZE,
@@ -26,7 +26,7 @@ from faults.logs import (
     tear,
     write_every_kind,
 )
-from unit.plain_reader import read_log
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError
 

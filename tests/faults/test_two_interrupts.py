@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import until
-from faults.interrupts import At, interrupt
+from support.interrupts import At, interrupt
+from support.places import until
 
 from fscoord import FileStore, HashStore, aio
 from fscoord.recipes import Election, Lock, Membership, Queue, ReadWriteLock, RLock, Semaphore, once

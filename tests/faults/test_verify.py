@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
-from faults.processes import Processes, result
 from faults.test_flips import LOGS, contents, flip
 from hypothesis import given, strategies as st
+from support.faulty import faulty_os
+from support.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
+from support.processes import Processes, result
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record

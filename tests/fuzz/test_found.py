@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from faults.logs import look_at, make, opened, put, write_every_kind
+from support.logs import look_at, make, opened, put, write_every_kind
 
 from fscoord import CorruptLogError, FileStore, LimitExceededError, StoreGoneError
 from fscoord._log.format import record

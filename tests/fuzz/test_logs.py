@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.logs import make, put, write_every_kind
 from fuzz.build import Source, build
 from fuzz.exercise import run
 from hypothesis import given, settings, strategies as st
+from support.logs import make, put, write_every_kind
 
 from fscoord import FileStore
 from fscoord._log.format import record

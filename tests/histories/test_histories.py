@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from histories.crew import Crew, Member
-from histories.told import Witnessed, errors, judge, take_history
 from histories.worker import QUEUES, VALUES, write_all
 from linear import models
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
 from linear.witness import read_generations
-from unit.plain_reader import read_newest
+from support.plain_reader import read_newest
+from support.told import Witnessed, errors, judge, take_history
 
 WIDTH = 4
 TOLD = 40

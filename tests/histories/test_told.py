@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from histories.told import Ahead, Witnessed, errors, judge, take_history
+from support.told import Ahead, Witnessed, errors, judge, take_history
 
 WRITER = [(1, 0, "v1", ("set", b"new"), 1000), (1, 0, "done", None, 2000)]
 WITNESS = [b"1 0 set 1 1000 2000 1.0"]

@@ -7,7 +7,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from contract.places import start_thread
+from support.places import start_thread
 
 from fscoord import HashStore, RendezvousTimeoutError
 from fscoord.launch import Agent, Console, Job, agent, worker

@@ -9,8 +9,8 @@ import sys
 import threading
 
 import pytest
-from contract.places import until
 from launch.conftest import PATIENCE_S, is_there, wait_until_gone
+from support.places import until
 
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError

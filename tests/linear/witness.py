@@ -15,7 +15,7 @@ from struct import unpack_from
 from typing import NamedTuple
 
 from linear.models import EMPTY
-from unit.plain_reader import read_log
+from support.plain_reader import read_log
 
 
 class Done(NamedTuple):
@@ -124,7 +124,7 @@ class Places:
 
 
 def pairs(data: bytes) -> Iterable[tuple[bytes, bytes]]:
-    from unit.plain_reader import read_pairs
+    from support.plain_reader import read_pairs
 
     return read_pairs(data).items()
 

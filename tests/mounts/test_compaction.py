@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from histories.told import errors, judge, take_history
 from mounts.agents import Agent, Host
 from mounts.conftest import Sides
 from mounts.test_histories import KEYS, clocks
+from support.told import errors, judge, take_history
 
 LIVE = {f"k{i}": b"x" * 100 for i in range(20)}
 

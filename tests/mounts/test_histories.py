@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from histories.told import Ahead, Witnessed, errors, judge, take_history
 from histories.worker import CHILDREN
 from mounts.agents import Agent, Host, Pending
 from mounts.conftest import Sides
 from mounts.nemesis import Nemesis
 from mounts.trouble import FULL, HOLDING, SEALING
+from support.told import Ahead, Witnessed, errors, judge, take_history
 
 KEYS = ["v1", "v2", "v3", "q1", "q2"]
 WIDTH = 4

@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from histories.told import Ahead
 from linear import models
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check
 from mounts.agents import LIMIT_S, Agent
 from mounts.conftest import Sides
 from mounts.test_histories import clocks
+from support.told import Ahead
 
 WIDTH = 4
 STEPS = 8

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from histories.worker import KeepingOs, bear_witness, make_calls
 from linear.witness import read_generations
-from unit.plain_reader import read_newest
+from support.plain_reader import read_newest
 
 from fscoord._runtime import system
 

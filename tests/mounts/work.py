@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.places import wait_in_vain
 from histories.worker import make_calls
+from support.places import wait_in_vain
 
 from fscoord.collectives import barrier, broadcast, gather, synchronize
 from fscoord.errors import HoldLostError, QueueEmptyError

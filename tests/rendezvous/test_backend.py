@@ -7,7 +7,7 @@ import os
 import pickle
 
 import pytest
-from contract.places import KINDS, Place, start_thread
+from support.places import KINDS, Place, start_thread
 
 from fscoord import (
     HashStore,

@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from contract.places import Place, start_thread
+from support.places import Place, start_thread
 
 from fscoord import (
     HashStore,

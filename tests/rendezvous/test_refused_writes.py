@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from contract.places import HANG_S, start_thread, until
+from support.places import HANG_S, start_thread, until
 
 from fscoord import HashStore, RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError
 from fscoord._waiting import backoff

@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 
 import pytest
-from contract.places import start_thread
+from support.places import start_thread
 
 from fscoord import HashStore, StoreTimeoutError
 from fscoord.rendezvous import (

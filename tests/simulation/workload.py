@@ -13,7 +13,7 @@ from linear import models, operations
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check_each
 from simulation.files import Files
 from simulation.world import PATH, World
-from unit.plain_reader import Log, read_newest
+from support.plain_reader import Log, read_newest
 
 from fscoord import FileStore, StoreError, StoreUnavailableError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults.faulty import faulty_os
+from support.faulty import faulty_os
 
 from fscoord import InsecurePathError
 from fscoord._log.format.session import Session

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord import HashStore, PrefixStore, StoreTimeoutError
 from fscoord._waiting import backoff as _backoff

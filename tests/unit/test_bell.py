@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import is_open
+from support.faulty import faulty_os
+from support.logs import is_open
 
 from fscoord import InsecurePathError
 from fscoord._log.wakeup.doorbell import SIZE, Bell

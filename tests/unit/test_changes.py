@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract.places import start_thread
+from support.places import start_thread
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
 from fscoord._log.access import direct, mount, network

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import start_thread
-from faults.shared_os import SharedOs, shared_os
-from unit.plain_reader import read_log
+from support.places import start_thread
+from support.plain_reader import read_log
+from support.shared_os import SharedOs, shared_os
 
 from fscoord import (
     CorruptLogError,

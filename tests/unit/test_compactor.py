@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import FaultyOs, faulty_os
-from faults.logs import tear
-from unit.plain_reader import read_log
+from support.faulty import FaultyOs, faulty_os
+from support.logs import tear
+from support.plain_reader import read_log
 from unit.test_generations import generation, names
 
 from fscoord import FileStore, StoreUnavailableError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import LIMIT_S, Handle, opened
+from support.faulty import faulty_os
+from support.logs import LIMIT_S, Handle, opened
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.format import record

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_os, faulty_system
-from faults.logs import make, opened, put, steps, tear, write_every_kind
-from unit.plain_reader import read_log
+from support.faulty import faulty_os, faulty_system
+from support.logs import make, opened, put, steps, tear, write_every_kind
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
 from fscoord._log.format import record

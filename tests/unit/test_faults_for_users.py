@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord._runtime import system
 from fscoord.errors import (

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import LIMIT_S, Handle, make, opened, put, steps, tear
-from unit.plain_reader import read_log
+from support.faulty import faulty_os
+from support.logs import LIMIT_S, Handle, make, opened, put, steps, tear
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record

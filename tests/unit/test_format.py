@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from unit.plain_reader import Log, Refused, read_log, read_newest
+from support.plain_reader import Log, Refused, read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StaleRunError, StoreError
 from fscoord.stores.dump import dump

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract.places import start_thread, wait_in_vain
-from faults.faulty import faulty_os
-from faults.logs import tear
-from unit.plain_reader import read_log, read_newest
+from support.faulty import faulty_os
+from support.logs import tear
+from support.places import start_thread, wait_in_vain
+from support.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
 from fscoord._log.format.malformed import MalformedRecord

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread, until
-from faults.faulty import faulty_system
 from faults.test_fork import Child
+from support.faulty import faulty_system
+from support.places import start_thread, until
 
 from fscoord._log.io.safe_files import open_descriptor
 from fscoord._log.locking import kernel_wait

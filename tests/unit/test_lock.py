@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread, until
+from support.places import start_thread, until
 
 from fscoord import UnsupportedFilesystemError
 from fscoord._log.locking import kernel_wait, log_lock as lock

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import LIMIT_S, Collector, is_open, opened
 from faults.test_fork import Child, fork_in_c
-from unit.plain_reader import read_log
+from support.faulty import faulty_os
+from support.logs import LIMIT_S, Collector, is_open, opened
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
 from fscoord._log.access.mount import Mount

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults.faulty import faulty_os
+from support.faulty import faulty_os
 
 from fscoord._log.access.mount import Mount, Objection, find_mount
 from fscoord._runtime import system

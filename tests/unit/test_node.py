@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread
-from faults.processes import Processes, wait_until_ready
+from support.places import start_thread
+from support.processes import Processes, wait_until_ready
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.access import direct, mount, network

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.logs import opened, put
-from unit.plain_reader import read_log
+from support.logs import opened, put
+from support.plain_reader import read_log
 
 from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.format.header import Header

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.faulty import FaultyOs, faulty_os
+from support.faulty import FaultyOs, faulty_os
 
 from fscoord import InsecurePathError
 from fscoord._log.io import safe_files

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from contract.places import start_thread
 from faults.test_fork import until
+from support.places import start_thread
 
 from fscoord import FileStore, barrier
 from fscoord._waiting import slow_wait

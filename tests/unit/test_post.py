@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import FaultyOs, faulty_os
+from support.faulty import FaultyOs, faulty_os
 
 from fscoord._log.wakeup import node_poller
 from fscoord._log.wakeup.doorbell import Bell

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord.integrations.pytest import Run, _ended
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_os
 from faults.test_compaction import die_at, generations, in_child, outcome
-from unit.plain_reader import read_log, read_newest
+from support.faulty import faulty_os
+from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
 from fscoord._log.format.runs import judge, run_of, supersede

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import FaultyOs, faulty_os
+from support.faulty import FaultyOs, faulty_os
 
 from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.format import record

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.faulty import faulty_os
-from unit.plain_reader import read_log
+from support.faulty import faulty_os
+from support.plain_reader import read_log
 
 from fscoord._log.format import record
 from fscoord._log.format.header import Header

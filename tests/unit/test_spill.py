@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from faults.faulty import faulty_os
+from support.faulty import faulty_os
 
 from fscoord import (
     CorruptLogError,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_os
-from faults.logs import LIMIT_S, Collector
+from support.faulty import faulty_os
+from support.logs import LIMIT_S, Collector
 
 from fscoord import (
     CorruptLogError,

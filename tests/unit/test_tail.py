@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.faulty import faulty_system
-from faults.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, tear
-from unit.plain_reader import read_log
+from support.faulty import faulty_system
+from support.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, tear
+from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreTimeoutError
 from fscoord._log.format import record

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from contract.places import HANG_S, start_thread, until
-from unit.played_server import PlayedServer
+from support.places import HANG_S, start_thread, until
+from support.played_server import PlayedServer
 
 from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore
 from fscoord._runtime import network

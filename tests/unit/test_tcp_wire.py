@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord.stores.tcp import wire
 from fscoord.stores.tcp.deadline import Deadline, Unanswered

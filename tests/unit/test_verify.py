@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from faults.logs import make, put, steps
+from support.logs import make, put, steps
 
 from fscoord import FileStore
 from fscoord._log.format import record

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.places import start_thread
 from hypothesis import given, strategies as st
+from support.places import start_thread
 
 from fscoord._log.wakeup import watcher as log_watch
 from fscoord._log.wakeup.doorbell import Bell, bucket

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import pytest
-from with_etcd.server import Server
+from support.etcd_server import Server
 
 from fscoord.stores.etcd import EtcdStore
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trustme
 import urllib3
-from contract.places import HANG_S, start_thread, until
-from with_etcd.server import Server
+from support.etcd_server import Server
+from support.places import HANG_S, start_thread, until
 
 import fscoord
 from fscoord import EtcdStore

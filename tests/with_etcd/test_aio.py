@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from aio.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
-from contract.places import HANG_S
+from support.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
+from support.places import HANG_S
 
 from fscoord.stores.etcd import EtcdStore
 from fscoord.testing.contract.handles import Handles

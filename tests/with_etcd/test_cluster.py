@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from contract.places import HANG_S, start_thread, until
-from with_etcd.server import Trio
+from support.etcd_server import Trio
+from support.places import HANG_S, start_thread, until
 
 from fscoord import EtcdStore
 from fscoord.errors import StoreUnavailableError

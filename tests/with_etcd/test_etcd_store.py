@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import urllib3
-from contract.places import HANG_S, start_thread, until
-from with_etcd.server import Server, free_port
+from support.etcd_server import Server, free_port
+from support.places import HANG_S, start_thread, until
 
 import fscoord
 from fscoord import EtcdStore

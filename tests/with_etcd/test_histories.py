@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from contract.places import HANG_S, start_thread
 from linear import models, operations
 from linear.checker import LINEARIZABLE, UNKNOWN, Call, check_each
-from with_etcd.server import Server
+from support.etcd_server import Server
+from support.places import HANG_S, start_thread
 
 from fscoord import EtcdStore
 from fscoord.errors import QueueEmptyError, StoreUnavailableError

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from with_etcd.server import Server, free_port
+from support.etcd_server import Server, free_port
 
 import fscoord
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord.errors import FscoordError
 from fscoord.recipes import Lock, Queue

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aio.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
-from contract.places import open_tcp
+from support.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_loop
+from support.places import open_tcp
 
 from fscoord.store import Store
 from fscoord.testing.contract.handles import Handles

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, dynamic_rendezvous as dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend as TorchsBackend
 

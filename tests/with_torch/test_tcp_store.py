@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from contract.places import HANG_S, start_thread, until
+from support.places import HANG_S, start_thread, until
 
 from fscoord import TCPStore, open_store
 from fscoord._runtime.network import free_port

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 
 from fscoord.barriers import BarrierConfig, DistBarrier, TCPStoreBarrier, create_barrier_from_config
 from fscoord.errors import NoProcessGroupError, StoreTimeoutError, StoreUnavailableError

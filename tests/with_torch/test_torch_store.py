@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from contract.places import HANG_S, start_thread
+from support.places import HANG_S, start_thread
 from torch.distributed.elastic.utils import store as store_util
 
 import fscoord

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from histories.told import judge, take_history
 from mounts.agents import Agent, Host
 from mounts.conftest import Sides
 from mounts.test_histories import KEYS, clocks
+from support.told import judge, take_history
 
 from fscoord.errors import StoreError, StoreGoneError, StoreTimeoutError
 

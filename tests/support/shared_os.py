@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from faults.faulty import FaultyOs
+from support.faulty import FaultyOs
 
 from fscoord._runtime import system
 

@@ -18,7 +18,7 @@ class Processes:
     """Processes of one worker module; killed and reaped at the end of the ``with``."""
 
     def __init__(self, module: str) -> None:
-        self._module = str(Path(__file__).with_name(f"{module}.py"))
+        self._module = str(TESTS / "faults" / f"{module}.py")
         root = str(Path(fscoord.__file__).parent.parent)
         self._environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, str(TESTS)])}
         self._started: list[subprocess.Popen[str]] = []

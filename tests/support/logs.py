@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from unit.plain_reader import read_log
+from support.plain_reader import read_log
 
 from fscoord._log.format import record
 from fscoord._log.format.record import Record

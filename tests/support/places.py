@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from contract.opening import open_file
-from with_etcd.server import Server
+from support.etcd_server import Server
 
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from contract.places import Place
+from support.places import Place
 
 from fscoord.arguments import (
     Key,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aio.through_a_loop import Loop, ThroughALoop
-from contract.places import HANG_S
+from support.places import HANG_S
 
 from fscoord import aio
 from fscoord.aio import AsyncStore
