@@ -11,11 +11,11 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from fscoord._runtime import system
-from fscoord._waiting.parking import Naps, Sleepers
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
+from fscoord._waiting.request import KEYS, BarrierRequest, WaitRequest, WaitSteps
+from fscoord._waiting.wait import Wait, WaitBackend
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     CounterRangeError,
@@ -30,15 +30,19 @@ from fscoord.arguments import (
     seconds,
 )
 from fscoord.capabilities import Capabilities
-from fscoord.errors import BarrierError
+from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.members import Liveness
 
-__all__ = ["Store"]
+__all__ = ["Store", "barrier_steps", "new_wait", "notifier_for", "run_blocking", "typical_call_s", "wait_for_change", "wait_on"]
 
 S = TypeVar("S", bound="Store")
+T = TypeVar("T")
 
-UNHEARD_S: Final = 0.1
+POLL_INTERVAL_S: Final = 0.1
 """How often to look at a store that does not tell when something changes."""
+
+CALL_MAX_S: Final = 20.0
+"""The longest call in which a store waits for a request that has a logger: before it would log the wait itself."""
 
 
 class Store(Liveness):
@@ -62,8 +66,8 @@ class Store(Liveness):
 
     _timeout: float = DEFAULT_TIMEOUT
 
-    _call_s: float = math.inf
-    """For how many seconds a call that waits for nobody may take, as a rule; 0: it only touches memory."""
+    _typical_call_s: float = math.inf
+    """How many seconds a call that does not wait for others usually takes at most; 0: it only touches memory."""
 
     @abstractmethod
     def set(self, key: Key, value: Value) -> None:
@@ -176,9 +180,9 @@ class Store(Liveness):
             BarrierError: more than `world_size` callers came, or under the barrier's keys stands something else.
             StoreTimeoutError: not all came.
         """
-        take_turns(self, self._meeting(key, world_size, self._timeout if timeout is None else seconds(timeout)))
+        run_blocking(self, self._barrier_steps(key, world_size, self._timeout if timeout is None else seconds(timeout)))
 
-    def _meeting(self, key: Key, world_size: int, limit: float) -> Turns[None]:
+    def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
         positive("world_size", world_size)
         name = key_bytes(key)
         counter = key_bytes(name + b"/num_members")
@@ -194,27 +198,52 @@ class Store(Liveness):
         if arrived == world_size:
             self.set(name + b"/last_member", b"1")
         else:
-            yield Sought(KEYS, [name + b"/last_member"], limit)
+            yield WaitRequest(KEYS, [name + b"/last_member"], timeout)
 
-    def _await_change(self, known: object, limit: float) -> object:
-        """Wait until something may have changed since the call that returned `known`, or for `limit` seconds.
+    def _wait(self, request: WaitRequest) -> Any:
+        """Carry out `request` in this thread, and return its answer; see `WaitRequest`.
 
-        Return what is to be `known` next time; with None return at once. A store that hears of nothing sleeps for
-        `UNHEARD_S`, and may have changed then.
+        A store with waits of its own overrides this. Here the public methods wait, which know requests for keys only.
+        """
+        slow_logger = request.slow_logger
+        if slow_logger is None:
+            return self._wait_in_call(request, request.timeout)
+        ends = system.time.monotonic() + request.timeout
+        while True:
+            left = max(0.0, ends - system.time.monotonic())
+            timeout = min(left, slow_logger.until_next(), CALL_MAX_S)
+            try:
+                return self._wait_in_call(request, timeout)
+            except StoreTimeoutError:
+                if left <= timeout:
+                    raise
+                slow_logger.warn_if_due()
+
+    def _wait_in_call(self, request: WaitRequest, timeout: float) -> list[int]:
+        if request.sessions is not None:
+            return self.wait_sessions(request.keys, request.sessions, timeout)
+        if request.ranks is not None:
+            return self.wait_alive(request.keys, request.ranks, timeout)
+        self.wait(request.keys, timeout)
+        return []
+
+    def _wait_for_change(self, known: object, timeout: float) -> object:
+        """Wait until something may have changed since the call that returned `known`, or for `timeout` seconds.
+
+        Return the value to pass as `known` the next time; with None return at once. A store that learns of no changes
+        sleeps for `POLL_INTERVAL_S`, and may have changed then.
         """
         if known is not None:
-            system.time.sleep(min(UNHEARD_S, limit))
+            system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
-    def _listener(self, sleepers: Sleepers) -> Any:  # noqa: ARG002 - see there
-        """Return what `_seek` needs to have `sleepers` woken; None if this store's waits can't be slept through so."""
+    def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
+        """Return what wakes the waits of `backend`, for `_new_wait`; None if this store waits in its calls only."""
         return None
 
-    def _seek(self, sought: Sought, listener: Any) -> Naps[Any]:
-        """Wait for `sought`, with what `_listener` returned; return who is dead, the values, or the item."""
-        raise TypeError(
-            f"{type(self).__name__} has no listener {listener!r}, and waits for {sought} in its calls alone"
-        )
+    def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
+        """Return the wait that carries out `request`, woken by what `_notifier_for` returned."""
+        raise TypeError(f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only")
 
     @property
     def timeout(self) -> timedelta:
@@ -239,3 +268,58 @@ class Store(Liveness):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# For the modules of this package. The hooks themselves are for the stores, which override them.
+
+
+def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
+    """Return what `steps` ends with, after waiting in this thread for each of its requests."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = wait_on(store, request)
+            except BaseException as error:  # noqa: BLE001 - it comes out of `steps`, unless it is caught there
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return cast(T, end.value)
+    finally:
+        # At once, and not when it is collected: an exception that is kept also keeps this frame, and with it the
+        # generator, whose `finally` blocks give back what it has taken.
+        steps.close()
+
+
+def wait_on(store: Store, request: WaitRequest | BarrierRequest) -> Any:
+    """Carry out `request` in this thread, and return its answer."""
+    if isinstance(request, WaitRequest):
+        return store._wait(request)
+    store.barrier(*request)
+    return None
+
+
+def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:
+    """Return the steps of `Store.barrier`."""
+    return store._barrier_steps(*request)
+
+
+def wait_for_change(store: Store, known: object, timeout: float) -> object:
+    """Wait until something may have changed in `store` since the call that returned `known`; None: return at once."""
+    return store._wait_for_change(known, timeout)
+
+
+def notifier_for(store: Store, backend: WaitBackend) -> Any:
+    """Return what wakes the waits of `backend` on `store`, for `new_wait`; None if `store` waits in its calls only."""
+    return store._notifier_for(backend)
+
+
+def new_wait(store: Store, request: WaitRequest, notifier: Any) -> Wait[Any]:
+    """Return the wait that carries out `request` on `store`, woken by what `notifier_for` returned."""
+    return store._new_wait(request, notifier)
+
+
+def typical_call_s(store: Store) -> float:
+    """Return how many seconds a call that does not wait for others usually takes at most; 0: it only touches memory."""
+    return store._typical_call_s

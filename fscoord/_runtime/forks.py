@@ -28,10 +28,10 @@ ORDER: Final = (
     "handles",  # which take the mutexes that are new by now
     "stores",  # those that were being closed; needs `handles`
     "lines",
-    "posts",
+    "poller elections",
     "bells",
     "events",
-    "watches",  # which use the last three
+    "watchers",  # which use the last three
     "names",
     "calls",
     "memory stores",

@@ -1,80 +1,56 @@
-"""`Sought`: what somebody waits for in a store, and code that says so instead of waiting.
+"""`WaitRequest`: what is waited for, and `WaitSteps`: code that yields requests instead of waiting.
 
-A recipe tries what needs no waiting, and else waits until some keys are there. Written as a generator that yields a
-`Sought` where it would wait, it serves threads and tasks of an event loop alike.
+A recipe or a collective is written once, as a generator that yields a `WaitRequest` wherever it would wait. The drivers
+are `fscoord.store.run_blocking` for threads and `fscoord.aio` for the tasks of an event loop: each has the store carry
+out the request, and sends the answer into the generator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
-from fscoord.members import Liveness
+from fscoord._waiting.slow_wait import SlowWaitLogger
 
-__all__ = ["ITEM", "KEYS", "VALUES", "Request", "Sought", "Turns", "take_turns"]
+__all__ = ["ITEM", "KEYS", "VALUES", "BarrierRequest", "WaitRequest", "WaitSteps"]
 
 T = TypeVar("T")
 
-KEYS, VALUES, ITEM = "keys", "values", "item"
+KEYS: Final = "keys"
+VALUES: Final = "values"
+ITEM: Final = "item"
 
 
-class Sought(NamedTuple):
-    """What somebody waits for.
+class WaitRequest(NamedTuple):
+    """What is waited for.
 
     Attributes:
-        what: `KEYS`, each with a value or a non-empty queue; their `VALUES`; or one `ITEM` of a queue.
-        names: the keys.
-        limit: for how many seconds at most.
-        ranks: for keys: who must live for them to come.
-        sessions: likewise, as sessions.
+        kind: `KEYS`, until each has a value or a non-empty queue; `VALUES` of the keys; or one `ITEM` of a queue.
+        keys: the keys, checked; for an item, the name of the queue.
+        timeout: the most seconds to wait.
+        ranks: for `KEYS`: the wait also ends when one of these ranks is known dead.
+        sessions: likewise for sessions.
+        slow_logger: says in the log that this still waits, in the place of the store's own words.
+
+    The answer is the list of the dead ranks or sessions for `KEYS` (empty when all keys are there), the list of the
+    values for `VALUES`, and the value for `ITEM`.
     """
 
-    what: str
-    names: list[bytes]
-    limit: float
+    kind: str
+    keys: list[bytes]
+    timeout: float
     ranks: list[int] | None = None
     sessions: list[int] | None = None
-
-    def on(self, store: Liveness) -> list[int]:
-        """Wait in this thread until the keys are there, or somebody of those who must live is known dead.
-
-        Returns:
-            Who is dead; nobody if the keys are there.
-
-        Raises:
-            StoreTimeoutError: neither happened.
-        """
-        if self.sessions is not None:
-            return store.wait_sessions(self.names, self.sessions, self.limit)
-        if self.ranks is not None:
-            return store.wait_alive(self.names, self.ranks, self.limit)
-        store.wait(self.names, self.limit)
-        return []
+    slow_logger: SlowWaitLogger | None = None
 
 
-class Request(Protocol):
-    """What is to be waited for: as a rule a `Sought`."""
+class BarrierRequest(NamedTuple):
+    """A call of `fscoord.Store.barrier`, which a store may have in a way of its own. The answer is None."""
 
-    def on(self, store: Any) -> Any:
-        """Wait for it in this thread."""
-
-
-Turns = Generator[Request, Any, T]
-"""Code that yields what it would wait for, is sent what `Request.on` returns, or raises, and ends with a `T`."""
+    key: bytes
+    world_size: int
+    timeout: float
 
 
-def take_turns(store: Liveness, turns: Turns[T]) -> T:
-    """Return what `turns` ends with, waiting in this thread."""
-    try:
-        request = next(turns)
-        while True:
-            try:
-                answer = request.on(store)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it comes out there
-                request = turns.throw(error)
-            else:
-                request = turns.send(answer)
-    except StopIteration as end:
-        return cast(T, end.value)
-    finally:
-        turns.close()  # at once: whoever keeps the error of an interrupted wait keeps this frame
+WaitSteps = Generator["WaitRequest | BarrierRequest", Any, T]
+"""Code that yields what it waits for, is sent the answer, or raises, and ends with a `T`."""

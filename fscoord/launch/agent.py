@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fscoord._runtime import system
 from fscoord._runtime.logger import logger
-from fscoord._waiting.slow_wait import Patience as SlowWait
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import MalformedText, natural, seconds
 from fscoord.errors import (
     RendezvousClosedError,
@@ -157,7 +157,7 @@ class Agent:
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
         limit = seconds(info.store.timeout)
         end = system.time.monotonic() + limit
-        slow_wait = SlowWait()
+        slow_wait = SlowWaitLogger(__name__)
         while True:
             try:
                 info.store.wait(keys, LOOK_S)
@@ -172,7 +172,7 @@ class Agent:
                         f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
                         " agents hang"
                     ) from error
-                slow_wait.speak(__name__, lambda: words)  # noqa: B023 - it is called at once
+                slow_wait.warn_if_due(lambda: words)  # noqa: B023 - it is called at once
                 continue
             try:
                 return [natural(value) for value in values]

@@ -12,7 +12,7 @@ from fscoord._runtime import system
 from fscoord._runtime.logger import logger
 from fscoord._runtime.words import one_word
 from fscoord._waiting.backoff import Backoff
-from fscoord._waiting.slow_wait import Patience as SlowWait
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
@@ -250,7 +250,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
             )
         self._keeper.start()
-        patience, slow_wait = Patience(self._limits, self._settings.timeout), SlowWait()
+        patience, slow_wait = Patience(self._limits, self._settings.timeout), SlowWaitLogger(__name__)
         try:
             while True:
                 state = self._agree(patience, slow_wait)
@@ -264,7 +264,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._try(self.leave)  # nobody must count on this node
             raise
 
-    def _agree(self, patience: Patience, slow_wait: SlowWait) -> State:
+    def _agree(self, patience: Patience, slow_wait: SlowWaitLogger) -> State:
         """Return the complete round that this node takes part in."""
         state, token = self._shared.read()
         writes, backoff = 0, Backoff(math.inf)
@@ -291,7 +291,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
             if patience.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
-            slow_wait.speak(__name__, lambda: self._needs(state))  # noqa: B023 - it is called at once
+            slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
             self._shared.wait(state, patience.left())
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
@@ -308,7 +308,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             f" this one ({self._node}) there are: {others}"
         )
 
-    def _prepare(self, state: State, patience: Patience, slow_wait: SlowWait) -> RendezvousInfo | None:
+    def _prepare(self, state: State, patience: Patience, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
         """Return what the round gives to this node; None if the round broke meanwhile."""
         rank, first = state.participants.index(self._node), state.participants[0]
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
@@ -329,7 +329,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousTimeoutError(
                     f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} published no address; look at that node"
                 )
-            slow_wait.speak(__name__, lambda: f"the address of rank 0 ({first}) of rendezvous {self.get_run_id()!r}")
+            slow_wait.warn_if_due(lambda: f"the address of rank 0 ({first}) of rendezvous {self.get_run_id()!r}")
 
     def _record(self, message: str, node_state: NodeState, address: str = "", rank: int | None = None) -> None:
         name = f"{type(self).__name__}.{node_state.value.lower()}"

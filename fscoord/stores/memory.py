@@ -1,9 +1,9 @@
 """`HashStore`: the store contract in the memory of one process.
 
 It is also the model that tests compare the other stores with, so everything happens under one lock, on a plain dict
-of values and a dict of queues, and nothing here is clever. Who must wait leaves a *bell* beside the key that it misses,
-and sleeps until a writer of that key rings it: nobody else is woken, and who sleeps costs nothing. (No
-`threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
+of values and a dict of queues, and nothing here is clever. A waiter leaves its waker beside the first key that it
+misses, and sleeps until a writer of that key sets it: no other waiter is woken, and a waiter that sleeps costs nothing.
+(No `threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from fscoord._runtime import system
-from fscoord._waiting.parking import THREADS, Naps, Sleepers, Wake, sleep_through
-from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.request import ITEM, KEYS, VALUES, WaitRequest
+from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.wait import NOT_YET, THREAD_BACKEND, NotYet, Wait, WaitBackend, Waker, block_on
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     Key,
@@ -42,7 +42,7 @@ __all__ = ["HashStore"]
 
 T = TypeVar("T")
 
-_Bells = dict[bytes, list[Wake]]
+_Waiters = dict[bytes, list[Waker]]
 
 
 class _Shared:
@@ -55,11 +55,11 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Begin with nobody who waits; in a forked child too, which has no such thread, and a ring would be lost."""
+        """Begin without waiters; in a forked child too, where the parent's waiting threads do not exist."""
         # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
         self._lock = system.threading.Lock()
-        self.readers: _Bells = {}  # who waits for a value or a non-empty queue: all are rung
-        self.poppers: _Bells = {}  # who waits to take from a queue: one is rung for each value
+        self.readers: _Waiters = {}  # they wait for a value or a non-empty queue: a write wakes all of them
+        self.poppers: _Waiters = {}  # they wait to take from a queue: each value wakes one of them
 
     @property
     def lock(self) -> Any:
@@ -67,16 +67,17 @@ class _Shared:
             system.recover_from_fork()
         return self._lock
 
-    # Ctrl-C may come between any two steps: so first ring, then write in one step. Who is rung looks under the lock.
+    # Ctrl-C may come between any two steps. So a write first wakes the waiters, which look under the lock and therefore
+    # after the write, and then changes the data in one step. In the other order it could change the data and wake none.
 
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
         for key, _ in pairs:
-            ring(self.readers, key)
+            notify(self.readers, key)
         self.values.update(pairs)
 
     def push(self, key: bytes, value: bytes) -> None:
-        ring(self.readers, key)
-        ring(self.poppers, key, 1)
+        notify(self.readers, key)
+        notify(self.poppers, key, 1)
         queue = self.queues.get(key)
         if queue is None:
             self.queues[key] = deque([value])
@@ -128,7 +129,7 @@ class HashStore(Store):
     """
 
     capabilities = Capabilities(certain=True)
-    _call_s = 0.0
+    _typical_call_s = 0.0
 
     def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
         self._timeout = seconds(timeout)
@@ -151,7 +152,7 @@ class HashStore(Store):
             self._shared.put([(name, data)])
 
     def get(self, key: Key) -> bytes:
-        return cast(bytes, self._sleep(Sought(VALUES, [key_bytes(key)], self._timeout))[0])
+        return cast(bytes, self._wait(WaitRequest(VALUES, [key_bytes(key)], self._timeout))[0])
 
     def add(self, key: Key, amount: int) -> int:
         name, amount = key_bytes(key), integer("amount", amount)
@@ -179,7 +180,7 @@ class HashStore(Store):
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         limit = self._timeout if timeout is None else seconds(timeout)
-        self._sleep(Sought(KEYS, keys_bytes(keys), limit))
+        self._wait(WaitRequest(KEYS, keys_bytes(keys), limit))
 
     def delete_key(self, key: Key) -> bool:
         name = key_bytes(key)
@@ -207,7 +208,7 @@ class HashStore(Store):
             self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        return cast(list[bytes], self._sleep(Sought(VALUES, keys_bytes(keys), self._timeout)))
+        return cast(list[bytes], self._wait(WaitRequest(VALUES, keys_bytes(keys), self._timeout)))
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = pairs_bytes(keys, values)
@@ -224,7 +225,7 @@ class HashStore(Store):
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
         name = key_bytes(key)
         if block:
-            return cast(bytes, self._sleep(Sought(ITEM, [name], self._timeout)))
+            return cast(bytes, self._wait(WaitRequest(ITEM, [name], self._timeout)))
         with self._shared.lock:
             self._check_open()
             value = self._shared.pop(name)
@@ -249,104 +250,151 @@ class HashStore(Store):
         """Close this handle; its waiting threads get a `~fscoord.StoreClosedError`. Other handles go on."""
         with self._shared.lock:
             self._closed = True
-            for bells in (self._shared.readers, self._shared.poppers):
-                for name in list(bells):
-                    ring(bells, name)
+            for waiters in (self._shared.readers, self._shared.poppers):
+                for name in list(waiters):
+                    notify(waiters, name)
             self._shared = _Shared()  # so that a closed handle keeps no data alive
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError("this HashStore handle was closed; open_store or clone gives another")
 
-    def _sleep(self, sought: Sought) -> Any:
-        return sleep_through(self._seek(sought, THREADS))
+    def _wait(self, request: WaitRequest) -> Any:
+        return block_on(self._new_wait(request, THREAD_BACKEND))
 
-    def _listener(self, sleepers: Sleepers) -> Sleepers:
-        return sleepers
+    def _notifier_for(self, backend: WaitBackend) -> WaitBackend:
+        return backend
 
-    def _seek(self, sought: Sought, listener: Sleepers) -> Naps[Any]:
-        shared, names = self._shared, sought.names
+    def _new_wait(self, request: WaitRequest, notifier: WaitBackend) -> Wait[Any]:
+        shared, keys = self._shared, request.keys
+        if request.kind == KEYS:  # no session of this store is ever known dead
 
-        def absent() -> list[bytes]:
-            return [name for name in dict.fromkeys(names) if shared.first_missing([name]) is not None]
+            def are_there() -> list[int] | None:
+                return [] if shared.first_missing(keys) is None else None
 
-        if sought.what == KEYS:  # nobody is known dead here
+            return _Wait(self, shared, request, are_there, "key", notifier.new_waker())
+        if request.kind == VALUES:
+            return _Wait(self, shared, request, partial(shared.values_of, keys), "key", notifier.new_waker())
+        return _Wait(self, shared, request, partial(shared.pop, keys[0]), "a value in queue", notifier.new_waker())
 
-            def look() -> list[int] | None:
-                return [] if shared.first_missing(names) is None else None
 
-            return self._until(look, absent, "key", shared.readers, sought.limit, listener)
-        if sought.what == ITEM:
-            return self._next_item(names[0], sought.limit, listener)
+class _Wait(Generic[T]):
+    """One wait on a `HashStore`; see `Wait`.
 
-        def valueless() -> list[bytes]:
-            return [name for name in dict.fromkeys(names) if name not in shared.values]
+    Args:
+        store: the handle that waits.
+        shared: its data.
+        request: what is waited for.
+        find: returns that, or None; called under the lock.
+        what: what a time-out says is missing.
+        waker: ends its sleeps.
+    """
 
-        look_at = partial(shared.values_of, names)
-        return self._until(look_at, valueless, "key", shared.readers, sought.limit, listener)
-
-    def _next_item(self, name: bytes, limit: float, sleepers: Sleepers) -> Naps[bytes]:
-        shared = self._shared
-        look = partial(shared.pop, name)
-        try:
-            return (yield from self._until(look, lambda: [name], "a value in queue", shared.poppers, limit, sleepers))
-        except BaseException:
-            with shared.lock:  # the ring for a value may have come to who leaves: let the others look
-                ring(shared.poppers, name)
-            raise
-
-    def _until(
+    def __init__(
         self,
-        look: Callable[[], T | None],
-        absent: Callable[[], list[bytes]],
+        store: HashStore,
+        shared: _Shared,
+        request: WaitRequest,
+        find: Callable[[], T | None],
         what: str,
-        bells: _Bells,
-        timeout: float,
-        sleepers: Sleepers,
-    ) -> Naps[T]:
-        """Return what `look` finds; while it finds nothing, sleep until the first key of `absent` is written."""
-        patience = Patience()
-        shared = self._shared
-        while True:
-            beside = None
-            bell = sleepers.new_wake()
-            try:
-                with shared.lock:
-                    self._check_open()
-                    found = look()
-                    if found is not None:
-                        return found
-                    missing = absent()
-                    waited = system.time.monotonic() - patience.started
-                    if waited >= timeout:
-                        message = missing_message(what, missing, waited)
-                        raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
-                    beside = missing[0]
-                    bells.setdefault(beside, []).append(bell)
-                yield bell, min(timeout - waited, patience.left())
-            finally:
-                if beside is not None:
-                    with shared.lock:
-                        take_back(bells, beside, bell)
-            if system.time.monotonic() - patience.started < timeout:
-                patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
+        waker: Waker,
+    ) -> None:
+        self.waker = waker
+        self._store = store
+        self._shared = shared
+        self._keys = request.keys
+        self._kind = request.kind
+        self._timeout = request.timeout
+        self._find = find
+        self._what = what
+        self._missing: list[bytes] = []
+        self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
+        self._started = system.time.monotonic()
+        self._beside: bytes | None = None  # the key beside which the waker lies
+        self._has_found = False
+
+    def arm(self) -> None:
+        """See `Wait.arm`: nothing to do, because the lock that `look` holds keeps every change out between the two."""
+
+    def look(self) -> T | NotYet:
+        """See `Wait.look`."""
+        self._disarm()
+        with self._shared.lock:
+            self._store._check_open()
+            found = self._find()
+            if found is not None:
+                self._has_found = True
+                return found
+            missing = self._missing = self._absent()
+            waited = system.time.monotonic() - self._started
+            if waited >= self._timeout:
+                message = missing_message(self._what, missing, waited)
+                raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
+            self._beside = missing[0]
+            self._waiters.setdefault(missing[0], []).append(self.waker)
+        self._slow_logger.warn_if_due()
+        return NOT_YET
+
+    def max_sleep(self) -> float:
+        """See `Wait.max_sleep`."""
+        beside = self._beside
+        if beside is None:  # it has not looked yet
+            return 0.0
+        with self._shared.lock:
+            if self.waker not in self._waiters.get(beside, ()):
+                return 0.0
+        left = self._timeout - (system.time.monotonic() - self._started)
+        return max(0.0, min(left, self._slow_logger.until_next()))
+
+    def block(self, seconds: float) -> None:
+        """See `Wait.block`."""
+        cast(system.Wakeup, self.waker).wait(seconds)
+
+    def close(self) -> None:
+        """See `Wait.close`."""
+        self._disarm()
+        if self._kind == ITEM and not self._has_found:
+            # This waiter may have been woken for a value that it leaves in the queue: let the others look for it.
+            with self._shared.lock:
+                notify(self._shared.poppers, self._keys[0])
+
+    @property
+    def _waiters(self) -> _Waiters:
+        return self._shared.poppers if self._kind == ITEM else self._shared.readers
+
+    def _disarm(self) -> None:
+        beside = self._beside
+        if beside is not None:
+            with self._shared.lock:
+                remove_waiter(self._waiters, beside, self.waker)
+            self._beside = None
+
+    def _absent(self) -> list[bytes]:
+        """Return the keys that are missing, each once."""
+        keys, shared = dict.fromkeys(self._keys), self._shared
+        if self._kind == KEYS:
+            return [name for name in keys if shared.first_missing([name]) is not None]
+        return [name for name in keys if self._kind == ITEM or name not in shared.values]
+
+    def _describe(self) -> str:
+        return f"{self._what} {key_names(self._missing)} in this process"
 
 
-def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
-    """Wake those who sleep beside `key`, `count` of them at most, the one who came first before the others."""
-    waiting = bells.get(key, [])
+def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:
+    """Wake those that sleep beside `key`, `count` of them at most, in the order in which they came."""
+    waiting = waiters.get(key, [])
     while waiting and count != 0:
         waiting[0].set()
         del waiting[0]
         count = None if count is None else count - 1
     if not waiting:
-        bells.pop(key, None)
+        waiters.pop(key, None)
 
 
-def take_back(bells: _Bells, key: bytes, bell: Wake) -> None:
-    """Remove `bell`, if nobody has rung it."""
-    waiting = bells.get(key, [])
-    if bell in waiting:
-        waiting.remove(bell)
+def remove_waiter(waiters: _Waiters, key: bytes, waker: Waker) -> None:
+    """Remove `waker` from those beside `key`, if no write has woken it."""
+    waiting = waiters.get(key, [])
+    if waker in waiting:
+        waiting.remove(waker)
     if not waiting:
-        bells.pop(key, None)
+        waiters.pop(key, None)

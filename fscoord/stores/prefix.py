@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from fscoord._waiting.parking import Naps, Sleepers
-from fscoord._waiting.request import Sought
+from fscoord._waiting.request import WaitRequest
+from fscoord._waiting.wait import Wait, WaitBackend
 from fscoord.arguments import (
     Key,
     Timeout,
@@ -18,7 +18,7 @@ from fscoord.arguments import (
 )
 from fscoord.errors import StoreClosedError
 from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Store, new_wait, notifier_for, typical_call_s, wait_for_change, wait_on
 
 __all__ = ["PrefixStore"]
 
@@ -48,7 +48,7 @@ class PrefixStore(Store):
         if not isinstance(store, Store):
             raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
         self.capabilities = store.capabilities
-        self._call_s = store._call_s
+        self._typical_call_s = typical_call_s(store)
         self._prefix = key_bytes(prefix) + b"/"
         self._inner = store
         self._owns_inner = False
@@ -150,14 +150,20 @@ class PrefixStore(Store):
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
 
-    def _await_change(self, known: object, limit: float) -> object:
-        return self._open()._await_change(known, limit)
+    def _wait_for_change(self, known: object, timeout: float) -> object:
+        return wait_for_change(self._open(), known, timeout)
 
-    def _listener(self, sleepers: Sleepers) -> Any:
-        return self._open()._listener(sleepers)
+    def _wait(self, request: WaitRequest) -> Any:
+        return wait_on(self._open(), self._with_full_keys(request))
 
-    def _seek(self, sought: Sought, listener: Any) -> Naps[Any]:
-        return self._open()._seek(sought._replace(names=self._full_all(sought.names)), listener)
+    def _notifier_for(self, backend: WaitBackend) -> Any:
+        return notifier_for(self._open(), backend)
+
+    def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
+        return new_wait(self._open(), self._with_full_keys(request), notifier)
+
+    def _with_full_keys(self, request: WaitRequest) -> WaitRequest:
+        return request._replace(keys=self._full_all(request.keys))
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

@@ -295,7 +295,7 @@ def test_wait_for_the_address_of_rank_0_is_logged(monkeypatch):
     handler._shared.write(state, None)
     looks, words = iter([False]), []
     patience = SimpleNamespace(is_over=lambda *_: next(looks, True))
-    slow_wait = SimpleNamespace(speak=lambda name, what: words.append(what()))
+    slow_wait = SimpleNamespace(warn_if_due=lambda describe: words.append(describe()))
     with pytest.raises(RendezvousTimeoutError):
         handler._prepare(state, patience, slow_wait)
     assert words == ["the address of rank 0 (0 silent) of rendezvous 'id'"]

@@ -1,12 +1,13 @@
-"""One process of a node asks the server for news, for all who wait there for the same log.
+"""One process of a node polls the file server, for all processes there that wait for changes of the same log.
 
-On a mount that hosts share nothing tells of another host's write, so whoever waits must ask, and a hundred processes of
-a node would ask a hundred times for the same. They share a bell (see `bell`) in a directory of this node instead, and
-the post of the one who asks, which is a lock on that bell: who holds it polls and rings for the others. When it leaves
-or dies the kernel gives the lock to another at once, who rings all, for the news that were not passed on.
+On a mount that hosts share no event tells of another host's write, so waiters must poll, and a hundred processes of a
+node would poll a hundred times for the same change. Instead they share a bell (see `doorbell`) in a directory of this
+node, and elect a *poller*: the process that holds a lock on one byte of that bell polls, and rings for the others. When
+it stops waiting or dies, the kernel gives the lock to another process at once. That one rings for every key, because
+the last changes may not have been passed on.
 
-The one who asks counts its looks in the bell. Who sees that it does not (it is stopped, say) looks itself. As with
-every bell, all of this is a hint: each look at the log is a look at the server.
+The poller counts its polls in the bell. A waiter that sees the count stand still (the poller is stopped, say) polls for
+itself. As with every bell, all of this is a hint: each look at the log is a look at the server.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from fscoord._log.wakeup.doorbell import SIZE, Bell
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 
-__all__ = ["Post", "node_bell_path"]
+__all__ = ["PollerElection", "node_bell_path"]
 
-BEAT, PACE, NUDGES = SIZE, SIZE + 1, SIZE + 2
-"""Behind the buckets: how often was asked, at which pace (milliseconds), and how often somebody wanted it faster."""
+BEAT, PACE, HURRIES = SIZE, SIZE + 1, SIZE + 2
+"""Bytes after the buckets: the poller's heartbeat, its pace in milliseconds, and how often a waiter hurried it."""
 FALLBACK = "/tmp"  # noqa: S108
 """Where there is no XDG_RUNTIME_DIR (basedir specification); the directory made there is checked."""
 SLOW_PACE_MS: Final = 8
-POST: Final = 1 << 20
-"""The byte whose lock is the post."""
+ROLE: Final = 1 << 20
+"""The byte whose lock makes its holder the poller."""
 
 _FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 
@@ -81,55 +82,57 @@ def _make_private(directory: str, uid: int) -> None:
         raise OSError(system.errno.EXDEV, f"{directory} is not on this node")
 
 
-class Post:
-    """This process's part in asking for all of the node.
+class PollerElection:
+    """The election of the poller of a node, as one of its processes takes part in it.
+
+    Within a process one waiter at a time polls. It is any object; waiters are compared by identity.
 
     Args:
-        bell: the bell of the node; closed with the `Watch` that it belongs to.
-        call: has every waiting thread of this process see whether the post is its own.
+        bell: the bell of the node; closed together with the `ChangeWatcher` that it belongs to.
+        on_vacancy: wakes all local waiters, so that each checks whether it is the poller now.
     """
 
-    def __init__(self, bell: Bell, call: Callable[[], None]) -> None:
+    def __init__(self, bell: Bell, on_vacancy: Callable[[], None]) -> None:
         self._bell = bell
-        self._call = call
-        self._guard = system.threading.RLock()
-        self._held = system.Descriptors()  # the descriptor whose lock is the post, while this process has it
-        self._line = system.Descriptors()  # the one that waits for it
-        self._holder: Any = None  # the thread's ticket that asks
-        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._nudges = 0
+        self._on_vacancy = on_vacancy
+        self._mutex = system.threading.RLock()  # guards the four that follow
+        self._held = system.Descriptors()  # the descriptor that holds the lock, while this process is the poller
+        self._requested = system.Descriptors()  # the descriptor on which a thread waits for the lock
+        self._poller: Any = None  # the local waiter that polls
+        self._waiters: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hurries_seen = 0
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
         self._finalizer.atexit = False
-        _posts.add(self)
+        _elections.add(self)
 
-    # -- who has it ------------------------------------------------------------------------------------------------
+    # -- the role --------------------------------------------------------------------------------------------------
 
-    def join(self, ticket: Any) -> None:
-        """`ticket` begins to wait; have whoever asks do so faster."""
-        self._waiting.add(ticket)
+    def add(self, waiter: Any) -> None:
+        """`waiter` begins to wait: hurry a poller that has slowed down."""
+        self._waiters.add(waiter)
         if self._byte(PACE) > SLOW_PACE_MS:
-            self._put(NUDGES, self._byte(NUDGES) + 1)
+            self._put(HURRIES, self._byte(HURRIES) + 1)
             system.os.utime(self._bell.fd)
 
-    def leave(self, ticket: Any) -> None:
-        """`ticket` waits no more; give the post to another thread, or process."""
-        with self._guard:
-            self._waiting.discard(ticket)
-            if self._holder is ticket:
-                self._holder = None
-            if self._holder is not None or not self._held:
+    def remove(self, waiter: Any) -> None:
+        """`waiter` has ended; if it was the poller, pass the role to another local waiter, or to another process."""
+        with self._mutex:
+            self._waiters.discard(waiter)
+            if self._poller is waiter:
+                self._poller = None
+            if self._poller is not None or not self._held:
                 return
-            if not self._waiting:
+            if not self._waiters:
                 self._resign()
                 return
-        self._call()
+        self._on_vacancy()
 
     def _resign(self) -> None:
         for fd in list(self._held):
-            self._give_up(fd, self._held)
+            self._release(fd, self._held)
 
-    def _give_up(self, fd: int, kept: set[int]) -> None:
-        """Unlock the post and close its descriptor; a child that is forked meanwhile may inherit that one still."""
+    def _release(self, fd: int, kept: set[int]) -> None:
+        """Unlock, and close the descriptor: a child that is forked meanwhile may still have inherited that one."""
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
         except OSError:  # closing the descriptor will do
@@ -138,32 +141,32 @@ class Post:
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
-        system.fcntl.fcntl(fd, command, _FLOCK_STRUCT.pack(kind, 0, POST, 1, 0))
+        system.fcntl.fcntl(fd, command, _FLOCK_STRUCT.pack(kind, 0, ROLE, 1, 0))
 
     def close(self) -> None:
-        """Give the post back; nobody of this process waits for this bell any more."""
-        with self._guard:
-            self._waiting.clear()
-            self._holder = self  # so that it is nobody's
+        """Resign; this process has no waiters on this bell any more."""
+        with self._mutex:
+            self._waiters.clear()
+            self._poller = self  # so that no waiter gets the role
             self._resign()
 
-    def is_mine(self, ticket: Any) -> bool:
-        """Return whether `ticket` is to ask, now or from now on; if another process has the post, stand in line."""
-        if self._holder is ticket:
+    def elect(self, waiter: Any) -> bool:
+        """Return whether `waiter` polls, now or from now on; if another process does, queue for the role."""
+        if self._poller is waiter:
             return True
-        with self._guard:
-            if self._holder is not None or (self._line and not self._held):
+        with self._mutex:
+            if self._poller is not None or (self._requested and not self._held):
                 return False
             if not self._held:
-                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, keep=self._line)
+                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, keep=self._requested)
                 if not self._try_lock(fd):
-                    self._seek(fd)
+                    self._request(fd)
                     return False
                 self._held.add(fd)
-                self._line.clear()
-            self._holder = ticket
-        self._nudges = self._byte(NUDGES)
-        self.tell(range(SIZE))
+                self._requested.clear()
+            self._poller = waiter
+        self._hurries_seen = self._byte(HURRIES)
+        self.notify(range(SIZE))
         return True
 
     def _try_lock(self, fd: int) -> bool:
@@ -174,53 +177,53 @@ class Post:
             return False
         return True
 
-    def _seek(self, fd: int) -> None:
-        """Have a thread wait for the post: the kernel gives it away the moment that its holder leaves or dies."""
+    def _request(self, fd: int) -> None:
+        """Have a thread wait for the lock: the kernel hands it over the moment that the poller resigns or dies."""
         try:
             system.start_thread("fscoord-post", self._wait_for_lock, fd)
-        except RuntimeError as error:  # no thread left: go on by looking when nobody else does
-            safe_files.close_kept(fd, self._line)
+        except RuntimeError as error:  # no thread left: this process polls only when it sees that no other does
+            safe_files.close_kept(fd, self._requested)
             raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)
         except OSError:
-            safe_files.close_kept(fd, self._line)
+            safe_files.close_kept(fd, self._requested)
             return
-        with self._guard:
-            if not self._waiting:
-                self._give_up(fd, self._line)
+        with self._mutex:
+            if not self._waiters:
+                self._release(fd, self._requested)
                 return
             self._held.add(fd)
-            self._line.discard(fd)
-        self._call()
+            self._requested.discard(fd)
+        self._on_vacancy()
 
-    # -- what is said in the bell ----------------------------------------------------------------------------------
+    # -- what the bell tells ---------------------------------------------------------------------------------------
 
-    def beat(self, pause: float) -> None:
-        """Say that this process has just asked, and in how many seconds it will ask again."""
+    def heartbeat(self, pause: float) -> None:
+        """As the poller: record that it has just polled, and will do so again after `pause` seconds."""
         self._put(BEAT, self._byte(BEAT) + 1)
         self._put(PACE, min(int(pause * 1000), 255))
 
-    def beats(self) -> int:
-        """Return a number that changes while somebody asks."""
+    def heartbeats(self) -> int:
+        """Return a number that changes while some process polls."""
         return self._byte(BEAT)
 
-    def is_nudged(self, ticket: Any) -> bool:
-        """Return, to who asks, whether somebody wants it faster."""
-        return self._holder is ticket and self._byte(NUDGES) != self._nudges
+    def is_hurried(self, waiter: Any) -> bool:
+        """Return whether `waiter` is the poller, and another waiter wants it to poll at once."""
+        return self._poller is waiter and self._byte(HURRIES) != self._hurries_seen
 
-    def heed(self) -> None:
-        """Take note of the nudges so far."""
-        self._nudges = self._byte(NUDGES)
+    def acknowledge_hurry(self) -> None:
+        """As the poller: forget the requests to hurry so far."""
+        self._hurries_seen = self._byte(HURRIES)
 
-    def asks(self, ticket: Any) -> bool:
-        """Return whether `ticket` is the one that asks."""
-        return self._holder is ticket
+    def is_poller(self, waiter: Any) -> bool:
+        """Return whether `waiter` is the poller."""
+        return self._poller is waiter
 
-    def tell(self, buckets: Iterable[int]) -> bool:
-        """Ring for `buckets`, which have been written to; return whether anybody waits for one."""
+    def notify(self, buckets: Iterable[int]) -> bool:
+        """Ring for `buckets`, which have been written to; return whether anybody waits for one of them."""
         fd = self._bell.fd
         marks = system.os.pread(fd, SIZE, 0)
         marked = [number for number in buckets if number < len(marks) and marks[number] & 1]
@@ -237,18 +240,18 @@ class Post:
         system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), place)
 
     def after_fork(self) -> None:
-        """In a forked child: the post is the parent's; its descriptors are closed by now, and nothing is unlocked."""
-        self._guard = system.threading.RLock()
-        self._waiting.clear()
-        self._holder = self
+        """In a forked child: the role is the parent's. Its descriptors are closed by now, and nothing is unlocked."""
+        self._mutex = system.threading.RLock()
+        self._waiters.clear()
+        self._poller = self
 
 
-_posts: weakref.WeakSet[Post] = weakref.WeakSet()
+_elections: weakref.WeakSet[PollerElection] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for post in list(_posts):
-        post.after_fork()
+    for election in list(_elections):
+        election.after_fork()
 
 
-system.after_fork_in_child("posts", _after_fork_in_child)
+system.after_fork_in_child("poller elections", _after_fork_in_child)

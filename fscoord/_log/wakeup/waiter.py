@@ -1,150 +1,220 @@
-"""One wait, of a thread or a task: how long it sleeps between looks at the log, and what ends a sleep early."""
+"""`Waiter`: one wait on a log, of a thread or a task: how long it sleeps between looks, and what ends a sleep early."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from fscoord._log.wakeup.node_poller import Post
-from fscoord._log.wakeup.watcher import Watch
+from fscoord._log.wakeup.node_poller import PollerElection
+from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._waiting.parking import Naps
 
-__all__ = ["Ticket"]
+__all__ = ["Waiter"]
 
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S = 0.001
-VIGIL_FIRST_S = 0.005
-OWN_LOOK_S = 10.0
-"""How long to believe another process of the node that there is nothing new."""
+DEATH_WATCH_FIRST_S = 0.005
+OWN_POLL_S = 10.0
+"""How long to trust another process of the node that there is nothing new."""
 
 
-class Ticket:
-    """One wait, from its first look at the log to its last.
+class Waiter:
+    """One wait, from its first arming to its last look.
 
-    With a `vigil` the death of a watched process ends its sleeps, too, and that returns how long they may be at most.
-    So do rings for the buckets `others`, beside that for which it is armed.
+    Args:
+        watcher: wakes it.
+        longest_sleep: for a wait that also watches for deaths: how many seconds it may sleep at most. The death of a
+            watched process then ends its sleeps, too.
+        other_buckets: rings for these also end its sleeps, beside those for the bucket for which it is armed.
+
+    Attributes:
+        waker: ends its sleep.
+        was_rung: how the last sleep ended: by a ring, or else because it was time for a poll.
+        is_over: whether the store was closed meanwhile.
+        role_changed: whether it must check if it is the poller of its node now.
     """
 
-    def __init__(self, watch: Watch, vigil: Callable[[], float] | None = None, others: Sequence[int] = ()) -> None:
-        self._watch = watch
-        self._vigil = vigil
-        self._others = others
+    def __init__(
+        self,
+        watcher: ChangeWatcher,
+        longest_sleep: Callable[[], float] | None = None,
+        other_buckets: Sequence[int] = (),
+    ) -> None:
+        self.watcher = watcher
+        self.waker = watcher.backend.new_waker()
+        self.was_rung = False
+        self.is_over = False
+        self.role_changed = False
+        self._longest_sleep = longest_sleep
+        self._other_buckets = other_buckets
         self._other_marks: list[bytes] = []
-        self._deaths = watch.deaths
         self._bucket = 0
         self._mark = b""
-        self._heard = watch.heard
-        self._pause = VIGIL_FIRST_S if vigil and watch.hears else SLOW_FIRST_S if watch.hears else POLL_FIRST_S
-        self.wake = watch.sleepers.new_wake()
-        self.is_over = False
-        self.is_called = False
-        self._pace = POLL_FIRST_S
-        self._beats = -1
-        self._own_look = system.time.monotonic()
-        self._join()
+        self._event_count = watcher.event_count
+        self._deaths = watcher.deaths
+        if not watcher.has_events:
+            self._pause = POLL_FIRST_S
+        else:
+            self._pause = DEATH_WATCH_FIRST_S if longest_sleep else SLOW_FIRST_S
+        self._wakes_at: float | None = None  # when the current sleep ends by itself; None: it does not sleep
+        self._is_beside_election = self._is_poller = False
+        self._poll_pause = POLL_FIRST_S
+        self._heartbeats = -1
+        self._last_own_poll = system.time.monotonic()
+        self._join_election()
 
-    def _join(self) -> None:
-        post = self._watch.post
-        if post is not None:
+    def _join_election(self) -> None:
+        election = self.watcher.election
+        if election is not None:
             try:
-                post.join(self)
+                election.add(self)
             except OSError as error:
                 raise_if_foreign(error)
-                self._watch.lose_bell(error)
+                self.watcher.fall_back_to_polling(error)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The wait is over."""
-        post = self._watch.post
-        if post is not None:
-            post.leave(self)
+        if self._wakes_at is not None:
+            self._end_sleep()
+        election = self.watcher.election
+        if election is not None:
+            election.remove(self)
 
-    def pass_on(self, buckets: Collection[int]) -> None:
-        """After a look that brought news for `buckets`: who asks for the whole node rings for them."""
-        post = self._watch.post
-        if post is not None and buckets and post.asks(self):
-            try:
-                if post.tell(buckets):
-                    self._pace = POLL_FIRST_S
-            except OSError as error:
-                raise_if_foreign(error)
-                self._watch.lose_bell(error)
-
-    def arm(self, number: int) -> None:
-        """Before a look at the log: what is written to bucket `number` after that look ends the next `sleep`."""
-        self._heard, self._deaths = self._watch.heard, self._watch.deaths
-        bell = self._watch.bell
+    def arm(self, bucket: int) -> None:
+        """Before a look at the log: have what is written to `bucket` after that look end the next sleep."""
+        self._event_count, self._deaths = self.watcher.event_count, self.watcher.deaths
+        bell = self.watcher.bell
         if bell is not None:
             try:
-                self._bucket, self._mark = number, bell.mark(number)
-                if self._others:
-                    self._other_marks = list(map(bell.mark, self._others))
+                self._bucket, self._mark = bucket, bell.mark(bucket)
+                if self._other_buckets:
+                    self._other_marks = list(map(bell.mark, self._other_buckets))
             except OSError as error:
                 raise_if_foreign(error)
-                self._watch.lose_bell(error)
+                self.watcher.fall_back_to_polling(error)
+
+    def notify_node(self, buckets: Collection[int]) -> None:
+        """After a look that found changes of `buckets`: as the poller of the node, ring its bell for them."""
+        election = self.watcher.election
+        if election is not None and buckets and election.is_poller(self):
+            try:
+                if election.notify(buckets):
+                    self._poll_pause = POLL_FIRST_S
+            except OSError as error:
+                raise_if_foreign(error)
+                self.watcher.fall_back_to_polling(error)
 
     def is_rung(self) -> bool:
-        """Whether the log may have news for this wait, or the wait is over."""
-        bell = self._watch.bell
-        if self.is_over or self.is_called or (self._vigil and self._deaths != self._watch.deaths):
+        """Return whether the log may have news for this wait, or the wait is over."""
+        if self.is_over or self.role_changed or (self._longest_sleep and self._deaths != self.watcher.deaths):
             return True
+        bell = self.watcher.bell
         if bell is None:
-            return self._heard != self._watch.heard
+            return self._event_count != self.watcher.event_count
         try:
-            post = self._watch.post
+            election = self.watcher.election
             return (
                 bell.is_rung(self._bucket, self._mark)
-                or (post is not None and post.is_nudged(self))
-                or any(map(bell.is_rung, self._others, self._other_marks))
+                or (election is not None and election.is_hurried(self))
+                or any(map(bell.is_rung, self._other_buckets, self._other_marks))
             )
         except OSError as error:
             raise_if_foreign(error)
-            self._watch.lose_bell(error)
+            self.watcher.fall_back_to_polling(error)
             return True
 
-    def sleep(self, left: float) -> Naps[bool]:
-        """Sleep until the log may have changed, at most `left` seconds; False when it was only time for a poll."""
-        post = self._watch.post
-        if post is not None:
-            try:
-                return (yield from self._sleep_beside(post, system.time.monotonic() + left))
-            except OSError as error:
-                raise_if_foreign(error)
-                self._watch.lose_bell(error)
-                return False
-        pause = min(self._pause, left)
-        if not self._watch.hears:
-            pause = min(pause * random.uniform(0.75, 1.25), left)
-        if (yield from self._watch.sleep(self, system.time.monotonic() + pause)):
-            return True
-        longest = SLOW_LAST_S if self._watch.hears else self._watch.poll_last
-        if self._vigil and self._watch.hears:
-            longest = self._vigil()
-        self._pause = min(self._pause * 2, longest)
-        return False
+    def max_sleep(self, deadline: float) -> float:
+        """Return for how many seconds to sleep at most; 0.0 when it is time to look, and `was_rung` tells why.
 
-    def _sleep_beside(self, post: Post, until: float) -> Naps[bool]:
-        """As `sleep`, where one asks the server for all of the node: this one if the post falls to it."""
-        while True:
-            self.is_called = False
-            now = system.time.monotonic()
-            if post.is_mine(self):
-                soon = min(until, now + self._pace * random.uniform(0.75, 1.25))
-                if not (yield from self._watch.sleep(self, soon)):
-                    self._pace = min(self._pace * 2, self._watch.poll_last)
-                    post.beat(self._pace)
-                    return False
-                if post.is_nudged(self):
-                    post.heed()
-                    self._pace = POLL_FIRST_S
-                    return False
-            elif not (yield from self._watch.sleep(self, min(until, now + SLOW_LAST_S))):
-                now, beats, known = system.time.monotonic(), post.beats(), self._beats
-                self._beats = beats
-                if self._vigil or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:
-                    self._own_look = now
-                    return False
-                continue
-            if not self.is_called:
+        Args:
+            deadline: the end of the wait, by the monotonic clock. No sleep is longer.
+        """
+        try:
+            while True:
+                if self._wakes_at is None:
+                    self._wakes_at = self._begin_sleep(deadline)
+                    self.watcher.begin_sleep(self)
+                is_rung = self.is_rung()
+                if not is_rung:
+                    seconds = self._wakes_at - system.time.monotonic()
+                    if seconds > 0:
+                        return seconds
+                self._end_sleep()
+                if self._must_look(deadline, is_rung=is_rung):
+                    return 0.0
+        except OSError as error:  # only the election raises it
+            self._fail(error)
+            return 0.0
+
+    def block(self, seconds: float) -> None:
+        """Sleep in this thread until woken, or for `seconds`."""
+        try:
+            self.watcher.block(self, seconds)
+        except OSError as error:
+            if not self._is_beside_election:
+                raise
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        """The bell of the node failed: poll, beginning with a look at once."""
+        raise_if_foreign(error)
+        self.watcher.fall_back_to_polling(error)
+        if self._wakes_at is not None:
+            self._end_sleep()
+        self.was_rung = False
+
+    def _begin_sleep(self, deadline: float) -> float:
+        """Return when the sleep that begins now ends by itself, by the monotonic clock."""
+        now = system.time.monotonic()
+        self.role_changed = False
+        election = self.watcher.election
+        self._is_beside_election = election is not None
+        if election is None:
+            pause = self._pause
+            if not self.watcher.has_events:
+                pause *= random.uniform(0.75, 1.25)  # many that poll should not do so in step
+        else:
+            self._is_poller = election.elect(self)
+            pause = self._poll_pause * random.uniform(0.75, 1.25) if self._is_poller else SLOW_LAST_S
+        return min(now + pause, deadline)
+
+    def _end_sleep(self) -> None:
+        self._wakes_at = None
+        self.watcher.end_sleep(self)
+
+    def _must_look(self, deadline: float, *, is_rung: bool) -> bool:
+        """After a sleep: return whether it is time to look at the log, and not to sleep on."""
+        self.was_rung = is_rung
+        election = self.watcher.election
+        if election is not None:
+            return self._must_look_beside(election, deadline, is_rung=is_rung)
+        if not is_rung:
+            longest = SLOW_LAST_S if self.watcher.has_events else self.watcher.poll_last
+            if self._longest_sleep and self.watcher.has_events:
+                longest = self._longest_sleep()
+            self._pause = min(self._pause * 2, longest)
+        return True
+
+    def _must_look_beside(self, election: PollerElection, deadline: float, *, is_rung: bool) -> bool:
+        """As `_must_look`, where one process polls for the whole node."""
+        if self._is_poller:
+            if not is_rung:
+                self._poll_pause = min(self._poll_pause * 2, self.watcher.poll_last)
+                election.heartbeat(self._poll_pause)
                 return True
+            if election.is_hurried(self):
+                election.acknowledge_hurry()
+                self._poll_pause = POLL_FIRST_S
+                self.was_rung = False
+                return True
+        elif not is_rung:
+            # The other process rings for what it finds, as long as its heartbeat shows that it polls.
+            now, before = system.time.monotonic(), self._heartbeats
+            self._heartbeats = election.heartbeats()
+            is_alone = self._heartbeats == before
+            if self._longest_sleep or now >= deadline or is_alone or now - self._last_own_poll > OWN_POLL_S:
+                self._last_own_poll = now
+                return True
+            return False
+        return not self.role_changed

@@ -1,32 +1,32 @@
-"""Sleep until the log may have changed: inotify read in the waiting thread, beside a slow poll that is always on.
+"""`ChangeWatcher`: sleep until a log may have changed. Events of the file system end a sleep early; polls bound it.
 
-Nothing depends on an event having come: it only ends a sleep early. One thread of a process reads the inotify
-descriptor (of 600 wake-ups two threads lost 210) and wakes the others who are rung; when it leaves, another
-takes over.
+Nothing depends on an event: a lost one costs the time until the next poll, which runs beside every sleep. Of the
+waiting threads of a process one reads the inotify descriptor, and wakes those whose keys were written (when several
+read it, of 600 wake-ups two threads lost 210). When that thread leaves, another takes over the reading. An event loop
+reads the descriptor itself.
 
-A signal handler may wait, too, wherever it interrupts another wait of its thread. So nothing here is kept apart by a
-lock that such a handler could find locked for ever, and whatever it could change meanwhile is copied first.
+A signal handler may wait, too, in the middle of another wait of its thread. So a handler must not be able to block on
+what the code that it interrupted holds. `_sleeping` therefore has no mutex: it changes by single steps of C, and
+whoever iterates over it copies it first. `_reader_mutex` is only ever tried, never waited for. `_guard`, which guards
+the table of watchers, is reentrant.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol, cast
 
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup.doorbell import Bell
-from fscoord._log.wakeup.node_poller import Post
+from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import file_events as events, system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord._runtime.logger import logger
-from fscoord._waiting.parking import THREADS, Naps, Sleepers
+from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend, Waker
 from fscoord.errors import UnsupportedFilesystemError
 
-if TYPE_CHECKING:
-    from fscoord._log.wakeup.waiter import Ticket
-
-__all__ = ["MODES", "Watch", "shared_watch"]
+__all__ = ["MODES", "ChangeWatcher", "Sleeper", "shared_watcher"]
 
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
@@ -34,22 +34,37 @@ SHARED_POLL_LAST_S = 0.175
 """Where each look is a request to a server: less than ten in a second, counted from the first."""
 
 
-class Watch:
+class Sleeper(Protocol):
+    """A waiter, as far as the watcher knows it.
+
+    Attributes:
+        role_changed: set when the waiter must check whether it is the poller of its node now.
+    """
+
+    waker: Waker
+    role_changed: bool
+
+    def is_rung(self) -> bool:
+        """Return whether its sleep is over, because the log may have news for it."""
+
+
+class ChangeWatcher:
     """What the waiting threads of a process on one log share, or the waiting tasks of one of its event loops.
 
     Args:
         log_path: the log, watched itself where there is no bell.
         bell: the bell that is watched, or None.
         mode: ``"auto"``, ``"inotify"`` (or else an error) or ``"poll"``.
-        is_local: whether every writer is on this host, so that inotify hears of all.
-        is_node: whether the bell is that of a node, one of whose processes asks the server for all.
-        sleepers: who waits.
+        is_local: whether every writer is on this host, so that inotify reports all changes.
+        is_node: whether the bell is that of a node, one of whose processes polls for all.
+        backend: how the waiters sleep.
 
     Attributes:
         is_announced: whether writers know of the bell.
-        heard: counts the events, where there is no bell to ask whom they were for.
+        event_count: counts the events. Where there is no bell, it is all that tells a waiter of a change.
         deaths: counts the watched processes that have ended.
-        is_past: whether the log goes on in another file than the one watched.
+        is_outdated: whether the log goes on in another file than the one watched.
+        election: of the poller of the node, if there is one.
     """
 
     def __init__(
@@ -60,48 +75,53 @@ class Watch:
         *,
         is_local: bool,
         is_node: bool = False,
-        sleepers: Sleepers = THREADS,
+        backend: WaitBackend = THREAD_BACKEND,
     ) -> None:
         self._log_path = log_path
         self.bell = bell
-        self.sleepers = sleepers
-        self._is_told = False
-        self.is_past = False
+        self.backend = backend
+        self._is_loop_driven = False  # whether an event loop reads the events, and no waiting thread may
+        self.is_outdated = False
         self.is_announced = False
-        self.heard = 0
+        self.event_count = 0
         self.poll_last = POLL_LAST_S if is_local else SHARED_POLL_LAST_S
         self.deaths = 0
-        self._asleep: set[Ticket] = set()
-        self._ears = system.threading.RLock()  # held by who listens; to release it when one doesn't is harmless
+        self._sleeping: set[Sleeper] = set()
+        self._reader_mutex = system.threading.RLock()  # held by the thread that reads the events
         self._events: Any = None
         self.is_closed = False
-        self.post: Post | None = None
+        self.election: PollerElection | None = None
         if mode != "poll" and (is_local or is_node or mode == "inotify"):
             self._start(mode, is_node=is_node)
         if self._events is None:
-            self.bell = self.post = None
+            self.bell = self.election = None
 
     @property
-    def hears(self) -> bool:
-        """Whether events end a sleep, so that polling may be slow."""
+    def has_events(self) -> bool:
+        """Whether events end a sleep, so that polls may be rare."""
         return self._events is not None
 
     def _start(self, mode: str, *, is_node: bool) -> None:
         target, mask = (self._log_path, events.LOG_CHANGED) if self.bell is None else (self.bell.path, events.BELL_RUNG)
         me = weakref.ref(self)
 
-        def wake() -> None:
-            watch = me()
-            if watch is not None:
-                watch._wake_all()
+        def on_event() -> None:
+            watcher = me()
+            if watcher is not None:
+                watcher._on_event()
+
+        def on_vacancy() -> None:
+            watcher = me()
+            if watcher is not None:
+                watcher._on_vacancy()
 
         try:
             if mode == "inotify" and not system.has_inotify():
                 raise OSError(system.errno.ENOSYS, "this platform has none")
-            self._events = events.watch_file(target, mask, wake)
+            self._events = events.watch_file(target, mask, on_event)
         except FileNotFoundError as error:
             raise_if_foreign(error)
-            self.is_past = True  # the next look at the log tells why, or what to watch instead
+            self.is_outdated = True  # the next look at the log tells why, or what to watch instead
         except (OSError, ImportError) as error:
             raise_if_foreign(error)
             if mode == "inotify":
@@ -113,65 +133,65 @@ class Watch:
                 "%s: no events from the file system (%s); polling instead", self._log_path, str(error)
             )
         else:
-            weakref.finalize(self, self.sleepers.give_back, self._events).atexit = False
-            self._have_it_told(self._events)
+            weakref.finalize(self, self.backend.release, self._events).atexit = False
+            self._subscribe_loop(self._events)
             if is_node and self.bell is not None:
-                self.post = Post(self.bell, lambda: _call_all(me()))
+                self.election = PollerElection(self.bell, on_vacancy)
 
-    def _have_it_told(self, events: Any) -> None:
-        """If there is somebody to tell this watch when there are events, let no waiting thread read them."""
-        me, sleepers = weakref.ref(self), self.sleepers
+    def _subscribe_loop(self, events: Any) -> None:
+        """If an event loop can read `events`, let it do so; then no waiting thread does."""
+        me, backend = weakref.ref(self), self.backend
 
-        def heard() -> None:
-            watch = me()
-            if watch is None or watch._events is not events:
-                sleepers.give_back(events)  # or it would be called again and again
+        def on_readable() -> None:
+            watcher = me()
+            if watcher is None or watcher._events is not events:
+                backend.release(events)  # or the loop would call this again and again
             elif events.wait(0):
-                watch._tell(events)
+                watcher._dispatch(events)
 
-        self._is_told = events.readable and sleepers.listen(events, heard)
+        self._is_loop_driven = events.readable and backend.subscribe(events, on_readable)
 
     @property
     def is_stale(self) -> bool:
-        """Whether a new watch would hear more than this one."""
+        """Whether a new watcher would learn of more changes than this one."""
         bell = self.bell
-        return self.is_closed or self.is_past or (bell is not None and bell.is_lost)
+        return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
     def note_file(self, file: str) -> None:
-        """The log is in `file` by now: without a bell, that is what must be watched."""
+        """The log is in `file` by now: without a bell, that is the file to watch."""
         if self.bell is None and self._events is not None and file != self._log_path:
-            self.is_past = True
+            self.is_outdated = True
 
     def close(self) -> None:
-        """Give the descriptors back; who still waits goes on by polling."""
+        """Give the descriptors back; those that still wait go on by polling."""
         self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
-        post, self.post = self.post, None
-        if post is not None:
-            post.close()
+        election, self.election = self.election, None
+        if election is not None:
+            election.close()
         if events is not None:
-            self.sleepers.give_back(events)
+            self.backend.release(events)
         if bell is not None:
             bell.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close what tells the parent's waits of events; whoever listens to it is not here."""
+        """In a forked child: close the descriptors that report events to the parent's waits; no loop reads them here."""
         self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
-        self.post = None  # it has been left already
+        self.election = None  # it has been left already
         if events is not None:
             events.close()
         if bell is not None:
             bell.close()
 
     def watch_process(self, pid: int) -> bool:
-        """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had here."""
+        """Have the death of process `pid` end the sleeps of those that watch for deaths; False if it can't here."""
         events = self._events
         is_watched = events is not None and events.readable and bool(events.watch_process(pid))
-        if is_watched and self._is_told:
-            self._have_it_told(events)
+        if is_watched and self._is_loop_driven:
+            self._subscribe_loop(events)
         return is_watched
 
     def watches(self, pid: int) -> bool:
@@ -179,114 +199,118 @@ class Watch:
         events = self._events
         return events is not None and events.readable and pid in events.processes
 
-    def lose_bell(self, error: OSError) -> None:
-        """The bell failed: poll from now on."""
+    def fall_back_to_polling(self, error: OSError) -> None:
+        """The bell failed with `error`: poll from now on."""
         bell, self.bell, self._events = self.bell, None, None
-        post, self.post = self.post, None
-        if post is not None:
-            post.close()
+        election, self.election = self.election, None
+        if election is not None:
+            election.close()
         if bell is not None:
             logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, str(error))
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 
-    def sleep(self, ticket: Ticket, until: float) -> Naps[bool]:
-        """Return True when `ticket` is rung, and False at `until` by the monotonic clock."""
-        events = self._events
-        try:
-            self._asleep.add(ticket)
-            while not ticket.is_rung():
-                left = until - system.time.monotonic()
-                if left <= 0:
-                    return False
-                # Whoever gets the ears listens here, in C calls that nothing comes between; everybody else sleeps.
-                if events is None or not events.readable or self._is_told or not self._listen(events, ticket, left):
-                    yield ticket.wake, left
-            return True
-        finally:
-            self._asleep.discard(ticket)
-            self._hand_on()
+    def begin_sleep(self, sleeper: Sleeper) -> None:
+        """From now on wake `sleeper` when it is rung.
 
-    def _listen(self, events: Any, ticket: Ticket, left: float) -> bool:
-        """Wait for an event; False if another thread does, to be woken by it or to take its place."""
+        It must ask `is_rung` after this: an event for it that was read before this call woke nobody.
+        """
+        self._sleeping.add(sleeper)
+
+    def end_sleep(self, sleeper: Sleeper) -> None:
+        """The sleep of `sleeper` has ended: wake another one, which reads the events in its place."""
+        self._sleeping.discard(sleeper)
+        self._pass_reader_role()
+
+    def block(self, sleeper: Sleeper, seconds: float) -> None:
+        """Sleep in this thread until `sleeper` is woken, at most `seconds`; read the events, if no other thread does."""
+        events = self._events
+        if (
+            events is None
+            or not events.readable
+            or self._is_loop_driven
+            or not self._read_events(events, sleeper, seconds)
+        ):
+            cast(system.Wakeup, sleeper.waker).wait(seconds)
+
+    def _read_events(self, events: Any, sleeper: Sleeper, seconds: float) -> bool:
+        """Wait for an event; False if another thread does, which wakes this one or leaves the reading to it."""
         try:
-            if not self._ears.acquire(blocking=False):
+            if not self._reader_mutex.acquire(blocking=False):
                 return False
-            # The event for this ticket may have been read by the thread that had the ears before. Without a look after
-            # they are taken, the ticket would sleep for the whole pause.
-            if not ticket.is_rung() and events.wait(left):
-                self._tell(events, ticket)
+            # The thread that was the reader until now may have read the event for this sleeper. Without a check after
+            # the mutex is taken, the sleeper would sleep through to its next poll.
+            if not sleeper.is_rung() and events.wait(seconds):
+                self._dispatch(events, sleeper)
             return True
         finally:
             try:
-                self._ears.release()
-            except RuntimeError as error:  # it is another's
+                self._reader_mutex.release()
+            except RuntimeError as error:  # another thread holds it
                 raise_if_foreign(error)
 
-    def _tell(self, events: Any, listener: Ticket | None = None) -> None:
-        """Something was heard: wake whom it concerns."""
-        self.heard += 1
+    def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
+        """There was an event: wake those whose keys were written. The `reader` itself is awake."""
+        self.event_count += 1
         self.deaths += events.count_ended()
-        for other in list(self._asleep):
-            if other is not listener and other.is_rung():
-                other.wake.set()
+        for other in list(self._sleeping):
+            if other is not reader and other.is_rung():
+                other.waker.set()
 
-    def _hand_on(self) -> None:
-        """Let another listen in the place of who leaves."""
-        for other in list(self._asleep):
-            if other.wake.set():
+    def _pass_reader_role(self) -> None:
+        """Wake one sleeper that was not woken already: it finds that no thread reads the events."""
+        for other in list(self._sleeping):
+            if other.waker.set():
                 break
 
-    def _wake_all(self) -> None:
-        """For event sources with a thread of their own."""
-        self.heard += 1
-        for ticket in list(self._asleep):
-            ticket.wake.set()
+    def _on_event(self) -> None:
+        """For event sources with a thread of their own, which do not tell for which key the event was."""
+        self.event_count += 1
+        for sleeper in list(self._sleeping):
+            sleeper.waker.set()
 
-    def look_about(self) -> None:
-        """Have everybody who sleeps see whether its wait is over."""
+    def _on_vacancy(self) -> None:
+        """Have every sleeper check whether it is the poller of the node now."""
+        for sleeper in list(self._sleeping):
+            sleeper.role_changed = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have every sleeper check whether its sleep is over."""
         events = self._events
-        for ticket in list(self._asleep):
-            ticket.wake.set()
+        for sleeper in list(self._sleeping):
+            sleeper.waker.set()
         if events is not None and events.readable:
             events.interrupt()
 
 
-def _call_all(watch: Watch | None) -> None:
-    """Have everybody who sleeps see whether it is to ask the server for all."""
-    if watch is not None:
-        for ticket in list(watch._asleep):
-            ticket.is_called = True
-        watch.look_about()
+_watchers: weakref.WeakValueDictionary[tuple[LogKey, str, WaitBackend], ChangeWatcher] = weakref.WeakValueDictionary()
+_guard = [system.threading.RLock()]  # guards insertion into `_watchers`
 
 
-_watches: weakref.WeakValueDictionary[tuple[LogKey, str, Sleepers], Watch] = weakref.WeakValueDictionary()
-_guard = [system.threading.RLock()]
+def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:
+    """Return the watcher that the waits of `backend` in this process share on the log `key`.
 
-
-def shared_watch(key: LogKey, kind: str, sleepers: Sleepers, make: Callable[[], Watch]) -> Watch:
-    """Return the watch that `sleepers` of this process have on the log `key`, made by `make` if none hears.
-
-    `kind` tells those apart that hear in different ways.
+    If there is none, or a stale one, `make` makes it. `kind` tells those apart that learn of changes in different ways.
     """
-    watch = _watches.get((key, kind, sleepers))
-    if watch is not None and not watch.is_stale:
-        return watch
-    made = make()
+    watcher = _watchers.get((key, kind, backend))
+    if watcher is not None and not watcher.is_stale:
+        return watcher
+    made = make()  # not under the guard, for it opens files and may block
     with _guard[0]:
-        watch = _watches.get((key, kind, sleepers))
-        if watch is None or watch.is_stale:
-            watch = _watches[key, kind, sleepers] = made
-    if watch is not made:
+        watcher = _watchers.get((key, kind, backend))
+        if watcher is None or watcher.is_stale:
+            watcher = _watchers[key, kind, backend] = made
+    if watcher is not made:
         made.close()
-    return watch
+    return watcher
 
 
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
-    for watch in list(_watches.values()):
-        watch.after_fork()
-    _watches.clear()
+    for watcher in list(_watchers.values()):
+        watcher.after_fork()
+    _watchers.clear()
 
 
-system.after_fork_in_child("watches", _after_fork_in_child)
+system.after_fork_in_child("watchers", _after_fork_in_child)

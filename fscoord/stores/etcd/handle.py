@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import key_names, key_text, missing_message
 from fscoord.errors import LimitExceededError, StoreGoneError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Store
@@ -160,20 +160,20 @@ class EtcdHandle(Store):
         With `accept`, the value that the first news bring is good enough, and what it makes of that is returned: right
         where one key's value is all that was missing, for it was written since the look.
         """
-        patience = Patience()
+        slow_logger = SlowWaitLogger(__name__)
         left = limit
         while True:
             seen = look(left)
             if not isinstance(seen, Look):
                 return seen
-            left = limit - (system.time.monotonic() - patience.started)
+            left = limit - (system.time.monotonic() - slow_logger.started)
             missing = list(seen.missing)
             if left > 0:
-                patience.speak(__name__, lambda: f"{what} {key_names(missing)} in {self._cluster}")  # noqa: B023
+                slow_logger.warn_if_due(lambda: f"{what} {key_names(missing)} in {self._cluster}")  # noqa: B023
                 missing, value = self._sleep(seen, min(left, SLICE_S))
                 if value is not None and accept is not None:
                     return accept(value)
-            waited = system.time.monotonic() - patience.started
+            waited = system.time.monotonic() - slow_logger.started
             left = max(0.0, limit - waited)
             if missing and waited >= limit:
                 raise StoreTimeoutError(

@@ -15,7 +15,8 @@ from fscoord._log.log import Decide, LogFile
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system
 from fscoord._runtime.logger import logger
-from fscoord._waiting.request import ITEM, VALUES, Sought
+from fscoord._waiting.request import ITEM, VALUES, WaitRequest
+from fscoord._waiting.wait import NotYet
 from fscoord.arguments import (
     DEFAULT_TIMEOUT,
     VALUE_MAX,
@@ -40,17 +41,18 @@ from fscoord.errors import (
     QueueEmptyError,
 )
 from fscoord.stores.file import lifecycle
-from fscoord.stores.file.notifier import Missing, Waiting
+from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.options import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
 from fscoord.stores.file.replay import State
 from fscoord.stores.file.sessions import Sessions
+from fscoord.stores.file.waits import pop_item
 
 __all__ = ["FileStore"]
 
 T = TypeVar("T")
 
-CALL_S: Final = 0.001
-"""For how long a call may be at work in the page cache, as a rule."""
+TYPICAL_CALL_S: Final = 0.001
+"""How long a call usually takes at most that only touches the page cache."""
 
 
 class FileStore(Sessions):
@@ -132,9 +134,9 @@ class FileStore(Sessions):
         who = partial(lifecycle.introduction, self._options)
         make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
         self._log: LogFile = lifecycle.open_joined(make, self._timeout, shows=rank is not None or bool(label))
-        self._waiting = Waiting(self._log, self._wanted, watch)
-        self._listeners: weakref.WeakSet[Waiting] = weakref.WeakSet()
-        self._call_s = CALL_S if self._log.mount.is_local else math.inf
+        self._notifier = ChangeNotifier(self._log, self._wanted, watch)
+        self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
+        self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.begin(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:
@@ -153,7 +155,7 @@ class FileStore(Sessions):
         name = key_bytes(key)
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
         if self._log.bell:
-            self._waiting.ring((name,))
+            self._notifier.notify((name,))
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
@@ -179,7 +181,7 @@ class FileStore(Sessions):
 
         found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
         if self._log.bell:
-            self._waiting.ring((full,))
+            self._notifier.notify((full,))
         return found
 
     def delete_key(self, key: Key) -> bool:
@@ -210,7 +212,7 @@ class FileStore(Sessions):
         if pairs:
             self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
             if self._log.bell:
-                self._waiting.ring([name for name, _ in pairs])
+                self._notifier.notify([name for name, _ in pairs])
 
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""
@@ -220,9 +222,9 @@ class FileStore(Sessions):
         """See `Store.queue_pop`."""
         name = key_bytes(key)
         if block:
-            return cast(bytes, self._sleep(Sought(ITEM, [name], self._timeout)))
-        value = self._take(name, self._timeout)
-        if isinstance(value, Missing):
+            return cast(bytes, self._wait(WaitRequest(ITEM, [name], self._timeout)))
+        value = pop_item(self._log, self._state, name, self._timeout)
+        if isinstance(value, NotYet):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
         return value
 
@@ -235,7 +237,7 @@ class FileStore(Sessions):
         value = self._state.values.get(name)
         if value.__class__ is bytes:
             return value
-        return cast(bytes, self._sleep(Sought(VALUES, [name], self._timeout))[0])
+        return cast(bytes, self._wait(WaitRequest(VALUES, [name], self._timeout))[0])
 
     def check(self, keys: Iterable[Key]) -> bool:
         """See `Store.check`."""
@@ -244,7 +246,7 @@ class FileStore(Sessions):
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
         """See `Store.multi_get`."""
-        return cast(list[bytes], self._sleep(Sought(VALUES, keys_bytes(keys), self._timeout)))
+        return cast(list[bytes], self._wait(WaitRequest(VALUES, keys_bytes(keys), self._timeout)))
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
@@ -296,9 +298,9 @@ class FileStore(Sessions):
             logger(__name__).debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
         finally:
             self._log.close()
-            self._waiting.close(session)
-            for listener in list(self._listeners):
-                listener.close(0)
+            self._notifier.close(session)
+            for notifier in list(self._notifiers):
+                notifier.close(0)
             if self._remove_temporary is not None:
                 self._remove_temporary()
             lifecycle.ended(self)
@@ -308,7 +310,7 @@ class FileStore(Sessions):
     def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
         result = self._log.update(kind, name, value, decide, self._timeout)
         if self._log.bell:
-            self._waiting.ring((name,))
+            self._notifier.notify((name,))
         return result
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""`Vigil`: watch over ranks during a wait, so that a death ends it at once and a life costs nothing."""
+"""`DeathWatch`: watch over sessions during a wait, so that a death ends it at once and a life costs nothing."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ from typing import Final
 from fscoord._log.liveness.liveness_file import Home
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
-from fscoord.stores.file.notifier import Waiting
+from fscoord.stores.file.notifier import ChangeNotifier
 
-__all__ = ["Vigil"]
+__all__ = ["DeathWatch"]
 
 BEGIN_S: Final = 0.004
-"""How long a wait lasts before it looks after the others: most end sooner, and cost nothing more."""
+"""How long a wait lasts before it checks on the others: most end sooner, and cost nothing more."""
 
-LOOK_S: Final = 0.05
-"""How often those are looked after whose processes are not watched."""
+DEATH_POLL_S: Final = 0.05
+"""How often sessions are checked whose processes are not watched."""
 
 PROBE_S: Final = 0.5
-"""How often even those are probed whose processes are watched: a handle may be closed, and its process live on."""
+"""How often even those are checked whose processes are watched: a handle may be closed, and its process live on."""
 
 
-class Vigil:
+class DeathWatch:
     """One wait's watch over some sessions.
 
-    The kernel tells of the death of a process of this host (pidfd_open(2)). The others, on other hosts or in other
-    containers, are asked for at each look, which a waiter takes 20 times a second.
+    The kernel reports the death of a process of this host (pidfd_open(2)). The sessions of other processes, on other
+    hosts or in other containers, are checked at each look, which the waiter takes 20 times a second.
 
     Args:
         log: the handle that waits.
-        waiting: how it sleeps.
-        dead: returns who of those that are needed is recorded as dead, in the words of whoever waits.
+        notifier: wakes the wait.
+        dead: returns those of the awaited ranks, or sessions, that are recorded as dead.
         undead: returns the sessions that stand for the others.
-        ends: all sessions that are watched over, if they are known from the beginning: then a waiter may sleep for
-            longer, as long as the kernel would tell of each of their deaths, and the bell of their ends.
+        known_sessions: all sessions that are watched over, if they are known from the beginning. Then the waiter may
+            sleep for longer, as long as the kernel reports each of their deaths, and the bell their ends.
     """
 
     def __init__(
         self,
         log: LogFile,
-        waiting: Waiting,
+        notifier: ChangeNotifier,
         dead: Callable[[], list[int]],
         undead: Callable[[], list[int]],
         *,
-        ends: Sequence[int] | None = None,
+        known_sessions: Sequence[int] | None = None,
     ) -> None:
         self._log = log
-        self._waiting = waiting
+        self._notifier = notifier
         self._dead = dead
         self._undead = undead
         self._started = self._probed = system.time.monotonic()
         self._watched: set[int] = set()
-        self.ends = ends or ()
-        self._is_calm = ends is not None
-        self._is_told = False
+        self.known_sessions = known_sessions or ()
+        self._are_known = known_sessions is not None
+        self._are_all_watched = False
 
-    def pace(self) -> float:
-        """Return for how many seconds a waiter may sleep at most."""
-        return PROBE_S if self._is_calm and self._is_told else LOOK_S
+    def max_sleep_s(self) -> float:
+        """Return for how many seconds the waiter may sleep at most."""
+        return PROBE_S if self._are_known and self._are_all_watched else DEATH_POLL_S
 
-    def dead(self, limit: float) -> list[int]:
-        """Return those that are recorded as dead, after recording the deaths that show.
+    def find_dead(self, timeout: float) -> list[int]:
+        """Return those that are recorded as dead, after recording the deaths that show now.
 
         Raises:
-            StoreTimeoutError: the log's lock, to record one, did not come within `limit` seconds.
+            StoreTimeoutError: the log's lock, to record one, did not come within `timeout` seconds.
         """
         dead = self._dead()
-        self._is_told = False
+        self._are_all_watched = False
         now = system.time.monotonic()
         if dead or now - self._started < BEGIN_S or self._log.read_only:
             return dead
@@ -77,12 +77,13 @@ class Vigil:
             (watched if self._is_watched(number) else others).append(number)
         home = Home.find() if others else None
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
-        self._is_told = all(map(self._is_watched, others))
-        if self.ends or now - self._probed > PROBE_S:  # a ring may have come for one of the ends; looks are rare then
+        self._are_all_watched = all(map(self._is_watched, others))
+        # With known sessions looks are rare, and each may be due to the ring for the end of one of them.
+        if self.known_sessions or now - self._probed > PROBE_S:
             self._probed = now
             fallen += [number for number in watched if self._log.lives_now(number, None) is False]
         for number in fallen:
-            self._log.bury(number, limit)
+            self._log.bury(number, timeout)
         return self._dead() if fallen else []
 
     def _seems_dead(self, number: int, home: Home) -> bool:
@@ -92,13 +93,15 @@ class Vigil:
 
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of this session's process would end the sleep."""
-        session = self._log.sessions.get(number)  # None: it is dead, and another thread followed a compaction meanwhile
-        return number in self._watched and session is not None and self._waiting.watches(session.pid)
+        # It is None if the session is dead, and another thread has followed a compaction meanwhile.
+        session = self._log.sessions.get(number)
+        return number in self._watched and session is not None and self._notifier.watches(session.pid)
 
     def _watch(self, number: int, home: Home) -> None:
         session = self._log.sessions.get(number)
         if session is None or number in self._watched or not home.shares_processes_with(session):
             return
-        is_watched = self._waiting.watch_process(session.pid)
-        if is_watched and home.is_the_same(session):  # in this order: it may die meanwhile
+        is_watched = self._notifier.watch_process(session.pid)
+        # Only now check that the process is the session's: it may have died, and its number belong to another process.
+        if is_watched and home.is_the_same(session):
             self._watched.add(number)

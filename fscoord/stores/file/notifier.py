@@ -1,9 +1,9 @@
-"""How the handles of a `~fscoord.FileStore` sleep until the log may hold what they wait for, and wake each other."""
+"""`ChangeNotifier`: how the waits of a `~fscoord.FileStore` are woken, and how its writes wake those of others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from fscoord._log.access.network import SharedLogFile
 from fscoord._log.format import record
@@ -11,55 +11,59 @@ from fscoord._log.io.opening import Wanted
 from fscoord._log.log import LogFile
 from fscoord._log.wakeup.doorbell import Bell, bucket, end_bucket
 from fscoord._log.wakeup.node_poller import node_bell_path
-from fscoord._log.wakeup.waiter import Ticket
-from fscoord._log.wakeup.watcher import Watch, shared_watch
+from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord._runtime.logger import logger
-from fscoord._waiting.parking import THREADS, Naps, Sleepers
+from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["BELL_SUFFIX", "MISSING", "Missing", "Waiting"]
+__all__ = ["BELL_SUFFIX", "ChangeNotifier"]
 
 BELL_SUFFIX: Final = ".bell"
 
 ANNOUNCE_S: Final = 0.1
-"""How long a wait without rings may do without looks, to get the lock for an announcement."""
-
-T = TypeVar("T")
+"""How long a wait without rings may go without looks, to get the lock for an announcement."""
 
 
-class Missing:
-    """What a look returns when it is worth waiting."""
+class ChangeNotifier:
+    """Wakes the waits of one handle, and lets its writes wake those of others.
 
+    The first waiter announces the bell in the log, so that writers on a log without waiters need not look for one.
+    Where there can be no bell, the log itself is watched, or polled. Either way a slow poll bounds what a lost ring
+    costs.
 
-MISSING: Final = Missing()
-
-
-class Waiting:
-    """The sleeping and waking of one handle.
-
-    A bell is announced in the log by the first who waits, so that writers nobody waits for need not look for one. Where
-    it can't be had the log itself is watched, or polled; either way a slow poll bounds every ring that is lost.
-
-    Who waits for a change of any key (`is_for_all`) has no use for a bell, and always does so.
+    Args:
+        log: the handle.
+        wanted: how it was opened.
+        mode: of the watcher; see `ChangeWatcher`.
+        backend: how the waits sleep.
+        watches_every_key: whether the waits are for a change of any key. Then no bell helps, which is for single keys,
+            and the log itself is watched.
     """
 
     def __init__(
-        self, handle: LogFile, wanted: Wanted, mode: str, sleepers: Sleepers = THREADS, *, is_for_all: bool = False
+        self,
+        log: LogFile,
+        wanted: Wanted,
+        mode: str,
+        backend: WaitBackend = THREAD_BACKEND,
+        *,
+        watches_every_key: bool = False,
     ) -> None:
-        self._log = handle
+        self._log = log
         self._wanted = wanted
         self._mode = mode
-        self._sleepers = sleepers
-        self._is_for_all = is_for_all
+        self._backend = backend
+        self._watches_every_key = watches_every_key
         self._bell: Bell | None = None
         self._announcements = 0
-        self._watch: Watch | None = None
-        self._tickets: set[Ticket] = set()
+        self._watcher: ChangeWatcher | None = None
+        self._waiters: set[Waiter] = set()
         self._warned = self._is_closed = False
 
-    def ring(self, names: Iterable[bytes]) -> None:
+    def notify(self, names: Iterable[bytes]) -> None:
         """Wake those who wait for one of the keys `names`, which have just been written."""
         bell = self._bell
         if self._announcements != self._log.bell or (bell is not None and bell.fd < 0):
@@ -74,118 +78,101 @@ class Waiting:
                 self._warn(error)
                 self._bell = None
 
-    def until(
-        self,
-        limit: float,
-        look: Callable[[float], T | Missing],
-        lacking: Callable[[], bytes],
-        vigil: Callable[[], float] | None = None,
-        ends: Sequence[int] = (),
-    ) -> Naps[T | Missing]:
-        """Return what `look` finds, looking again whenever it may have changed, or `MISSING` after `limit` seconds.
+    # -- for one wait ----------------------------------------------------------------------------------------------
 
-        After a look in vain `lacking` returns one key without which the next would be in vain too. With a
-        `vigil`, which returns how long a sleep may be, also when a process dies that `watch_process` was told of, or
-        one of the sessions `ends` is closed.
+    def add_waiter(
+        self, deadline: float, longest_sleep: Callable[[], float] | None = None, sessions: Sequence[int] = ()
+    ) -> Waiter:
+        """Return a new waiter, which is not armed yet; `remove_waiter` ends it.
+
+        Args:
+            deadline: the end of the wait, by the monotonic clock.
+            longest_sleep: for a wait with a death watch: returns how many seconds it may sleep at most.
+            sessions: the end of one of these sessions also ends its sleeps.
         """
-        deadline = system.time.monotonic() + limit
-        found = look(limit)
-        while isinstance(found, Missing) and system.time.monotonic() < deadline:
-            watch = self._listen(deadline)
-            ticket = Ticket(watch, vigil, list(map(end_bucket, ends)))
-            found = yield from self._follow(watch, ticket, deadline, look, lacking)
-        return found
+        watcher = self._watch(deadline)
+        waiter = Waiter(watcher, longest_sleep, list(map(end_bucket, sessions)))
+        self._waiters.add(waiter)
+        return waiter
+
+    def after_look(self, waiter: Waiter) -> None:
+        """Note what the look of `waiter` at the log has shown."""
+        waiter.watcher.note_file(self._log.file)
+        # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
+        # takes none: it leaves them to the handle's other waits, one of which may be the poller.
+        if isinstance(self._log, SharedLogFile) and not self._watches_every_key:
+            waiter.notify_node(self._log.take_news())
+
+    def remove_stale(self, waiter: Waiter) -> bool:
+        """If another waiter might be woken by more than `waiter`, remove it; return whether that was so."""
+        watcher = waiter.watcher
+        if not watcher.is_stale and watcher.is_announced:
+            return False
+        self._watcher = None
+        self.remove_waiter(waiter)
+        return True
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """The wait is over, or goes on with another waiter."""
+        self._waiters.discard(waiter)
+        waiter.close()
 
     def watch_process(self, pid: int) -> bool:
-        """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had."""
-        watch = self._watch
-        return watch is not None and watch.watch_process(pid)
+        """Have the death of process `pid` end the sleeps of waits with a death watch; False if that can't be had."""
+        watcher = self._watcher
+        return watcher is not None and watcher.watch_process(pid)
 
     def watches(self, pid: int) -> bool:
         """Return whether the death of process `pid` still ends sleeps."""
-        watch = self._watch
-        return watch is not None and watch.watches(pid)
-
-    def _follow(
-        self,
-        watch: Watch,
-        ticket: Ticket,
-        deadline: float,
-        look: Callable[[float], T | Missing],
-        lacking: Callable[[], bytes],
-    ) -> Naps[T | Missing]:
-        """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
-        # Who asks for itself alone leaves the news to the handle's other waits, which may have to pass them on.
-        shared = self._log if isinstance(self._log, SharedLogFile) and not self._is_for_all else None
-        try:
-            self._tickets.add(ticket)
-            is_rung = False
-            while True:
-                awaited = lacking()
-                if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
-                    ticket.arm(bucket(awaited))
-                left = deadline - system.time.monotonic()
-                found = look(max(left, 0.0))
-                watch.note_file(self._log.file)
-                if shared is not None:
-                    ticket.pass_on(shared.take_news())
-                if not isinstance(found, Missing) or left <= 0:
-                    return found
-                if is_rung or lacking() != awaited:  # the ring that will come is not the one that was asked for
-                    is_rung = False
-                    continue
-                is_rung = not watch.is_past and (yield from ticket.sleep(left))
-                if not is_rung and (watch.is_stale or not watch.is_announced):
-                    self._watch = None
-                    return found
-        finally:
-            self._tickets.discard(ticket)
-            ticket.leave()
+        watcher = self._watcher
+        return watcher is not None and watcher.watches(pid)
 
     def close(self, session: int) -> None:
         """Give the descriptors back, when no other thread uses them any more, and wake the handle's waits.
 
-        Those who wait for the end of `session`, which has just come, are told; 0: there is none.
+        Those who wait for the end of `session`, which has just come, are woken; 0: there is none.
         """
-        self._is_closed = True  # before the watch is dropped: a wait of another thread may be about to make one
+        # Before the watcher is dropped: a wait of another thread may be about to make one, and drops it then.
+        self._is_closed = True
         if session:
             self._ring_end(session)
-        watch, self._watch, self._bell = self._watch, None, None
-        for ticket in list(self._tickets):
-            ticket.is_over = True
-        if watch is not None:
-            watch.look_about()
+        watcher, self._watcher, self._bell = self._watcher, None, None
+        for waiter in list(self._waiters):
+            waiter.is_over = True
+        if watcher is not None:
+            watcher.wake_all()
 
-    def _listen(self, deadline: float) -> Watch:
-        watch = self._watch
-        if watch is None or watch.is_closed or watch.is_past:
-            kind = self._mode + " for all" * self._is_for_all
-            watch = self._watch = shared_watch(self._log.root.key, kind, self._sleepers, self._make_watch)
+    def _watch(self, deadline: float) -> ChangeWatcher:
+        """Return the watcher, with its bell announced if that was possible."""
+        watcher = self._watcher
+        if watcher is None or watcher.is_closed or watcher.is_outdated:
+            kind = self._mode + " for all" * self._watches_every_key
+            watcher = self._watcher = shared_watcher(self._log.root.key, kind, self._backend, self._make_watcher)
             if self._is_closed:
-                self._watch = None  # the next look raises
-        if not watch.is_announced:
-            self._announce(watch, min(deadline - system.time.monotonic(), ANNOUNCE_S))
-        return watch
+                self._watcher = None  # the next look raises
+        if not watcher.is_announced:
+            self._announce(watcher, min(deadline - system.time.monotonic(), ANNOUNCE_S))
+        return watcher
 
-    def _make_watch(self) -> Watch:
-        local, node = self._log.mount.is_local, self._is_of_node
+    def _make_watcher(self) -> ChangeWatcher:
+        local, node = self._log.mount.is_local, self._uses_node_bell
         bell = None
-        has_use = node or not (self._wanted.read_only or self._is_for_all)
+        has_use = node or not (self._wanted.read_only or self._watches_every_key)
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._open_bell()
-        return Watch(self._log.file, bell, self._mode, is_local=local, is_node=node, sleepers=self._sleepers)
+        return ChangeWatcher(self._log.file, bell, self._mode, is_local=local, is_node=node, backend=self._backend)
 
     @property
-    def _is_of_node(self) -> bool:
+    def _uses_node_bell(self) -> bool:
         """Whether the bell is that of a node, because its processes share the log with other hosts."""
-        return not (self._log.mount.is_local or self._is_for_all) and isinstance(self._log, SharedLogFile)
+        return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, SharedLogFile)
 
     def _ring_end(self, session: int) -> None:
-        """Ring for the end of `session`, if there is a bell: who comes later sees for itself that it has ended."""
+        """Ring for the end of `session`, if there is a bell. A later waiter sees by itself that the session has ended."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:
-                if self._is_of_node and not self._log.bell:  # to look for that would make a directory
+                if self._uses_node_bell and not self._log.bell:  # to look for that would make a directory
                     return
                 bell = self._find_bell(create=False)
             bell.ring(end_bucket(session))
@@ -194,7 +181,7 @@ class Waiting:
             logger(__name__).debug("%s: nobody is told of the end of %d: %s", self._log.path, session, error)
 
     def _find_bell(self, *, create: bool) -> Bell:
-        if self._is_of_node:
+        if self._uses_node_bell:
             return Bell(node_bell_path(self._log.root.key), 0o600, create=create)
         return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
@@ -206,19 +193,20 @@ class Waiting:
             self._warn(error)
             return None
 
-    def _announce(self, watch: Watch, limit: float) -> None:
+    def _announce(self, watcher: ChangeWatcher, timeout: float) -> None:
         """Tell writers that there is a bell to ring, if the lock for that comes soon; else at the next slow poll."""
-        bell = watch.bell
+        bell = watcher.bell
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            known = self._log.bell and (self._is_of_node or watch.is_announced or not (bell and bell.is_new))
+            known = self._log.bell and (self._uses_node_bell or watcher.is_announced or not (bell and bell.is_new))
             return None, 0 if known else record.BELL, b""
 
         try:
-            is_heard = self._wanted.read_only or (self._log.bell and (self._is_of_node or not (bell and bell.is_new)))
-            if bell is not None and not is_heard:
-                self._log.update(record.BELL, b"", b"", decide, limit)
-            watch.is_announced = True
+            is_new = bell is not None and bell.is_new
+            is_known = self._wanted.read_only or (self._log.bell and (self._uses_node_bell or not is_new))
+            if bell is not None and not is_known:
+                self._log.update(record.BELL, b"", b"", decide, timeout)
+            watcher.is_announced = True
         except StoreTimeoutError as error:
             logger(__name__).debug("%s: its bell is not announced yet: %s", self._log.path, str(error))
         except StoreUnavailableError as error:

@@ -45,9 +45,9 @@ class Sessions(Store):
     _state: State
     _wanted: Wanted
     _options: dict[str, Any]
-    _waiting: Waiting
-    _listeners: weakref.WeakSet[Waiting]
-    _for_all: Waiting | None = None
+    _notifier: ChangeNotifier
+    _notifiers: weakref.WeakSet[ChangeNotifier]
+    _change_notifier: ChangeNotifier | None = None
 
     @property
     def has_liveness(self) -> bool:
@@ -109,136 +109,44 @@ class Sessions(Store):
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
-        self._sleep(Sought(KEYS, keys_bytes(keys), self._timeout if timeout is None else seconds(timeout)))
+        self._wait(WaitRequest(KEYS, keys_bytes(keys), self._timeout if timeout is None else seconds(timeout)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
         limit = self._timeout if timeout is None else seconds(timeout)
         needed = [integer("rank", rank) for rank in ranks]
-        return cast(list[int], self._sleep(Sought(KEYS, keys_bytes(keys), limit, ranks=needed)))
+        return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_sessions`, and `wait_alive`."""
         limit = self._timeout if timeout is None else seconds(timeout)
         needed = [integer("session", number) for number in numbers]
-        return cast(list[int], self._sleep(Sought(KEYS, keys_bytes(keys), limit, sessions=needed)))
+        return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, sessions=needed)))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    def _sleep(self, sought: Sought) -> Any:
-        return sleep_through(self._seek(sought, self._waiting))
+    def _wait(self, request: WaitRequest) -> Any:
+        return block_on(self._new_wait(request, self._notifier))
 
-    def _listener(self, sleepers: Sleepers) -> Waiting:
-        return self._listening(sleepers)
+    def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
+        return self._new_notifier(backend)
 
-    def _listening(self, sleepers: Sleepers = THREADS, *, is_for_all: bool = False) -> Waiting:
-        """Return how others than `_waiting` sleep; closing the handle ends their sleeps, too."""
-        waiting = Waiting(self._log, self._wanted, self._options["watch"], sleepers, is_for_all=is_for_all)
-        self._listeners.add(waiting)
-        return waiting
+    def _new_notifier(self, backend: WaitBackend, *, watches_every_key: bool = False) -> ChangeNotifier:
+        """Return a notifier beside `_notifier`; closing the handle ends its waits, too."""
+        watch = self._options["watch"]
+        notifier = ChangeNotifier(self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
+        self._notifiers.add(notifier)
+        return notifier
 
-    def _await_change(self, known: object, limit: float) -> object:
-        """See `Store._await_change`. What is known is how much of the log; any record more is a change."""
+    def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
+        condition: Condition[Any] = condition_of(request, self._log, self._state, notifier)
+        return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
-        def look(left: float) -> tuple[int, int] | Missing:
-            self._log.refresh(left)
-            now = self._log.position()
-            return MISSING if now == known else now
-
-        if self._for_all is None:
-            self._for_all = self._listening(is_for_all=True)
-        found = sleep_through(self._for_all.until(limit, look, bytes))
-        return known if isinstance(found, Missing) else found
-
-    def _seek(self, sought: Sought, listener: Waiting) -> Naps[Any]:
-        names = sought.names
-        if sought.what == ITEM:
-
-            def look_for_item(left: float, absent: list[bytes]) -> bytes | Missing:
-                absent[:] = names
-                return self._take(names[0], left)
-
-            return self._await(sought.limit, look_for_item, "a value in queue", listener)
-        if sought.what == VALUES:
-
-            def look_for_values(left: float, absent: list[bytes]) -> list[bytes] | Missing:
-                absent[:], found = self._look_into(left, lambda fetch: self._state.values_of(names, fetch))
-                return MISSING if absent else found
-
-            return self._await(sought.limit, look_for_values, "the value of key", listener)
-        vigil = self._vigil(sought, listener)
-
-        def look_for_keys(left: float, absent: list[bytes]) -> list[int] | Missing:
-            self._log.refresh(left)
-            absent[:] = self._log.inspect(lambda: self._state.missing(names))
-            if not absent:
-                return []
-            return (vigil.dead(left) if vigil else None) or MISSING
-
-        return self._await(sought.limit, look_for_keys, "key", listener, vigil)
-
-    def _vigil(self, sought: Sought, listener: Waiting) -> Vigil | None:
-        """Return the watch over those who must live for what is sought to come."""
-        log, ranks, sessions = self._log, sought.ranks, sought.sessions
-        if sessions is not None:
-            dead, undead = partial(log.dead_sessions, sessions), partial(log.undead_sessions, sessions)
-            return Vigil(log, listener, dead, undead, ends=sessions)
-        if ranks is not None:
-            return Vigil(log, listener, partial(log.dead_ranks, ranks), partial(log.undead, ranks))
-        return None
-
-    def _take(self, name: bytes, limit: float) -> bytes | Missing:
-        """Take the oldest value from the queue `name`."""
-
-        def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
-            queue = self._state.queues.get(name)
-            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")
-
-        self._log.refresh(limit)
-        if name not in self._state.queues:
-            return MISSING
-        value = self._log.update(record.POP, name, b"", decide, limit)
-        return MISSING if value is None else bytes(value)
-
-    def _look_into(self, limit: float, answer: Callable[[Fetch], T]) -> T:
-        """Return `answer` of one moment; the bytes of long values, if they can't be had otherwise, with the lock."""
-        self._log.refresh(limit)
-        try:
-            return self._log.inspect(lambda: answer(self._log.glance))
-        except Suspect:
-            return cast(T, self._log.update(0, b"", b"", lambda _, __: (answer(self._log.fetch), 0, b""), limit))
-
-    def _await(
-        self,
-        limit: float,
-        look: Callable[[float, list[bytes]], T | Missing],
-        what: str,
-        listener: Waiting,
-        vigil: Vigil | None = None,
-    ) -> Naps[T]:
-        """Return what `look` finds, looking again whenever it may have changed, until `limit` seconds are over.
-
-        `look` is given the seconds that are left, and a list to fill with the keys that it lacks.
-        """
-        patience = Patience()
-        absent: list[bytes] = []
-
-        def look_again(left: float) -> T | Missing:
-            found = look(left, absent)
-            if left > 0 and isinstance(found, Missing):
-                patience.speak(__name__, lambda: f"{what} {key_names(absent)} in {self.path}")
-            return found
-
-        pace, ends = (vigil.pace, vigil.ends) if vigil else (None, ())
-        found = yield from listener.until(limit, look_again, lambda: absent[0], pace, ends)
-        if isinstance(found, Missing):
-            waited = system.time.monotonic() - patience.started
-            raise StoreTimeoutError(
-                f"{self.path}: {missing_message(what, absent, waited)}",
-                keys=[key_text(name) for name in absent],
-                waited=waited,
-            )
-        return found
+    def _wait_for_change(self, known: object, timeout: float) -> object:
+        """See `Store._wait_for_change`. `known` is a position in the log; each later record is a change."""
+        if self._change_notifier is None:
+            self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
+        return block_on(FileWait(self._change_notifier, AnyChange(self._log, known), timeout))
 
     def _bury(self, numbers: Iterable[int], limit: float) -> None:
         """Record the deaths among the sessions `numbers` that show."""

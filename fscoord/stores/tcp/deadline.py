@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from fscoord._runtime import system
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.slow_wait import SlowWaitLogger
 
 __all__ = ["GRACE_S", "LEAST_ANSWER_S", "Deadline", "Unanswered"]
 
@@ -41,7 +41,7 @@ class Deadline:
         self.started = system.time.monotonic()
         self.ends = self.started + limit
         self._waiting_for = waiting_for
-        self._patience: Patience | None = None
+        self._slow_logger: SlowWaitLogger | None = None
 
     def waited(self) -> float:
         """Return for how many seconds the call has gone on."""
@@ -53,14 +53,14 @@ class Deadline:
 
     def pause(self, ends: float) -> float:
         """Return how long to sleep at once, until `ends` at most, before `remind` is called."""
-        longest = FIRST_PAUSE_S if self._patience is None else self._patience.left()
+        longest = FIRST_PAUSE_S if self._slow_logger is None else self._slow_logger.until_next()
         return min(max(0.0, ends - system.time.monotonic()), longest, LONGEST_PAUSE_S)
 
     def remind(self) -> None:
         """Warn in the log, if it is time."""
-        if self._patience is None:  # most calls end before they need one
-            self._patience = Patience()
-        self._patience.speak(__name__, self._waiting_for)
+        if self._slow_logger is None:  # most calls end before they need one
+            self._slow_logger = SlowWaitLogger(__name__, self._waiting_for)
+        self._slow_logger.warn_if_due()
 
     def run(self, work: Callable[[], T]) -> T:
         """Return what `work` returns, which a thread does, because no signal ends it and no deadline.

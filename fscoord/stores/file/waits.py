@@ -1,0 +1,269 @@
+"""`FileWait`: one wait of a `~fscoord.FileStore`, and the conditions for which such waits wait."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar, cast
+
+from fscoord._log.format import record
+from fscoord._log.io.cursor import Suspect
+from fscoord._log.io.spill import Fetch
+from fscoord._log.log import LogFile
+from fscoord._log.wakeup.doorbell import bucket
+from fscoord._log.wakeup.waiter import Waiter
+from fscoord._runtime import system
+from fscoord._waiting.request import ITEM, VALUES, WaitRequest
+from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.wait import NOT_YET, NotYet, Waker
+from fscoord.arguments import key_names, key_text, missing_message
+from fscoord.errors import StoreTimeoutError
+from fscoord.stores.file.death_watch import DeathWatch
+from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.replay import State, whole
+
+__all__ = ["AnyChange", "Condition", "FileWait", "condition_of", "pop_item"]
+
+T = TypeVar("T")
+
+
+class Condition(ABC, Generic[T]):
+    """What a wait waits for.
+
+    Attributes:
+        missing: after a look in vain: the keys that it did not find.
+        death_watch: ends the wait at a death, if there is one.
+    """
+
+    what = "key"
+    """What an error says was not there."""
+
+    def __init__(self, log: LogFile) -> None:
+        self._log = log
+        self.missing: list[bytes] = []
+        self.death_watch: DeathWatch | None = None
+
+    @abstractmethod
+    def look(self, timeout: float) -> T | NotYet:
+        """Return what is waited for, or `NOT_YET`; `timeout` is for the log's lock, in seconds."""
+
+    def give_up(self, waited: float) -> T:
+        """End the wait, after `waited` seconds in vain: raise `StoreTimeoutError`, or return an answer."""
+        raise StoreTimeoutError(
+            f"{self._log.path}: {missing_message(self.what, self.missing, waited)}",
+            keys=[key_text(name) for name in self.missing],
+            waited=waited,
+        )
+
+    def describe(self) -> str:
+        """Return what is waited for, in words."""
+        return f"{self.what} {key_names(self.missing)} in {self._log.path}"
+
+
+class FileWait(Generic[T]):
+    """One wait; see `Wait`.
+
+    Most waits end with their first look, so nothing is armed before that. From the second look on the order is that of
+    `Wait`: first `arm` makes the byte of a missing key in the bell odd, and then `look` reads the log. A record that
+    was appended before the read is found by it, and the writer of a later one finds the odd byte and rings.
+
+    Any of this may be lost: an event, the bell, the process that polls for the node. `Waiter.max_sleep` bounds each
+    sleep, so that the loss costs a poll interval, and never the answer.
+    """
+
+    def __init__(
+        self,
+        notifier: ChangeNotifier,
+        condition: Condition[T],
+        timeout: float,
+        slow_logger: SlowWaitLogger | None = None,
+    ) -> None:
+        self._notifier = notifier
+        self._condition = condition
+        self._started = system.time.monotonic()
+        self._deadline = self._started + timeout
+        self._slow_logger = slow_logger
+        self._waiter: Waiter | None = None
+        self._has_looked = False
+        self._armed_for: bytes | None = None  # the key whose ring ends the next sleep
+        self._was_rung = False
+
+    def arm(self) -> None:
+        """See `Wait.arm`."""
+        if self._was_rung:  # it mostly finds now what it waits for; if it does not, `max_sleep` lets it arm again
+            return
+        waiter = self._waiter
+        if waiter is None:
+            if not self._has_looked or system.time.monotonic() >= self._deadline:  # there will be no sleep
+                return
+            death_watch = self._condition.death_watch
+            if death_watch is None:
+                waiter = self._notifier.add_waiter(self._deadline)
+            else:
+                longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
+                waiter = self._notifier.add_waiter(self._deadline, longest, sessions)
+            self._waiter = waiter
+        # One missing key is enough: without it the look would be in vain, whatever becomes of the others.
+        self._armed_for = self._condition.missing[0]
+        waiter.arm(bucket(self._armed_for))
+
+    def look(self) -> T | NotYet:
+        """See `Wait.look`."""
+        left = self._deadline - system.time.monotonic()
+        found = self._condition.look(max(left, 0.0))
+        self._has_looked = True
+        if self._waiter is not None:
+            self._notifier.after_look(self._waiter)
+        if not isinstance(found, NotYet):
+            return found
+        if left <= 0:
+            return self._condition.give_up(system.time.monotonic() - self._started)
+        if self._slow_logger is None:
+            self._slow_logger = SlowWaitLogger(__name__, self._condition.describe, self._started)
+        self._slow_logger.warn_if_due()
+        return NOT_YET
+
+    def max_sleep(self) -> float:
+        """See `Wait.max_sleep`."""
+        waiter = self._waiter
+        if waiter is None or self._armed_for != self._condition.missing[0]:
+            # Nothing is armed yet, or it is armed for a key that has come meanwhile: arm and look once more.
+            self._was_rung = False
+            return 0.0
+        is_outdated = waiter.watcher.is_outdated
+        if not is_outdated:
+            seconds = waiter.max_sleep(self._deadline)
+            if seconds > 0:
+                return seconds
+        self._armed_for = None
+        self._was_rung = waiter.was_rung and not is_outdated
+        if not self._was_rung and self._notifier.remove_stale(waiter):
+            self._waiter = None
+        return 0.0
+
+    def block(self, seconds: float) -> None:
+        """See `Wait.block`."""
+        assert self._waiter is not None, "`max_sleep` has said that there is something to sleep for"
+        self._waiter.block(seconds)
+
+    @property
+    def waker(self) -> Waker:
+        """See `Wait.waker`."""
+        assert self._waiter is not None, "`max_sleep` has said that there is something to sleep for"
+        return self._waiter.waker
+
+    def close(self) -> None:
+        """See `Wait.close`."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._notifier.remove_waiter(waiter)
+            self._waiter = None
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def condition_of(
+    request: WaitRequest, log: LogFile, state: State, notifier: ChangeNotifier
+) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
+    """Return the condition for which `request` waits."""
+    if request.kind == VALUES:
+        return _Values(log, state, request.keys)
+    if request.kind == ITEM:
+        return _Item(log, state, request.keys[0])
+    condition = _Keys(log, state, request.keys)
+    ranks, sessions = request.ranks, request.sessions
+    if sessions is not None:
+        dead, undead = partial(log.dead_sessions, sessions), partial(log.undead_sessions, sessions)
+        condition.death_watch = DeathWatch(log, notifier, dead, undead, known_sessions=sessions)
+    elif ranks is not None:
+        condition.death_watch = DeathWatch(log, notifier, partial(log.dead_ranks, ranks), partial(log.undead, ranks))
+    return condition
+
+
+class _Keys(Condition["list[int]"]):
+    """Each key has a value or a non-empty queue, or there is a death; the answer is the list of the dead."""
+
+    def __init__(self, log: LogFile, state: State, keys: list[bytes]) -> None:
+        super().__init__(log)
+        self._state = state
+        self._keys = keys
+
+    def look(self, timeout: float) -> list[int] | NotYet:
+        self._log.refresh(timeout)
+        self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
+        if not self.missing:
+            return []
+        death_watch = self.death_watch
+        return (death_watch.find_dead(timeout) if death_watch else None) or NOT_YET
+
+
+class _Values(Condition["list[bytes]"]):
+    """Each key has a value."""
+
+    what = "the value of key"
+
+    def __init__(self, log: LogFile, state: State, keys: list[bytes]) -> None:
+        super().__init__(log)
+        self._state = state
+        self._keys = keys
+
+    def look(self, timeout: float) -> list[bytes] | NotYet:
+        self.missing, found = _read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
+        return NOT_YET if self.missing else found
+
+
+class _Item(Condition[bytes]):
+    """A queue has a value, which the look takes."""
+
+    what = "a value in queue"
+
+    def __init__(self, log: LogFile, state: State, name: bytes) -> None:
+        super().__init__(log)
+        self._state = state
+        self.missing = [name]
+
+    def look(self, timeout: float) -> bytes | NotYet:
+        return pop_item(self._log, self._state, self.missing[0], timeout)
+
+
+class AnyChange(Condition["tuple[int, int]"]):
+    """The log has a record more than at the position `known`; the answer is the position, changed or not."""
+
+    def __init__(self, log: LogFile, known: object) -> None:
+        super().__init__(log)
+        self._known = known
+        self._position = (0, 0)
+        self.missing = [b""]
+
+    def look(self, timeout: float) -> tuple[int, int] | NotYet:
+        self._log.refresh(timeout)
+        self._position = self._log.position()
+        return NOT_YET if self._position == self._known else self._position
+
+    def give_up(self, waited: float) -> tuple[int, int]:  # noqa: ARG002 - see there
+        return self._position
+
+
+def pop_item(log: LogFile, state: State, name: bytes, timeout: float) -> bytes | NotYet:
+    """Take the oldest value from the queue `name`; `NOT_YET` if it has none."""
+
+    def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
+        queue = state.queues.get(name)
+        return (whole(queue[0], log.fetch), record.POP, b"") if queue else (None, 0, b"")
+
+    log.refresh(timeout)
+    if name not in state.queues:
+        return NOT_YET
+    value = log.update(record.POP, name, b"", decide, timeout)
+    return NOT_YET if value is None else bytes(value)
+
+
+def _read_consistent(log: LogFile, timeout: float, answer: Callable[[Fetch], T]) -> T:
+    """Return `answer` of one moment; long values that can't be read without the log's lock are read with it."""
+    log.refresh(timeout)
+    try:
+        return log.inspect(lambda: answer(log.glance))
+    except Suspect:
+        return cast(T, log.update(0, b"", b"", lambda _, __: (answer(log.fetch), 0, b""), timeout))
