@@ -33,7 +33,16 @@ from fscoord.capabilities import Capabilities
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.members import Liveness
 
-__all__ = ["Store", "barrier_steps", "new_wait", "notifier_for", "run_blocking", "typical_call_s", "wait_for_change", "wait_on"]
+__all__ = [
+    "Store",
+    "barrier_steps",
+    "new_wait",
+    "notifier_for",
+    "run_blocking",
+    "typical_call_s",
+    "wait_for_change",
+    "wait_on",
+]
 
 S = TypeVar("S", bound="Store")
 T = TypeVar("T")
@@ -42,7 +51,7 @@ POLL_INTERVAL_S: Final = 0.1
 """How often to look at a store that does not tell when something changes."""
 
 CALL_MAX_S: Final = 20.0
-"""The longest call in which a store waits for a request that has a logger: before it would log the wait itself."""
+"""The longest call that waits for a request with a logger of its own: shorter than waits that a store itself logs."""
 
 
 class Store(Liveness):
@@ -243,7 +252,9 @@ class Store(Liveness):
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
         """Return the wait that carries out `request`, woken by what `_notifier_for` returned."""
-        raise TypeError(f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only")
+        raise TypeError(
+            f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only"
+        )
 
     @property
     def timeout(self) -> timedelta:

@@ -39,8 +39,8 @@ ORDER: Final = (
     "etcd connections",
     "etcd sessions",
     "timeouts",
-    "hands",
-    "slices",
+    "executors",
+    "sliced waits",
     "keepers",
     "faults",
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fscoord.aio.store import AsyncStore
+from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.arguments import Key, Timeout, Value
-from fscoord.collectives import steps as turns
+from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
@@ -23,12 +23,12 @@ async def barrier(
 ) -> None:
     """Wait until `world_size` callers have come; see `fscoord.barrier`. Who is cancelled counts as one who came."""
     arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-    await store._take_turns(turns.barrier(store.store, *arguments, fail_fast=fail_fast))
+    await driver_of(store).drive(steps.barrier(store.store, *arguments, fail_fast=fail_fast))
 
 
 async def get_all(store: AsyncStore, rank: int, prefix: Key, world_size: int) -> list[bytes]:
     """Return the values of all ranks; see `fscoord.get_all`."""
-    return await store._take_turns(turns.get_all(store.store, rank, prefix, world_size))
+    return await driver_of(store).drive(steps.get_all(store.store, rank, prefix, world_size))
 
 
 async def synchronize(
@@ -40,7 +40,7 @@ async def synchronize(
     timeout: Timeout | None = None,
 ) -> list[bytes]:
     """Give `data` to all ranks and return the data of all; see `fscoord.synchronize`."""
-    return await store._take_turns(turns.synchronize(store.store, data, rank, world_size, key_prefix, timeout))
+    return await driver_of(store).drive(steps.synchronize(store.store, data, rank, world_size, key_prefix, timeout))
 
 
 async def broadcast(
@@ -54,7 +54,9 @@ async def broadcast(
     source: int = 0,
 ) -> bytes:
     """Give the `data` of rank `source` to all ranks, and return it; see `fscoord.broadcast`."""
-    return await store._take_turns(turns.broadcast(store.store, data, rank, world_size, key_prefix, timeout, source))
+    return await driver_of(store).drive(
+        steps.broadcast(store.store, data, rank, world_size, key_prefix, timeout, source)
+    )
 
 
 async def gather(
@@ -68,4 +70,4 @@ async def gather(
     target: int = 0,
 ) -> list[bytes] | None:
     """Give the `data` of all ranks to rank `target`; see `fscoord.gather`."""
-    return await store._take_turns(turns.gather(store.store, data, rank, world_size, key_prefix, timeout, target))
+    return await driver_of(store).drive(steps.gather(store.store, data, rank, world_size, key_prefix, timeout, target))

@@ -8,9 +8,9 @@ from functools import partial, wraps
 from typing import TypeVar, overload
 
 from fscoord import recipes
-from fscoord.aio._hands import MADE
+from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.holds import Hold
-from fscoord.aio.store import AsyncStore
+from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.arguments import Key, Timeout, Value, key_bytes
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes.once import Turn, failure, result_key, success, value_of
@@ -26,20 +26,20 @@ class Latch:
     """A door that opens when `count` times `count_down` was called; see `fscoord.recipes.Latch`."""
 
     def __init__(self, store: AsyncStore, name: Key, count: int) -> None:
-        self._store = store
+        self._driver = driver_of(store)
         self._core = recipes.Latch(store.store, name, count)
 
     async def count_down(self) -> int:
         """Count one, and return how many are still missing."""
-        return await self._store._hands.do(self._core.count_down)
+        return await self._driver.run(self._core.count_down)
 
     async def missing(self) -> int:
         """Return how many calls are still missing; 0: it is open."""
-        return await self._store._hands.do(self._core.missing)
+        return await self._driver.run(self._core.missing)
 
     async def wait(self, timeout: Timeout | None = None) -> None:
         """Wait until the latch is open; for argument and errors see `fscoord.recipes.Latch.wait`."""
-        await self._store._take_turns(self._core._waiting(timeout))
+        await self._driver.drive(self._core._waiting(timeout))
 
 
 class DoubleBarrier:
@@ -58,16 +58,16 @@ class DoubleBarrier:
         *,
         fail_fast: bool = False,
     ) -> None:
-        self._store = store
+        self._driver = driver_of(store)
         self._core = recipes.DoubleBarrier(store.store, name, world_size, rank, timeout, fail_fast=fail_fast)
 
     async def enter(self, timeout: Timeout | None = None) -> None:
         """Wait until all have come; for errors see `fscoord.recipes.DoubleBarrier.enter`."""
-        await self._store._take_turns(self._core._meeting(b"/enter", timeout))
+        await self._driver.drive(self._core._meeting(b"/enter", timeout))
 
     async def leave(self, timeout: Timeout | None = None) -> None:
         """Wait until all have come to this end, too; it raises what `enter` does."""
-        await self._store._take_turns(self._core._meeting(b"/leave", timeout))
+        await self._driver.drive(self._core._meeting(b"/leave", timeout))
 
     async def __aenter__(self: D) -> D:
         await self.enter()
@@ -82,7 +82,7 @@ class Membership:
     """A group that tasks and processes join and leave; see `fscoord.recipes.Membership`, also for the arguments."""
 
     def __init__(self, store: AsyncStore, name: Key, data: Value = b"") -> None:
-        self._store = store
+        self._driver = driver_of(store)
         self._core = recipes.Membership(store.store, name, data)
 
     @property
@@ -99,11 +99,11 @@ class Membership:
         made: list[bytes] = []
         over: list[object] = []
         try:
-            await self._store._hands.do(partial(self._core._join, made))
+            await self._driver.run(partial(self._core._join, made))
         except BaseException as error:  # see `fscoord.recipes._cleanup`
             try:
-                await self._store._hands.settle(error, partial(self._core._unjoin, made))
-            except MADE:
+                await self._driver.run_cleanup(error, partial(self._core._unjoin, made))
+            except CALL_WAS_MADE:
                 raise
             except BaseException:
                 go_on_in_thread((over, self._core._unjoin, made))
@@ -117,14 +117,14 @@ class Membership:
         Raises:
             RuntimeError: this object does not take part.
         """
-        await self._store._hands.do(lambda: self._core.update(data))
+        await self._driver.run(lambda: self._core.update(data))
 
     async def leave(self) -> bool:
         """Take part no longer, and return whether this object did until now."""
         over: list[object] = []
         try:
-            return await self._store._hands.do(self._core.leave)
-        except MADE:
+            return await self._driver.run(self._core.leave)
+        except CALL_WAS_MADE:
             raise
         except BaseException:
             try:
@@ -137,17 +137,17 @@ class Membership:
 
     async def evict(self, member: recipes.Participant) -> bool:
         """Take `member` out of the group, and return whether it was in it; see `fscoord.recipes.Membership.evict`."""
-        return await self._store._hands.do(partial(self._core.evict, member))
+        return await self._driver.run(partial(self._core.evict, member))
 
     async def members(self) -> list[recipes.Participant]:
         """Return who takes part, in the order of joining. Who is found dead is taken out."""
-        return await self._store._hands.do(self._core.members)
+        return await self._driver.run(self._core.members)
 
     async def observe(
         self, known: Sequence[recipes.Participant] = (), timeout: Timeout | None = None
     ) -> list[recipes.Participant]:
         """Wait until those who take part are others than `known`; see `fscoord.recipes.Membership.observe`."""
-        return await self._store._take_turns(self._core._observing(known, timeout))
+        return await self._driver.drive(self._core._observing(known, timeout))
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[list[recipes.Participant]]:
         """Yield who takes part: at once, if it is anybody, and whenever it has changed, for ever.
@@ -166,8 +166,8 @@ class Membership:
     async def __aexit__(self, *_: object) -> None:
         over: list[object] = []
         try:
-            await self._store._hands.do(self._core.leave)
-        except MADE:
+            await self._driver.run(self._core.leave)
+        except CALL_WAS_MADE:
             raise
         except BaseException:
             try:
@@ -184,12 +184,13 @@ class Fenced:
 
     def __init__(self, store: AsyncStore, key: Key) -> None:
         self._store = store
+        self._driver = driver_of(store)
         self._key = key_bytes(key)
         self._core = recipes.Fenced(store.store, key)
 
     async def set(self, value: Value, token: int) -> None:
         """Give it the value `value`, in the name of who holds, or held, the lock with `token`."""
-        await self._store._hands.do(lambda: self._core.set(value, token))
+        await self._driver.run(lambda: self._core.set(value, token))
 
     async def get(self) -> bytes:
         """Return the value, waiting up to the store's timeout for the first."""
@@ -197,7 +198,7 @@ class Fenced:
 
     async def token(self) -> int:
         """Return the highest token that it has seen; 0 before the first value."""
-        return await self._store._hands.do(lambda: self._core.token)
+        return await self._driver.run(lambda: self._core.token)
 
 
 @overload

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
-from fscoord.aio._hands import MADE
-from fscoord.aio.store import AsyncStore
+from fscoord.aio._executor import CALL_WAS_MADE
+from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.arguments import Key, Timeout, Value
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
@@ -29,7 +29,7 @@ class Hold:
     """
 
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
-        self._store = store
+        self._driver = driver_of(store)
         self._core = core
 
     @property
@@ -55,12 +55,12 @@ class Hold:
         got: list[str] = []
         over: list[object] = []
         try:
-            turns = self._core._acquiring(self._core._mode, blocking, timeout, got)
-            return await self._store._take_turns(turns)
+            turns = self._core._acquire_steps(self._core._mode, blocking, timeout, got)
+            return await self._driver.drive(turns)
         except BaseException as error:  # see `fscoord.recipes._cleanup`
             try:
-                await self._store._hands.settle(error, partial(self._core._undo, got))
-            except MADE:
+                await self._driver.run_cleanup(error, partial(self._core._undo, got))
+            except CALL_WAS_MADE:
                 raise
             except BaseException:
                 go_on_in_thread((over, self._core._undo, got))
@@ -80,7 +80,7 @@ class Hold:
         try:
             if await self._release(gone):
                 return
-        except MADE:
+        except CALL_WAS_MADE:
             raise
         except BaseException:
             try:
@@ -94,7 +94,7 @@ class Hold:
 
     async def _release(self, gone: list[Any]) -> bool:
         """Give back what was acquired last, and put it into `gone` first; return False if there is nothing."""
-        return await self._store._hands.do(partial(self._core._release, gone, None))
+        return await self._driver.run(partial(self._core._release, gone, None))
 
     def _finish(self, gone: list[Any]) -> None:
         """Do what `_release` was interrupted in, without the loop. It may be called twice."""
@@ -109,20 +109,20 @@ class Hold:
         Raises:
             HoldLostError: it does not.
         """
-        await self._store._hands.do(self._core.check)
+        await self._driver.run(self._core.check)
 
     async def owners(self) -> list[recipes.Waiter]:
         """Return who holds it, in the order of their tokens."""
-        return await self._store._hands.do(self._core.owners)
+        return await self._driver.run(self._core.owners)
 
     async def waiters(self) -> list[recipes.Waiter]:
         """Return who waits for it, first come first."""
-        return await self._store._hands.do(self._core.waiters)
+        return await self._driver.run(self._core.waiters)
 
     async def __aenter__(self: H) -> H:
         limit = self._core._patience()
         if not await self.acquire(timeout=limit):
-            raise await self._store._hands.do(partial(self._core._line.timed_out, self._core._what, limit))
+            raise await self._driver.run(partial(self._core._line.timed_out, self._core._what, limit))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class Hold:
         try:
             if await self._release(gone):
                 return
-        except MADE:
+        except CALL_WAS_MADE:
             raise
         except BaseException:
             try:
@@ -273,7 +273,7 @@ class Election(Hold):
 
     async def leader(self) -> recipes.Leader | None:
         """Return who leads and has said so, or None."""
-        return await self._store._hands.do(self._election.leader)
+        return await self._driver.run(self._election.leader)
 
     async def observe(self, after: int = 0, timeout: Timeout | None = None) -> recipes.Leader:
         """Wait for a leader of a later term than `after`, and return it.
@@ -285,7 +285,7 @@ class Election(Hold):
         Raises:
             StoreTimeoutError: there was none.
         """
-        return await self._store._take_turns(self._election._observing(after, timeout))
+        return await self._driver.drive(self._election._observing(after, timeout))
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[recipes.Leader]:
         """Yield each leader, for ever.
@@ -309,4 +309,4 @@ async def break_hold(store: AsyncStore, name: Key, token: int) -> bool:
 
     Who is cancelled meanwhile has broken it all the same, if it was to be broken.
     """
-    return await store._hands.do(partial(recipes.break_hold, store.store, name, token))
+    return await driver_of(store).run(partial(recipes.break_hold, store.store, name, token))

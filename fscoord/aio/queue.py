@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import partial
 
 from fscoord import recipes
-from fscoord.aio._hands import MADE
-from fscoord.aio.store import AsyncStore
+from fscoord.aio._executor import CALL_WAS_MADE
+from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.arguments import Key, Timeout, Value
 from fscoord.errors import FscoordError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
@@ -28,21 +28,21 @@ class Item:
     """
 
     def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
-        self._store = store
+        self._driver = driver_of(store)
         self._core = core
         self.data = core.data
 
     async def done(self) -> None:
         """Remove it for good; for errors see `fscoord.recipes.Item.done`."""
-        await self._store._hands.do(self._core.done)
+        await self._driver.run(self._core.done)
 
     async def give_back(self) -> None:
         """Let somebody else take it, at the place in the order that it had."""
-        await self._store._hands.do(self._core.give_back)
+        await self._driver.run(self._core.give_back)
 
     async def check(self) -> None:
         """Raise an error if this process has it no longer; see `fscoord.recipes.Item.done`."""
-        await self._store._hands.do(self._core.check)
+        await self._driver.run(self._core.check)
 
     async def __aenter__(self) -> Item:
         return self
@@ -57,7 +57,7 @@ class Item:
             else:
                 with suppress(FscoordError):  # what was raised matters more
                     await self.give_back()
-        except MADE:
+        except CALL_WAS_MADE:
             raise
         except BaseException:  # see `fscoord.recipes._cleanup`
             try:
@@ -74,6 +74,7 @@ class Queue:
 
     def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
         self._store = store
+        self._driver = driver_of(store)
         self._core = recipes.Queue(store.store, name, timeout)
 
     @property
@@ -83,11 +84,11 @@ class Queue:
 
     async def put(self, value: Value) -> None:
         """Append an item."""
-        await self._store._hands.do(partial(self._core.put, value))
+        await self._driver.run(partial(self._core.put, value))
 
     async def put_all(self, values: Iterable[Value]) -> None:
         """Append items, all or none, which nobody else's come between."""
-        await self._store._hands.do(partial(self._core.put_all, list(values)))
+        await self._driver.run(partial(self._core.put_all, list(values)))
 
     async def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
         """Take the first item that nobody has, waiting for one; who is cancelled meanwhile has taken none.
@@ -104,11 +105,11 @@ class Queue:
         over: list[object] = []
         try:
             turns = self._core._taking(block, timeout, got)
-            return Item(self._store, await self._store._take_turns(turns))
+            return Item(self._store, await self._driver.drive(turns))
         except BaseException as error:
             try:
-                await self._store._hands.settle(error, partial(self._core._items.put_back, got))
-            except MADE:
+                await self._driver.run_cleanup(error, partial(self._core._items.put_back, got))
+            except CALL_WAS_MADE:
                 raise
             except BaseException:
                 go_on_in_thread((over, self._core._items.put_back, got))
@@ -118,11 +119,11 @@ class Queue:
 
     async def taken(self) -> list[recipes.Waiter]:
         """Return who has items, in the order of these."""
-        return await self._store._hands.do(self._core.taken)
+        return await self._driver.run(self._core.taken)
 
     async def size(self) -> int:
         """Return how many items nobody has taken."""
-        return await self._store._hands.do(self._core.__len__)
+        return await self._driver.run(self._core.__len__)
 
 
 class PriorityQueue(Queue):
@@ -134,8 +135,8 @@ class PriorityQueue(Queue):
 
     async def put(self, value: Value, priority: int = 0) -> None:
         """Add an item; lower priorities go first."""
-        await self._store._hands.do(partial(self._core.put, value, priority))
+        await self._driver.run(partial(self._core.put, value, priority))
 
     async def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
         """Add items of one priority, all or none."""
-        await self._store._hands.do(partial(self._core.put_all, list(values), priority))
+        await self._driver.run(partial(self._core.put_all, list(values), priority))

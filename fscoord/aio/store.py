@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, cast
 
 from fscoord._runtime import system
-from fscoord._waiting.parking import Naps
-from fscoord._waiting.request import ITEM, KEYS, VALUES, Request, Sought, Turns
-from fscoord.aio._hands import Hands
-from fscoord.aio._loop import LoopWake, Tasks
-from fscoord.aio._slices import Slices
+from fscoord._waiting.request import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
+from fscoord.aio._driver import StoreDriver
+from fscoord.aio._executor import CallExecutor
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
-from fscoord.collectives.steps import Meeting
 from fscoord.members import Member
 from fscoord.store import Store
 from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "open_store"]
-
-T = TypeVar("T")
-
-HANDS_MAX: Final = 4
-"""How many threads make a store's calls at most, however many tasks there are."""
+__all__ = ["AsyncStore", "driver_of", "open_store"]
 
 
 class AsyncStore:
@@ -50,11 +40,7 @@ class AsyncStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        usual_s = store._call_s
-        self._hands = Hands(HANDS_MAX if usual_s else 0, usual_s if usual_s < math.inf else 0.0)
-        self._tasks: Tasks | None = None
-        self._listener: Any = None
-        self._slices: Slices | None = None
+        self._driver = StoreDriver(store)
 
     @property
     def store(self) -> Store:
@@ -83,120 +69,117 @@ class AsyncStore:
 
     async def set(self, key: Key, value: Value) -> None:
         """See `~fscoord.Store.set`."""
-        await self._hands.do(partial(self._store.set, key, value))
+        await self._driver.run(partial(self._store.set, key, value))
 
     async def add(self, key: Key, amount: int) -> int:
         """See `~fscoord.Store.add`."""
-        return await self._hands.do(partial(self._store.add, key, amount))
+        return await self._driver.run(partial(self._store.add, key, amount))
 
     async def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         """See `~fscoord.Store.compare_set`."""
-        return await self._hands.do(partial(self._store.compare_set, key, expected, desired))
+        return await self._driver.run(partial(self._store.compare_set, key, expected, desired))
 
     async def check(self, keys: Iterable[Key]) -> bool:
         """See `~fscoord.Store.check`."""
-        return await self._hands.do(partial(self._store.check, keys_bytes(keys)))
+        return await self._driver.run(partial(self._store.check, keys_bytes(keys)))
 
     async def delete_key(self, key: Key) -> bool:
         """See `~fscoord.Store.delete_key`."""
-        return await self._hands.do(partial(self._store.delete_key, key))
+        return await self._driver.run(partial(self._store.delete_key, key))
 
     async def num_keys(self) -> int:
         """See `~fscoord.Store.num_keys`."""
-        return await self._hands.do(self._store.num_keys)
+        return await self._driver.run(self._store.num_keys)
 
     async def list_keys(self, prefix: Key = "") -> list[str]:
         """See `~fscoord.Store.list_keys`."""
-        return await self._hands.do(partial(self._store.list_keys, prefix))
+        return await self._driver.run(partial(self._store.list_keys, prefix))
 
     async def append(self, key: Key, value: Value) -> None:
         """See `~fscoord.Store.append`."""
-        await self._hands.do(partial(self._store.append, key, value))
+        await self._driver.run(partial(self._store.append, key, value))
 
     async def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `~fscoord.Store.multi_set`."""
-        await self._hands.do(partial(self._store.multi_set, list(keys), list(values)))
+        await self._driver.run(partial(self._store.multi_set, list(keys), list(values)))
 
     async def queue_push(self, key: Key, value: Value) -> None:
         """See `~fscoord.Store.queue_push`."""
-        await self._hands.do(partial(self._store.queue_push, key, value))
+        await self._driver.run(partial(self._store.queue_push, key, value))
 
     async def queue_len(self, key: Key) -> int:
         """See `~fscoord.Store.queue_len`."""
-        return await self._hands.do(partial(self._store.queue_len, key))
+        return await self._driver.run(partial(self._store.queue_len, key))
 
     async def session(self) -> int:
         """Return the number of this handle among the members; see `~fscoord.Store.session`."""
-        return await self._hands.do(lambda: self._store.session)
+        return await self._driver.run(lambda: self._store.session)
 
     async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `~fscoord.Store.members`."""
-        return await self._hands.do(partial(self._store.members, None if ranks is None else list(ranks)))
+        return await self._driver.run(partial(self._store.members, None if ranks is None else list(ranks)))
 
     async def be_rank(self, rank: int) -> None:
         """See `~fscoord.Store.be_rank`."""
-        await self._hands.do(partial(self._store.be_rank, rank))
+        await self._driver.run(partial(self._store.be_rank, rank))
 
     async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `~fscoord.Store.dead_ranks`."""
-        return await self._hands.do(partial(self._store.dead_ranks, list(ranks)))
+        return await self._driver.run(partial(self._store.dead_ranks, list(ranks)))
 
     async def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
         """See `~fscoord.Store.dead_sessions`."""
-        return await self._hands.do(partial(self._store.dead_sessions, list(numbers)))
+        return await self._driver.run(partial(self._store.dead_sessions, list(numbers)))
 
     # -- what may wait ---------------------------------------------------------------------------------------------
 
     async def get(self, key: Key) -> bytes:
         """See `~fscoord.Store.get`."""
-        return cast(bytes, (await self._seek(Sought(VALUES, [key_bytes(key)], self._limit(None))))[0])
+        return cast(bytes, (await self._driver.wait(WaitRequest(VALUES, [key_bytes(key)], self._limit(None))))[0])
 
     async def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
         """See `~fscoord.Store.multi_get`."""
-        return cast(list[bytes], await self._seek(Sought(VALUES, keys_bytes(keys), self._limit(None))))
+        return cast(list[bytes], await self._driver.wait(WaitRequest(VALUES, keys_bytes(keys), self._limit(None))))
 
     async def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `~fscoord.Store.wait`."""
-        await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout)))
+        await self._driver.wait(WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout)))
 
     async def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `~fscoord.Store.wait_alive`."""
         needed = [integer("rank", rank) for rank in ranks]
-        return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)))
+        request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)
+        return cast(list[int], await self._driver.wait(request))
 
     async def wait_sessions(
         self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None
     ) -> list[int]:
         """See `~fscoord.Store.wait_sessions`."""
         needed = [integer("session", number) for number in numbers]
-        return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)))
+        request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)
+        return cast(list[int], await self._driver.wait(request))
 
     async def queue_pop(self, key: Key, block: bool = True) -> bytes:
         """See `~fscoord.Store.queue_pop`."""
         name = key_bytes(key)
         if block:
-            return cast(bytes, await self._seek(Sought(ITEM, [name], self._limit(None))))
+            return cast(bytes, await self._driver.wait(WaitRequest(ITEM, [name], self._limit(None))))
         give_back = partial(self._store.queue_push, name)
-        return await self._hands.do(partial(self._store.queue_pop, name, block=False), give_back)
+        return await self._driver.run(partial(self._store.queue_pop, name, block=False), give_back)
 
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """See `~fscoord.Store.barrier`. A caller that is cancelled counts as one who came."""
-        await self._take_turns(self._store._meeting(key, world_size, self._limit(timeout)))
+        await self._driver.barrier(BarrierRequest(key_bytes(key), world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
     async def clone(self) -> AsyncStore:
         """See `~fscoord.Store.clone`. With many tasks there is no need for it."""
-        return AsyncStore(await self._hands.do(self._store.clone))
+        return AsyncStore(await self._driver.run(self._store.clone))
 
     async def close(self) -> None:
         """Close the store; tasks that wait get a `~fscoord.StoreClosedError`."""
-        try:
-            if self._slices is not None:
-                await self._hands.do(self._slices.close)
-        finally:
-            await self._hands.do(self._store.close)
-            self._hands.dismiss()
+        await self._driver.close()
 
     async def __aenter__(self) -> AsyncStore:
         return self
@@ -204,42 +187,13 @@ class AsyncStore:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # -- for the recipes -------------------------------------------------------------------------------------------
-
     def _limit(self, timeout: Timeout | None) -> float:
         return seconds(self._store.timeout if timeout is None else timeout)
 
-    async def _take_turns(self, turns: Turns[T], undo: Callable[[T], object] | None = None) -> T:
-        """Return what `turns` ends with; see `Hands.drive`."""
-        return await self._hands.drive(turns, self._answer, undo)
 
-    async def _answer(self, request: Request) -> Any:
-        if isinstance(request, Meeting):
-            return await self.barrier(*request)
-        assert isinstance(request, Sought), "there is nothing else to wait for"
-        return await self._seek(request)
-
-    async def _seek(self, sought: Sought) -> Any:
-        """Return who is dead, the values, or the item; see `~fscoord.Store._seek`."""
-        self._come_to(asyncio.get_running_loop())
-        if self._slices is not None:
-            return await self._slices.seek(sought)
-        naps: Naps[Any] = self._store._seek(sought, self._listener)
-        give_back = partial(self._store.queue_push, sought.names[0]) if sought.what == ITEM else None
-        return await self._hands.drive(naps, _sleep, give_back)
-
-    def _come_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the waits that begin from now on woken by `loop`."""
-        if self._tasks is None or not self._tasks.is_of(loop):
-            self._tasks = Tasks(loop)
-            self._listener = self._store._listener(self._tasks)
-            self._slices = Slices(self._store) if self._listener is None else None
-
-
-async def _sleep(nap: tuple[Any, float]) -> None:
-    wake, left = nap
-    assert isinstance(wake, LoopWake), "it was made by `Tasks`"
-    await wake.sleep(left)
+def driver_of(store: AsyncStore) -> StoreDriver:
+    """Return what makes the calls and waits of `store`, for the recipes."""
+    return store._driver
 
 
 async def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> AsyncStore:
@@ -247,4 +201,4 @@ async def open_store(url: str | system.os.PathLike[str] | None = None, **options
 
     What it returns is an asynchronous context manager: ``async with await open_store(url) as store:``.
     """
-    return AsyncStore(await Hands(1, 0.0).do(partial(open_sync_store, url, **options), Store.close))
+    return AsyncStore(await CallExecutor(1, 0.0).run(partial(open_sync_store, url, **options), Store.close))

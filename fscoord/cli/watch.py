@@ -15,7 +15,7 @@ from fscoord.arguments import key_bytes, key_text, seconds
 from fscoord.cli.options import as_json, given_timeout, raw, time_limit, with_existing_store
 from fscoord.cli.output import field, flush, printable, write, write_json
 from fscoord.errors import StoreTimeoutError
-from fscoord.store import Store
+from fscoord.store import Store, wait_for_change
 
 __all__ = ["watch"]
 
@@ -78,7 +78,7 @@ def _looks(
     store: Store, prefix: bytes, *, is_all: bool, interval: float, end: float
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
     """Yield what has changed at each look: keys, sorted, with their values, None for one that is gone."""
-    heard = store._await_change(None, READ_S)
+    heard = wait_for_change(store, None, READ_S)
     known: Values = {} if is_all else _look(store, prefix)
     log.info("watching the keys that begin with %r", key_text(prefix))
     while True:
@@ -90,7 +90,7 @@ def _looks(
         if left <= 0:
             return
         system.time.sleep(min(interval, left))
-        heard = store._await_change(heard, max(end - system.time.monotonic(), 0.0))
+        heard = wait_for_change(store, heard, max(end - system.time.monotonic(), 0.0))
 
 
 def _look(store: Store, prefix: bytes) -> Values:

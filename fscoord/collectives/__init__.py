@@ -23,12 +23,11 @@ colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all oth
 
 from __future__ import annotations
 
-from fscoord._waiting.request import take_turns
 from fscoord.arguments import Key, Timeout, Value
-from fscoord.collectives import steps as turns
+from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
 
@@ -77,7 +76,7 @@ def barrier(
         ValueError: there is a decoder, or `fail_fast`, but no `rank`.
     """
     arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-    take_turns(store, turns.barrier(store, *arguments, fail_fast=fail_fast))
+    run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
 
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes]:
@@ -89,7 +88,7 @@ def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
         BarrierError: this rank has done this before, and all were through.
     """
-    return take_turns(store, turns.get_all(store, rank, prefix, world_size))
+    return run_blocking(store, steps.get_all(store, rank, prefix, world_size))
 
 
 def synchronize(
@@ -117,7 +116,7 @@ def synchronize(
         StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
         BarrierError: the prefix was used before. Nothing has been overwritten.
     """
-    return take_turns(store, turns.synchronize(store, data, rank, world_size, key_prefix, timeout))
+    return run_blocking(store, steps.synchronize(store, data, rank, world_size, key_prefix, timeout))
 
 
 def broadcast(
@@ -147,7 +146,7 @@ def broadcast(
         StoreTimeoutError: the source did not come.
         BarrierError: on the source, other data was broadcast under this prefix before. Nothing has been overwritten.
     """
-    return take_turns(store, turns.broadcast(store, data, rank, world_size, key_prefix, timeout, source))
+    return run_blocking(store, steps.broadcast(store, data, rank, world_size, key_prefix, timeout, source))
 
 
 def gather(
@@ -177,4 +176,4 @@ def gather(
         StoreTimeoutError: on the target; it names the ranks whose data did not come.
         BarrierError: the prefix was used before. Nothing has been overwritten.
     """
-    return take_turns(store, turns.gather(store, data, rank, world_size, key_prefix, timeout, target))
+    return run_blocking(store, steps.gather(store, data, rank, world_size, key_prefix, timeout, target))

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord._waiting.request import KEYS, Sought, Turns
-from fscoord._waiting.slow_wait import FIRST_S, Patience
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import Key, MalformedText, Timeout, integer, key_bytes, key_text, natural, positive, seconds
 from fscoord.collectives.missing_ranks import find_fates
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
@@ -195,22 +195,16 @@ class Roll:
             self._store.set(self._complete, b"1")
         return len(_present(events)) == world_size
 
-    def wait(self) -> Turns[list[int]]:
-        """Wait until all are there."""
-        return self._patiently(Patience(), None)
+    def wait(self) -> WaitSteps[list[int]]:
+        """Wait until all have arrived."""
+        return self._wait_for_all(None, SlowWaitLogger(__name__, self._progress))
 
-    def _patiently(self, patience: Patience, needed: list[int] | None) -> Turns[list[int]]:
-        """Wait until all are there, or some of the ranks `needed` are dead, and return those; speak of it meanwhile."""
-        while True:
-            left = self._call.left()
-            limit = min(left, patience.left(), FIRST_S)  # so that the store does not speak of it, too
-            try:
-                dead: list[int] = yield Sought(KEYS, [self._complete], limit, ranks=needed)
-                return dead
-            except StoreTimeoutError:
-                if left <= limit:
-                    raise
-                patience.speak(__name__, self._progress)
+    def _wait_for_all(self, needed: list[int] | None, slow_logger: SlowWaitLogger) -> WaitSteps[list[int]]:
+        """Wait until all have arrived, or some of the ranks `needed` are dead, and return those."""
+        dead: list[int] = yield WaitRequest(
+            KEYS, [self._complete], self._call.left(), ranks=needed, slow_logger=slow_logger
+        )
+        return dead
 
     def _progress(self) -> str:
         missing, size = self.missing(), self._call.world_size
@@ -219,7 +213,7 @@ class Roll:
         came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{more}"
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
-    def wait_alive(self) -> Turns[None]:
+    def wait_alive(self) -> WaitSteps[None]:
         """After `arrive`: wait until all are there, or one who is not is known dead.
 
         Raises:
@@ -232,7 +226,8 @@ class Roll:
         last = max(index for index, token in enumerate(tokens) if token == own)
         joined = len(self._course(tokens[:last]).breaks)
         dead: list[int] = []
-        is_complete, patience, backoff = False, Patience(), Backoff(self._call.left())
+        is_complete, backoff = False, Backoff(self._call.left())
+        slow_logger = SlowWaitLogger(__name__, self._progress)
         while True:
             course = self._course(self._read_text().split())
             if len(course.breaks) > joined:
@@ -251,7 +246,7 @@ class Roll:
                 if not backoff.pause():  # it never counted: there was always an arrival before it
                     raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
             else:
-                dead = yield from self._patiently(patience, missing)
+                dead = yield from self._wait_for_all(missing, slow_logger)
                 is_complete = not dead
 
     def missing(self) -> list[int]:

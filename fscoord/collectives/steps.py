@@ -6,28 +6,15 @@ Arguments, results and errors are those of the functions of the same names there
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
 
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, Sought, Turns
+from fscoord._waiting.request import KEYS, BarrierRequest, WaitRequest, WaitSteps
 from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, positive, seconds, value_bytes
 from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["Meeting", "barrier", "broadcast", "gather", "get_all", "synchronize"]
-
-
-class Meeting(NamedTuple):
-    """A barrier of the store's own, which some stores have in one round trip; see `Store.barrier`."""
-
-    name: bytes
-    world_size: int
-    limit: float
-
-    def on(self, store: Store) -> None:
-        """Wait in this thread until all have come."""
-        store.barrier(self.name, self.world_size, self.limit)
+__all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
 
 def barrier(
@@ -40,7 +27,7 @@ def barrier(
     trace_timeout: Timeout = 10.0,
     *,
     fail_fast: bool,
-) -> Turns[None]:
+) -> WaitSteps[None]:
     """See `fscoord.barrier`."""
     if rank is None:
         if fail_fast:
@@ -68,7 +55,7 @@ def barrier(
             raise call.time_out("waiting on barrier", missing, error, store, hint) from error
 
 
-def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> Turns[list[bytes]]:
+def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> WaitSteps[list[bytes]]:
     """See `fscoord.get_all`."""
     call = attempt(prefix, rank, world_size, store.timeout)
     return (yield from _collect(store, call, call.prefix, "get_all"))
@@ -76,7 +63,7 @@ def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> Turns[list
 
 def synchronize(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
-) -> Turns[list[bytes]]:
+) -> WaitSteps[list[bytes]]:
     """See `fscoord.synchronize`."""
     call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     prefix = call.data_prefix()
@@ -89,7 +76,7 @@ def synchronize(
 
 def broadcast(
     store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
-) -> Turns[bytes]:
+) -> WaitSteps[bytes]:
     """See `fscoord.broadcast`."""
     call = attempt(key_prefix, rank, world_size, _limit(store, timeout))
     check_rank(source, world_size)
@@ -101,7 +88,7 @@ def broadcast(
         _give(store, key, content)
         return content
     try:
-        yield Sought(KEYS, [key], call.left())
+        yield WaitRequest(KEYS, [key], call.left())
     except StoreTimeoutError as error:
         raise call.time_out("in broadcast", [source], error, store) from error
     return store.get(key)
@@ -109,7 +96,7 @@ def broadcast(
 
 def gather(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
-) -> Turns[list[bytes] | None]:
+) -> WaitSteps[list[bytes] | None]:
     """See `fscoord.gather`."""
     call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     check_rank(target, world_size)
@@ -130,10 +117,10 @@ def _limit(store: Store, timeout: Timeout | None) -> float:
     return seconds(store.timeout if timeout is None else timeout)
 
 
-def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> Turns[None]:
+def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> WaitSteps[None]:
     start = system.time.monotonic()
     try:
-        yield Meeting(prefix, world_size, timeout)
+        yield BarrierRequest(prefix, world_size, timeout)
     except StoreTimeoutError as error:
         counter = prefix + b"/num_members"
         came = store.get(counter).decode(errors="replace") if store.check([counter]) else "none"
@@ -147,7 +134,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         ) from error
 
 
-def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> Turns[list[bytes]]:
+def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps[list[bytes]]:
     values = yield from _read_all(store, call, prefix, what)
     roll = Roll(store, prefix + b"/finished", call)
     try:
@@ -161,20 +148,20 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> Turns[lis
     return values
 
 
-def _meet(store: Store, call: Attempt, prefix: bytes) -> Turns[None]:
+def _meet(store: Store, call: Attempt, prefix: bytes) -> WaitSteps[None]:
     """Wait until all have given their data, for one key: whoever waits for all of them is woken by each of them."""
     all_given = prefix + b"/given"
     if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
         store.set(all_given, b"1")
     else:
         with suppress(StoreTimeoutError):  # the look at the data that follows says who is missing
-            yield Sought(KEYS, [all_given], call.left())
+            yield WaitRequest(KEYS, [all_given], call.left())
 
 
-def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> Turns[list[bytes]]:
+def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps[list[bytes]]:
     keys = [prefix + b"%d" % rank for rank in range(call.world_size)]
     try:
-        yield Sought(KEYS, keys, call.left())
+        yield WaitRequest(KEYS, keys, call.left())
     except StoreTimeoutError as error:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:

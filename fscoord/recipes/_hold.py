@@ -10,14 +10,14 @@ from typing import Final, NamedTuple, TypeVar
 
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_unless_absent
-from fscoord._waiting.request import Turns, take_turns
+from fscoord._waiting.request import WaitSteps
 from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import FscoordError, HoldLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import Renewal
 from fscoord.recipes._line import Line
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["Exclusive", "Holder", "Waiter"]
 
@@ -79,17 +79,11 @@ class Holder:
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
-        """Do what `acquire` of `threading` does; put into `got`, before anything else, what `_undo` is to take back."""
-        limit = _limit(blocking, timeout)
-        name = self._line.new_id()
-        got.append(name)
-        served = self._line.take_free(name, mode)
-        if served is None:
-            served = take_turns(self._store, self._standing_in_line(name, mode, blocking, limit))
-        return self._keep(served)
+        """Carry out `_acquire_steps` in this thread."""
+        return run_blocking(self._store, self._acquire_steps(mode, blocking, timeout, got))
 
-    def _acquiring(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> Turns[bool]:
-        """Do what `_acquire` does, for tasks of an event loop."""
+    def _acquire_steps(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> WaitSteps[bool]:
+        """Like `acquire` of `threading`. Puts the id of the entry into `got` first, for `_undo` to take back."""
         limit = _limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
@@ -98,7 +92,7 @@ class Holder:
             served = yield from self._standing_in_line(name, mode, blocking, limit)
         return self._keep(served)
 
-    def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> Turns[Entry | None]:
+    def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> WaitSteps[Entry | None]:
         """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
         end = system.time.monotonic() + limit
         entry = self._line.join(name, mode, only_if_served=not blocking, limit=limit)

@@ -31,8 +31,8 @@ from typing import Final
 
 from fscoord._runtime import system
 from fscoord._waiting.backoff import FREE_TRIES
-from fscoord._waiting.request import KEYS, Sought, Turns
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
@@ -172,13 +172,13 @@ class Line:
         with suppress(FscoordError):
             self.leave(name)
 
-    def await_turn(self, entry: Entry, timeout: float) -> Turns[Entry | None]:
+    def await_turn(self, entry: Entry, timeout: float) -> WaitSteps[Entry | None]:
         """Wait until `entry` is served and return it, served; or, if the time runs out, take it out and return None.
 
         Raises:
             HoldLostError: somebody took it out.
         """
-        end, patience = system.time.monotonic() + timeout, Patience()
+        end, slow_logger = system.time.monotonic() + timeout, SlowWaitLogger(__name__, lambda: self._held_up(entry))
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False
         while True:
@@ -205,12 +205,11 @@ class Line:
             is_rung = False
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
-                look = longest_look(suspects, SLOW_LOOK_S)
-                dead = yield Sought(KEYS, wake, max(0.0, min(look, left)), sessions=sessions)
+                longest = max(0.0, min(longest_look(suspects, SLOW_LOOK_S), left))
+                dead = yield WaitRequest(KEYS, wake, longest, sessions=sessions, slow_logger=slow_logger)
                 is_rung = not dead
                 if dead:
                     self._bury(suspects, before)
-            patience.speak(__name__, lambda: self._held_up(entry))
 
     def renew(self, name: str) -> bool:
         """Let whoever waits see that `name` lives; return whether it is served still."""

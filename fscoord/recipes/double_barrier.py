@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from fscoord._waiting.request import Turns, take_turns
+from fscoord._waiting.request import WaitSteps
 from fscoord.arguments import Key, Timeout, key_bytes, seconds
 from fscoord.collectives.steps import barrier
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["DoubleBarrier"]
 
@@ -53,11 +53,11 @@ class DoubleBarrier:
             BrokenBarrierError: with `fail_fast`, a missing rank is dead.
             BarrierError: the name was used before, or `rank` is not below `world_size`.
         """
-        take_turns(self._store, self._meeting(b"/enter", timeout))
+        run_blocking(self._store, self._meeting(b"/enter", timeout))
 
     def leave(self, timeout: Timeout | None = None) -> None:
         """Wait until all have come to this end, too; it raises what `enter` does."""
-        take_turns(self._store, self._meeting(b"/leave", timeout))
+        run_blocking(self._store, self._meeting(b"/leave", timeout))
 
     def __enter__(self) -> DoubleBarrier:
         self.enter()
@@ -72,7 +72,7 @@ class DoubleBarrier:
         if error is None:
             self.leave()
 
-    def _meeting(self, end: bytes, timeout: Timeout | None) -> Turns[None]:
+    def _meeting(self, end: bytes, timeout: Timeout | None) -> WaitSteps[None]:
         own = self._store.timeout if self._timeout is None else self._timeout
         limit = own if timeout is None else timeout
         size, fails = self._world_size, self._fail_fast

@@ -7,14 +7,14 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import read_now
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["Election", "Leader"]
 
@@ -104,11 +104,12 @@ class Election(Exclusive):
         Raises:
             StoreTimeoutError: there was none.
         """
-        return take_turns(self._store, self._observing(after, timeout))
+        return run_blocking(self._store, self._observing(after, timeout))
 
-    def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
+    def _observing(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
-        start, patience = system.time.monotonic(), Patience()
+        words = f"a leader of {self.name!r} in a later term than {after}"
+        start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, lambda: words)
         while True:
             # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
             # before the look at who leads: then nobody says so unnoticed.
@@ -125,8 +126,7 @@ class Election(Exclusive):
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                yield Sought(KEYS, [self._term_key(coming)], min(LOOK_S, left))
-            patience.speak(__name__, lambda: f"a leader of {self.name!r} in a later term than {after}")
+                yield WaitRequest(KEYS, [self._term_key(coming)], min(LOOK_S, left), slow_logger=slow_logger)
 
     def _begin(self, served: Entry) -> None:
         own = self._term_key(served.token)

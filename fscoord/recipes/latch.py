@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Final
 
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import count_in, counted
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["Latch"]
 
@@ -59,15 +59,15 @@ class Latch:
         Raises:
             StoreTimeoutError: it did not open; the message says how many are missing.
         """
-        take_turns(self._store, self._waiting(timeout))
+        run_blocking(self._store, self._waiting(timeout))
 
-    def _waiting(self, timeout: Timeout | None) -> Turns[None]:
+    def _waiting(self, timeout: Timeout | None) -> WaitSteps[None]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
-        start, patience = system.time.monotonic(), Patience()
+        start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, self._progress)
         while True:
             left = limit - (system.time.monotonic() - start)
             with suppress(StoreTimeoutError):
-                yield Sought(KEYS, [self._open], max(0.0, min(LOOK_S, left)))
+                yield WaitRequest(KEYS, [self._open], max(0.0, min(LOOK_S, left)), slow_logger=slow_logger)
                 return None
             missing = self.missing()
             if not missing:
@@ -79,7 +79,6 @@ class Latch:
                     keys=[key_text(self._open)],
                     waited=limit,
                 )
-            patience.speak(
-                __name__,
-                lambda: f"the latch {key_text(self._name)!r} ({missing} of {self._count} calls missing)",  # noqa: B023
-            )
+
+    def _progress(self) -> str:
+        return f"the latch {key_text(self._name)!r} ({self.missing()} of {self._count} calls missing)"

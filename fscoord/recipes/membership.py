@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
 from fscoord.arguments import (
     Key,
     MalformedText,
@@ -25,7 +25,7 @@ from fscoord.arguments import (
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, count_in, counted, foreign, read_now
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["Membership", "Participant"]
 
@@ -170,9 +170,9 @@ class Membership:
         Raises:
             StoreTimeoutError: nothing changed.
         """
-        return take_turns(self._store, self._observing(known, timeout))
+        return run_blocking(self._store, self._observing(known, timeout))
 
-    def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> Turns[list[Participant]]:
+    def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> WaitSteps[list[Participant]]:
         limit = seconds(self._store.timeout if timeout is None else timeout)
         end = system.time.monotonic() + limit
         while True:
@@ -188,7 +188,7 @@ class Membership:
                 )
             with suppress(StoreTimeoutError):
                 others = [each.session for each in present if each.session]
-                yield Sought(KEYS, [self._changed + b"%d" % (count + 1)], min(LOOK_S, left), sessions=others)
+                yield WaitRequest(KEYS, [self._changed + b"%d" % (count + 1)], min(LOOK_S, left), sessions=others)
 
     def watch(self, timeout: Timeout | None = math.inf) -> Iterator[list[Participant]]:
         """Yield who takes part: at once, if it is anybody, and whenever it has changed.

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_unless_absent
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
-from fscoord._waiting.slow_wait import Patience
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._claim import Claim, new_claim
@@ -28,7 +28,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Waiter
 from fscoord.recipes._item import Item, Items, Taken
 from fscoord.recipes._keys import Refusals, counted, foreign, read_now
-from fscoord.store import Store
+from fscoord.store import Store, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -98,7 +98,7 @@ class Queue:
         got: list[Taken] = []
         over: list[object] = []
         try:
-            return take_turns(self._store, self._taking(block, timeout, got))
+            return run_blocking(self._store, self._taking(block, timeout, got))
         except BaseException:
             try:
                 self._items.put_back(got)
@@ -108,10 +108,11 @@ class Queue:
                 raise
             raise
 
-    def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> Turns[Item]:
+    def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
         """Take an item, and put into `got` what `_put_back` is to return if that fails."""
         limit = seconds(timeout) if timeout is not None else self._limit()
-        end, patience = system.time.monotonic() + limit, Patience()
+        end = system.time.monotonic() + limit
+        slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}")
         is_cleared = is_last = False
         while True:
             item = self._take_now(got, end if block else math.inf)
@@ -138,8 +139,8 @@ class Queue:
             with suppress(StoreTimeoutError):
                 # Also those that died since the look: a death that was recorded meanwhile ends the wait at once.
                 consumers = [claim.session for claim in self._claims().values() if claim.session]
-                yield Sought(KEYS, [self._items.bell], min(LOOK_S, left), sessions=consumers)
-            patience.speak(__name__, lambda: f"an item of the queue {self.name!r}")
+                longest = min(LOOK_S, left)
+                yield WaitRequest(KEYS, [self._items.bell], longest, sessions=consumers, slow_logger=slow_logger)
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Waiter]:

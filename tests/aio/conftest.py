@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from fscoord.aio import AsyncStore, _hands
-from fscoord.aio._hands import Hands
+from fscoord.aio import AsyncStore, _executor
+from fscoord.aio._executor import CallExecutor
 from fscoord.store import Store
 
 
 @pytest.fixture(autouse=True)
 def _idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the check for leaks would wait for them after each test."""
-    monkeypatch.setattr(_hands, "IDLE_S", 0.01)
+    monkeypatch.setattr(_executor, "IDLE_S", 0.01)
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def every_call_is_an_await(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store],
     As with threads, but in an order that is the same each time.
     """
 
-    def submit(self: Hands, job: Any) -> None:
-        asyncio.get_running_loop().call_soon(job.run)
+    def submit(self: CallExecutor, call: Any) -> None:
+        asyncio.get_running_loop().call_soon(call.run)
 
-    monkeypatch.setattr(Hands, "_submit", submit)
+    monkeypatch.setattr(CallExecutor, "_submit", submit)
 
     def make(store: Store) -> AsyncStore:
         asynchronous = AsyncStore(store)
-        asynchronous._hands = Hands(1, 0.0)
+        asynchronous._driver._executor = CallExecutor(1, 0.0)
         return asynchronous
 
     return make

@@ -22,7 +22,7 @@ from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, HoldLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
-from fscoord.aio._slices import WAITING_MAX
+from fscoord.aio._sliced_waits import THREADS_MAX
 from fscoord.aio.store import HANDS_MAX
 from fscoord.store import Store
 
@@ -64,8 +64,8 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def is_asleep(asynchronous: AsyncStore, count: int) -> bool:
     """Return whether so many waits sleep, as far as the store can tell."""
-    listener = asynchronous._listener
-    return not hasattr(listener, "_tickets") or len(listener._tickets) == count
+    listener = asynchronous._driver._notifier
+    return not hasattr(listener, "_waiters") or len(listener._waiters) == count
 
 
 def test_hundreds_of_tasks_wait_on_one_handle_with_a_few_threads(store: Store) -> None:
@@ -162,7 +162,7 @@ def test_more_tasks_than_threads_wait_on_a_store_that_waits_in_its_calls() -> No
     async def main() -> None:
         async with AsyncStore(ThirdPartyStore()) as asynchronous:
             asynchronous.set_timeout(math.inf)
-            count = 2 * WAITING_MAX
+            count = 2 * THREADS_MAX
             tasks = [asyncio.ensure_future(asynchronous.get(f"k{number}")) for number in range(count)]
             await asyncio.sleep(0)
             for number in reversed(range(count)):
@@ -171,7 +171,7 @@ def test_more_tasks_than_threads_wait_on_a_store_that_waits_in_its_calls() -> No
             assert await asyncio.gather(*tasks) == [b"%d" % number for number in range(count)]
 
     asyncio.run(main())
-    assert threads.most <= HANDS_MAX + WAITING_MAX
+    assert threads.most <= HANDS_MAX + THREADS_MAX
 
 
 def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: P
             await until(lambda: is_asleep(asynchronous, 1))
             with subprocess.Popen(["sleep", "1000"]) as child:
                 try:
-                    watch = asynchronous._listener._watch
-                    assert asynchronous._listener.watch_process(child.pid)
+                    watch = asynchronous._driver._notifier._watcher
+                    assert asynchronous._driver._notifier.watch_process(child.pid)
                     assert watch.deaths == 0
                 finally:
                     child.kill()
@@ -312,10 +312,10 @@ def test_a_loop_does_not_listen_for_ever_to_a_bell_that_has_failed(tmp_path: Pat
             task = asyncio.ensure_future(asynchronous.get("k"))
             await asyncio.sleep(0)
             await until(lambda: is_asleep(asynchronous, 1))
-            watch = asynchronous._listener._watch
+            watch = asynchronous._driver._notifier._watcher
             events = watch._events
             assert events.descriptors()
-            watch.lose_bell(OSError("as it were"))
+            watch.fall_back_to_polling(OSError("as it were"))
             os.utime(tmp_path / "store.bell")  # an event that nobody takes
             await until(lambda: not events.descriptors())
             assert not task.done()

@@ -206,13 +206,13 @@ from fscoord.cli import main
 
 class Thing: pass
 
-def make_watch(*arguments, before=waiting.Watch, **options):
+def make_watch(*arguments, before=waiting.ChangeWatcher, **options):
     thing = Thing()
     kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))  # where the next line raises, it is lost
     del thing
     return before(*arguments, **options)
 
-waiting.Watch = make_watch
+waiting.ChangeWatcher = make_watch
 main()
 """
 

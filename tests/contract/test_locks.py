@@ -16,8 +16,7 @@ from support.third_party import ThirdPartyPlace, place_of
 
 from fscoord._log.wakeup import waiter as ticket
 from fscoord._log.wakeup.doorbell import bucket
-from fscoord._log.wakeup.waiter import Ticket
-from fscoord._waiting.parking import Naps
+from fscoord._log.wakeup.waiter import Waiter
 from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
@@ -247,7 +246,7 @@ def test_who_believes_that_nobody_is_in_line_overtakes_nobody(place: Place, stor
 def test_of_64_who_wait_one_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
-    monkeypatch.setattr(Ticket, "sleep", spied := SpiedSleep(Ticket.sleep))
+    monkeypatch.setattr(Waiter, "max_sleep", spied := SpiedSleep(Waiter.max_sleep))
     lock = Lock(store, "l")
     assert lock.acquire()
     gate = threading.Event()
@@ -265,25 +264,25 @@ def test_of_64_who_wait_one_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class SpiedSleep:
-    """In the place of `Ticket.sleep`: which buckets are waited for now, and which were rung."""
+    """In the place of `Waiter.max_sleep`: which buckets are waited for now, and which were rung."""
 
-    def __init__(self, sleep: Callable[[Ticket, float], Naps[bool]]) -> None:
-        self._sleep = sleep
+    def __init__(self, max_sleep: Callable[[Waiter, float], float]) -> None:
+        self._max_sleep = max_sleep
         self.asleep: list[int] = []
         self.rung: list[int] = []
 
-    def __get__(self, ticket: Ticket, _: type) -> Callable[[float], Naps[bool]]:
-        def sleep(left: float) -> Naps[bool]:
-            self.asleep.append(ticket._bucket)
-            try:
-                is_rung = yield from self._sleep(ticket, left)
-            finally:
-                self.asleep.remove(ticket._bucket)
-            if is_rung:
-                self.rung.append(ticket._bucket)
-            return is_rung
+    def __get__(self, waiter: Waiter, _: type) -> Callable[[float], float]:
+        def max_sleep(deadline: float) -> float:
+            if waiter._bucket in self.asleep:
+                self.asleep.remove(waiter._bucket)
+            seconds = self._max_sleep(waiter, deadline)
+            if seconds > 0:
+                self.asleep.append(waiter._bucket)
+            elif waiter.was_rung:
+                self.rung.append(waiter._bucket)
+            return seconds
 
-        return sleep
+        return max_sleep
 
 
 # What goes wrong
@@ -494,9 +493,9 @@ def test_who_closes_its_store_instead_of_releasing_wakes_the_next_at_once(
     """Whoever is not woken sleeps for longer than this test may take."""
     for module, name in (
         (_line, "SLOW_LOOK_S"),
-        (ticket, "VIGIL_FIRST_S"),
+        (ticket, "DEATH_WATCH_FIRST_S"),
         (death_watch, "PROBE_S"),
-        (death_watch, "LOOK_S"),
+        (death_watch, "DEATH_POLL_S"),
     ):
         monkeypatch.setattr(module, name, 10 * HANG_S)
     monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
@@ -508,7 +507,7 @@ def test_who_closes_its_store_instead_of_releasing_wakes_the_next_at_once(
     place = Place("file-ofd", str(tmp_path))
     holders = [place.open() for _ in range(1 if kind == "Lock" else 2)]
     assert all(make(holder).acquire() for holder in holders)
-    monkeypatch.setattr(Ticket, "sleep", spied := SpiedSleep(Ticket.sleep))
+    monkeypatch.setattr(Waiter, "max_sleep", spied := SpiedSleep(Waiter.max_sleep))
     waiter = start_thread(make(place.open()).acquire)
     until(lambda: spied.asleep)
     holders[-1].close()

@@ -14,7 +14,7 @@ from support.places import Place, start_thread, until
 
 from fscoord import aio
 from fscoord._waiting import slow_wait
-from fscoord.aio._slices import Slices
+from fscoord.aio._sliced_waits import SlicedWaits
 from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semaphore, _line, election, latch, once, queue
 from fscoord.store import Store
 
@@ -146,8 +146,8 @@ def test_long_wait_of_a_task_is_logged(
         async with aio.AsyncStore(place.open()) as tasks:
             if by_slices:
                 tasks._come_to(asyncio.get_running_loop())
-                tasks._slices = Slices(tasks.store)
-                monkeypatch.setattr("fscoord.aio._slices.SLICE_S", 0.01)
+                tasks._driver._sliced_waits = SlicedWaits(tasks.store)
+                monkeypatch.setattr("fscoord.aio._sliced_waits.SLICE_S", 0.01)
             waiting = asyncio.create_task(wait(tasks))
             while not spoken():
                 await asyncio.sleep(0.001)

@@ -16,7 +16,7 @@ def pretend(directory: str, slow: float) -> None:
     """Take `directory` for NFS, its subdirectory `node` for a file system of this node, and believe it so long."""
     here = mount.Mount("nfs4", directory, ("rw",))
     waiter.SLOW_LAST_S = slow
-    waiter.OWN_LOOK_S = 1000.0
+    waiter.OWN_POLL_S = 1000.0
     node_poller.FALLBACK = os.path.join(directory, "node")
     os.environ.pop("XDG_RUNTIME_DIR", None)
     local = mount.find_mount

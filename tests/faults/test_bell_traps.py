@@ -29,7 +29,7 @@ from fscoord import FileStore
 from fscoord._log.log import LogFile
 from fscoord._log.wakeup import waiter as log_ticket, watcher as log_watch
 from fscoord._log.wakeup.doorbell import Bell, bucket
-from fscoord._log.wakeup.waiter import Ticket
+from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import file_events, system
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.stores.file import notifier
@@ -65,8 +65,8 @@ def until(condition: Callable[[], Any]) -> None:
 
 def asleep(store: FileStore) -> int:
     """Count the threads of this process that sleep on what `store` watches."""
-    watch = store._waiting._watch
-    return 0 if watch is None else len(watch._asleep)
+    watch = store._notifier._watcher
+    return 0 if watch is None else len(watch._sleeping)
 
 
 def wait_in_thread(store: FileStore, key: str, others: int = 0) -> Thread:
@@ -213,7 +213,7 @@ def test_no_inotify_instance_left(path: str, caplog: pytest.LogCaptureFixture) -
         store.set("k", "1")
         is_woken_by_a_ring(path, other)  # loads what is loaded at the first wait
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        other._waiting._watch = None
+        other._notifier._watcher = None
         gc.collect()
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, limits[1]))
@@ -353,15 +353,15 @@ def test_a_key_that_comes_between_the_look_and_the_mark(
     path: str, monkeypatch: pytest.MonkeyPatch, only_rings_wake: None
 ) -> None:
     """The wait then marks the other key that it lacks, before it sleeps."""
-    arm = Ticket.arm
+    arm = Waiter.arm
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
 
-        def arm_late(ticket: Ticket, number: int) -> None:
-            monkeypatch.setattr(Ticket, "arm", arm)
+        def arm_late(ticket: Waiter, number: int) -> None:
+            monkeypatch.setattr(Waiter, "arm", arm)
             other.set("a", "1")
             arm(ticket, number)
 
-        monkeypatch.setattr(Ticket, "arm", arm_late)
+        monkeypatch.setattr(Waiter, "arm", arm_late)
         waiter = start_thread(store.wait, ["a", "b"])
         until(lambda: asleep(store))
         other.set("b", "1")
@@ -371,15 +371,15 @@ def test_a_key_that_comes_between_the_look_and_the_mark(
 def test_a_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arm = Ticket.arm
+    arm = Waiter.arm
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
 
-        def arm_late(ticket: Ticket, number: int) -> None:
+        def arm_late(ticket: Waiter, number: int) -> None:
             other.set("a", "1")
             arm(ticket, number)
 
-        monkeypatch.setattr(Ticket, "arm", arm_late)
-        monkeypatch.setattr(Ticket, "sleep", lambda *_: pytest.fail("it sleeps, though what it waits for is there"))
+        monkeypatch.setattr(Waiter, "arm", arm_late)
+        monkeypatch.setattr(Waiter, "max_sleep", lambda *_: pytest.fail("it sleeps, though what it waits for is there"))
         assert store.get("a") == b"1"
 
 
@@ -508,7 +508,7 @@ store = FileStore(path, timeout=60)
 threads = [threading.Thread(target=store.get, args=(key,)) for key in keys]
 for thread in threads:
     thread.start()
-while store._waiting._watch is None or len(store._waiting._watch._asleep) < len(keys):
+while store._notifier._watcher is None or len(store._notifier._watcher._sleeping) < len(keys):
     pass
 LogFile.refresh = count
 print("ready", flush=True)
@@ -549,9 +549,9 @@ def test_a_write_wakes_none_but_those_who_wait_for_it_in_other_processes(path: s
 def test_polling_on_request(path: str) -> None:
     with FileStore(path, timeout=HANG_S, watch="poll") as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
-        watch = store._waiting._watch
+        watch = store._notifier._watcher
         assert watch is not None
-        assert not watch.hears
+        assert not watch.has_events
         assert os.listdir(os.path.dirname(path)) == ["store"]
         other.set("k", "1")
         assert waiter.join() == b"1"
@@ -638,17 +638,17 @@ def test_a_ring_that_another_hears_before_this_thread_listens_is_not_slept_over(
 
     class Ears:
         def acquire(self, *, blocking: bool) -> bool:
-            watch._ears = ears
+            watch._reader_mutex = ears
             other.set("k", "1")
             assert watch._events.wait(HANG_S)
-            watch._tell(watch._events)
+            watch._dispatch(watch._events)
             return bool(ears.acquire(blocking=blocking))
 
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         wait_in_vain(store)
-        watch: Any = store._waiting._watch
-        ears = watch._ears
-        watch._ears = Ears()
+        watch: Any = store._notifier._watcher
+        ears = watch._reader_mutex
+        watch._reader_mutex = Ears()
         assert start_thread(store.get, "k").join() == b"1"
 
 
@@ -740,7 +740,7 @@ def test_every_write_rings_for_its_keys_where_there_is_a_bell_and_for_nobody_whe
 ) -> None:
     rung: list[list[bytes]] = []
     with FileStore(path) as store, FileStore(path) as waiter:
-        monkeypatch.setattr(store._waiting, "ring", lambda names: rung.append(list(names)))
+        monkeypatch.setattr(store._notifier, "notify", lambda names: rung.append(list(names)))
 
         def write_all() -> None:
             store.set("a", "1")

@@ -129,13 +129,13 @@ def test_a_wait_ends_with_the_death_of_who_is_needed(path: str) -> None:
 
 def watched(store: FileStore) -> set[int]:
     """The processes whose death the kernel will tell of."""
-    watch = store._waiting._watch
+    watch = store._notifier._watcher
     return set(watch._events.processes) if watch is not None and watch._events is not None else set()
 
 
 def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
-    monkeypatch.setattr(log_ticket, "VIGIL_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
+    monkeypatch.setattr(log_ticket, "DEATH_WATCH_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
     with (
         FileStore(path, rank=0, timeout=HANG_S) as store,
         ranks(path, 2) as others,
@@ -148,13 +148,13 @@ def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: 
 
 def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    sleep = log_ticket.Ticket.sleep
+    sleep = log_ticket.Waiter.max_sleep
 
-    def spied(ticket: log_ticket.Ticket, left: float) -> Any:
-        pauses.append(ticket._pause)
-        return sleep(ticket, left)
+    def spied(waiter: log_ticket.Waiter, deadline: float) -> Any:
+        pauses.append(waiter._pause)
+        return sleep(waiter, deadline)
 
-    monkeypatch.setattr(log_ticket.Ticket, "sleep", spied)
+    monkeypatch.setattr(log_ticket.Waiter, "max_sleep", spied)
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as others:
         number = store.members([1])[0].number
         with start_thread(store.wait_sessions, ["k"], [number], math.inf) as waiter:
@@ -166,7 +166,7 @@ def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeyp
 def test_a_wait_without_events_finds_deaths_by_itself(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S, watch="poll") as store, ranks(path, 2) as others:
         with start_thread(store.wait_alive, ["k"], [1]) as waiter:
-            until(lambda: store._waiting._watch is not None)
+            until(lambda: store._notifier._watcher is not None)
             others[1].kill()
         assert waiter.result == [1]
 

@@ -73,7 +73,7 @@ def is_free(both: Pair, at: At) -> None:
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
     with pair(path, lock) as both:
-        while both.store._waiting._watch is None:
+        while both.store._notifier._watcher is None:
             OPERATIONS["wait"](both.store)
         both.renew()
         open_before = descriptors()
@@ -95,7 +95,7 @@ def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, e
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 def test_handlers_exception_comes_out_of_waits(path: str, exception: type[Exception]) -> None:
     with pair(path, "ofd") as both:
-        while both.store._waiting._watch is None:
+        while both.store._notifier._watcher is None:
             OPERATIONS["wait"](both.store)
         for number in itertools.count(1):
             at = call_with(exception, number, lambda: wait(both.store))

@@ -444,7 +444,7 @@ def test_a_fork_of_a_process_that_waits(path: str, fork: Callable[[], int]) -> N
 
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         with start_thread(store.get, "for the parent") as waiter:
-            until(lambda: store._waiting._watch and store._waiting._watch._asleep)
+            until(lambda: store._notifier._watcher and store._notifier._watcher._sleeping)
             with Child(fork, work, store) as child:
                 other.get("the child is there")
                 other.set("for the parent", "1")

@@ -141,7 +141,7 @@ def test_a_wait_ends_when_the_log_goes_away(way: str, watch: str, read_only: boo
     with FileStore(inner, read_only=read_only, watch=watch, timeout=10 * HANG_S) as waiter:
         until = time.monotonic() + HANG_S
         with Thread(wait_until_gone, waiter) as waiting:
-            while not (waiter._waiting._tickets and waiter._waiting._watch.is_announced):  # it makes nothing any more
+            while not (waiter._notifier._waiters and waiter._notifier._watcher.is_announced):  # it makes nothing any more
                 assert time.monotonic() < until
             spoil(inner)
             error = str(waiting.join())

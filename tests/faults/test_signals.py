@@ -129,7 +129,7 @@ def descriptors() -> int:
 def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
     """Wherever Ctrl-C comes: no lock, no mutex, no descriptor; and the handle works, with nothing lost or doubled."""
     with pair(path, lock) as both:
-        while both.store._waiting._watch is None:
+        while both.store._notifier._watcher is None:
             OPERATIONS["wait"](both.store)  # opens what all later waits and rings share, if its time suffices
         both.renew()
         both.check("no point")
@@ -311,8 +311,8 @@ def press_ctrl_c_when_asleep(store: FileStore) -> None:
 
 def asleep(store: FileStore) -> int:
     """Count the threads of this process that sleep on what `store` watches."""
-    watch = store._waiting._watch
-    return 0 if watch is None else len(watch._asleep)
+    watch = store._notifier._watcher
+    return 0 if watch is None else len(watch._sleeping)
 
 
 def wait_until(condition: Callable[[], object]) -> None:

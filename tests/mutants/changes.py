@@ -352,8 +352,8 @@ MUTANTS = (
     Mutant(
         "who stops listening does not hand on",
         "_log/wakeup/watcher.py",
-        "            self._asleep.discard(ticket)\n            self._hand_on()",
-        "            self._asleep.discard(ticket)",
+        "            self._sleeping.discard(ticket)\n            self._hand_on()",
+        "            self._sleeping.discard(ticket)",
         ("tests/faults/test_bell_traps.py::test_who_listens_may_leave_and_another_takes_over",),
     ),
     Mutant(

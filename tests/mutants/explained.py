@@ -262,7 +262,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "_log/wakeup/waiter.py": {
         "Ticket.__init__: self._heard = watch.heard -> pass": UNREAD,
         "Ticket._sleep_beside: if self._vigil or *| now >= until -> Gt": CLOCK,
-        "Ticket._sleep_beside: if self._vigil or *| now - self._own_look > OWN_LOOK_S -> GtE": CLOCK,
+        "Ticket._sleep_beside: if self._vigil or *| now - self._own_look > OWN_POLL_S -> GtE": CLOCK,
         "Ticket.__init__: self._bucket = 0 *": "a wait is armed before it sleeps",
         'Ticket.__init__: self._mark = b"" -> pass': "a wait is armed before it sleeps",
         "Ticket.__init__: self._beats = -1 | 1 -> 2": "no byte of the bell is negative",

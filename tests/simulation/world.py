@@ -14,7 +14,7 @@ from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
 
 from fscoord._log.locking import kernel_wait, process_mutex
 from fscoord._log.wakeup import watcher
-from fscoord._log.wakeup.waiter import Ticket
+from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import file_events, network, system
 from fscoord.stores.file import lifecycle
 
@@ -167,8 +167,8 @@ class World:
             file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},
             process_mutex: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},
-            watcher: {"_watches": Own(self, "watches", weakref.WeakValueDictionary), "_guard": guards},
-            Ticket: {"__hash__": lambda ticket: self._number(ticket)},
+            watcher: {"_watchers": Own(self, "watchers", weakref.WeakValueDictionary), "_guard": guards},
+            Waiter: {"__hash__": lambda waiter: self._number(waiter)},
         }
         before = {thing: {name: getattr(thing, name) for name in names} for thing, names in own.items()}
         stores, participants = set(lifecycle._open_stores), set(lifecycle._participants)

@@ -125,7 +125,7 @@ def wait_in_vain(store: Any) -> None:
     while True:
         with pytest.raises(StoreTimeoutError):
             store.wait(["never"], limit)
-        watch = store._waiting._watch
+        watch = store._notifier._watcher
         if watch is not None and watch.is_announced and not watch.is_closed:  # as a parent's is in its forked child
             return
         assert limit < HANG_S

@@ -1,4 +1,4 @@
-"""`Store._await_change`: who waits for any change at all hears of each, at once where the store can tell."""
+"""`Store._wait_for_change`: who waits for any change at all hears of each, at once where the store can tell."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "ANNOUNCE_S", LONG_S)
 
 
-def until_asleep(store: FileStore, name: str = "_for_all") -> None:
-    """Return when somebody sleeps until anything changes in `store`, or with ``"_waiting"`` until a key does."""
+def until_asleep(store: FileStore, name: str = "_change_notifier") -> None:
+    """Return when somebody sleeps until anything changes in `store`, or with ``"_notifier"`` until a key does."""
     deadline = time.monotonic() + HANG_S
-    while not ((waits := getattr(store, name)) and waits._watch and waits._watch._asleep):
+    while not ((waits := getattr(store, name)) and waits._watch and waits._watch._sleeping):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -65,31 +65,31 @@ def test_every_change_ends_the_wait(path: str, options: dict[str, object], is_ne
     with FileStore(path) as writer, FileStore(path, **options) as watcher:
         view: Store = PrefixStore("view", watcher) if is_nested else watcher
         writer.set("k", "1")
-        known = view._await_change(None, HANG_S)
+        known = view._wait_for_change(None, HANG_S)
         for name, change in CHANGES.items():
-            assert view._await_change(known, 0.0) == known
-            with start_thread(view._await_change, known, LONG_S) as thread:
+            assert view._wait_for_change(known, 0.0) == known
+            with start_thread(view._wait_for_change, known, LONG_S) as thread:
                 until_asleep(watcher)
                 change(writer)
             assert thread.result != known, name
-            known = view._await_change(thread.result, 0.0)
+            known = view._wait_for_change(thread.result, 0.0)
 
 
 @pytest.mark.usefixtures("only_events_wake")
 def test_what_came_before_the_wait_ends_it_too(path: str) -> None:
     with FileStore(path) as store:
-        known = store._await_change(None, HANG_S)
+        known = store._wait_for_change(None, HANG_S)
         store.set("k", "1")
-        assert store._await_change(known, LONG_S) != known
+        assert store._wait_for_change(known, LONG_S) != known
 
 
 @pytest.mark.usefixtures("only_events_wake")
 def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
     with FileStore(path) as writer, FileStore(path, timeout=HANG_S) as store:
         with start_thread(store.get, "key") as getter:
-            until_asleep(store, "_waiting")
-            known = store._await_change(None, HANG_S)
-            with start_thread(store._await_change, known, LONG_S) as thread:
+            until_asleep(store, "_notifier")
+            known = store._wait_for_change(None, HANG_S)
+            with start_thread(store._wait_for_change, known, LONG_S) as thread:
                 until_asleep(store)
                 writer.set("other", "1")
             assert thread.result != known
@@ -100,8 +100,8 @@ def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> N
 @pytest.mark.usefixtures("only_events_wake")
 def test_closing_the_store_ends_the_wait(path: str) -> None:
     with FileStore(path) as store:
-        known = store._await_change(None, HANG_S)
-        thread = start_thread(store._await_change, known, LONG_S)
+        known = store._wait_for_change(None, HANG_S)
+        thread = start_thread(store._wait_for_change, known, LONG_S)
         until_asleep(store)
         store.close()
         with pytest.raises(StoreClosedError):
@@ -115,9 +115,9 @@ def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_
     monkeypatch.setattr(network, "LOOK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     with FileStore(path) as afar, FileStore(path) as store:
-        known = store._await_change(None, HANG_S)
+        known = store._wait_for_change(None, HANG_S)
         store._log.take_news()
-        with start_thread(store._await_change, known, LONG_S) as thread:
+        with start_thread(store._wait_for_change, known, LONG_S) as thread:
             until_asleep(store)
             afar.set("k", "1")
         assert thread.result != known
@@ -127,9 +127,9 @@ def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_
 
 def test_a_store_that_hears_of_nothing_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     with HashStore() as store:
-        monkeypatch.setattr(contract, "UNHEARD_S", LONG_S)
-        known = store._await_change(None, HANG_S)
+        monkeypatch.setattr(contract, "POLL_INTERVAL_S", LONG_S)
+        known = store._wait_for_change(None, HANG_S)
         assert known is not None
-        store._await_change(known, 0.0)
-        monkeypatch.setattr(contract, "UNHEARD_S", 0.0)
-        assert store._await_change(known, math.inf) is not None
+        store._wait_for_change(known, 0.0)
+        monkeypatch.setattr(contract, "POLL_INTERVAL_S", 0.0)
+        assert store._wait_for_change(known, math.inf) is not None

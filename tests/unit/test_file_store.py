@@ -300,7 +300,7 @@ def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
 ) -> None:
     rung: list[list[bytes]] = []
     with FileStore(tmp_path / "store") as store:
-        monkeypatch.setattr(store._waiting, "ring", lambda names: rung.append(list(names)))
+        monkeypatch.setattr(store._notifier, "notify", lambda names: rung.append(list(names)))
         writes = (
             lambda: store.set("a", "1"),
             lambda: store.compare_set("a", "1", "2"),
@@ -361,10 +361,10 @@ def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> 
 
     listener = Listener()
     store = FileStore(tmp_path / "store", rank=0)
-    store._listeners.add(listener)  # type: ignore[arg-type]
+    store._notifiers.add(listener)  # type: ignore[arg-type]
     waited: list[int] = []
-    close = store._waiting.close
-    store._waiting.close = lambda session: (waited.append(session), close(session))  # type: ignore[method-assign]
+    close = store._notifier.close
+    store._notifier.close = lambda session: (waited.append(session), close(session))  # type: ignore[method-assign]
     store.close()
     assert (listener.closed, waited) == ([0], [1])
 

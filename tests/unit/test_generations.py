@@ -535,13 +535,13 @@ def test_who_waits_hears_of_what_is_written_to_a_later_generation(watch: str, re
         store.set("k", "v")
         with FileStore(path, read_only=read_only, watch=watch, timeout=LIMIT_S) as other:
             with start_thread(other.get, "awaited") as waiter:
-                until(lambda: other._waiting._tickets)
+                until(lambda: other._notifier._waiters)
                 for _ in range(3):
                     store.compact()
                     store.set("k", "w")
                 until(lambda: generation(other) == 3)
                 if watch != "poll" and read_only:  # it rings no bell, and watches the log itself
-                    until(lambda: getattr(other._waiting._watch, "_log_path", "").endswith(names(path)[0]))
+                    until(lambda: getattr(other._notifier._watcher, "_log_path", "").endswith(names(path)[0]))
                 store.set("awaited", "1")
             assert waiter.result == b"1"
 
@@ -602,7 +602,7 @@ def test_a_watch_on_a_generation_that_has_just_gone_is_replaced(path: Path) -> N
         store.set("k", "v")
         store.compact()
         assert reader.get("k") == b"v"
-        make = reader._waiting._make_watch
+        make = reader._notifier._make_watcher
         stale = [2]
 
         def make_late() -> object:
@@ -611,7 +611,7 @@ def test_a_watch_on_a_generation_that_has_just_gone_is_replaced(path: Path) -> N
                 store.compact()
             return make()
 
-        reader._waiting._make_watch = make_late
+        reader._notifier._make_watcher = make_late
         with start_thread(reader.get, "awaited") as waiter:
             until(lambda: stale[0] == 0 and generation(reader) == 3)
             store.set("awaited", "1")

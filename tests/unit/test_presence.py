@@ -177,8 +177,8 @@ def test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error(
     monkeypatch.setattr(death_watch, "BEGIN_S", -1.0)
     with FileStore(path, timeout=20) as store:
         store.set("k", "v")
-        looks = death_watch.Vigil(store._log, store._waiting, list, lambda: [77])
+        looks = death_watch.DeathWatch(store._log, store._notifier, list, lambda: [77])
         looks._watched.add(77)
-        assert looks.dead(1.0) == []
+        assert looks.find_dead(1.0) == []
         looks._watched.clear()
-        assert looks.dead(1.0) == []
+        assert looks.find_dead(1.0) == []

@@ -176,7 +176,7 @@ class ChangeWatcher:
             bell.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close the descriptors that report events to the parent's waits; no loop reads them here."""
+        """In a forked child: close the descriptors, which report events to the parent; no loop reads them here."""
         self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
@@ -223,7 +223,7 @@ class ChangeWatcher:
         self._pass_reader_role()
 
     def block(self, sleeper: Sleeper, seconds: float) -> None:
-        """Sleep in this thread until `sleeper` is woken, at most `seconds`; read the events, if no other thread does."""
+        """Sleep in this thread until `sleeper` is woken, or for `seconds`; read the events, if no other thread does."""
         events = self._events
         if (
             events is None

@@ -168,7 +168,7 @@ class ChangeNotifier:
         return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, SharedLogFile)
 
     def _ring_end(self, session: int) -> None:
-        """Ring for the end of `session`, if there is a bell. A later waiter sees by itself that the session has ended."""
+        """Ring for the end of `session`, if there is a bell. Later waiters see by themselves that it has ended."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
-from fscoord._log.format import record
 from fscoord._log.format.session import Session
-from fscoord._log.io.cursor import Suspect
 from fscoord._log.io.opening import Wanted
-from fscoord._log.io.spill import Fetch
 from fscoord._log.liveness.liveness_file import Home
 from fscoord._log.log import LogFile
-from fscoord._runtime import system
-from fscoord._waiting.parking import THREADS, Naps, Sleepers, sleep_through
-from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
-from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
+from fscoord._waiting.request import KEYS, WaitRequest
+from fscoord._waiting.wait import THREAD_BACKEND, Wait, WaitBackend, block_on
+from fscoord.arguments import Key, Timeout, integer, keys_bytes, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.members import Member
 from fscoord.store import Store
-from fscoord.stores.file.death_watch import Vigil
-from fscoord.stores.file.notifier import MISSING, Missing, Waiting
-from fscoord.stores.file.replay import State, whole
+from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.replay import State
+from fscoord.stores.file.waits import AnyChange, Condition, FileWait, condition_of
 
 __all__ = ["Sessions"]
 
-T = TypeVar("T")
-
-PATIENCE_S: Final = 0.02
+MEMBERS_LOCK_S: Final = 0.02
 """How long `Sessions.members` waits for the lock."""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
@@ -77,8 +69,8 @@ class Sessions(Store):
         self._log.refresh(self._timeout)
         if not self._log.read_only:
             with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
-                self._log.introduce(min(self._timeout, PATIENCE_S))
-                self._bury(self._log.undead(wanted), min(self._timeout, PATIENCE_S))
+                self._log.introduce(min(self._timeout, MEMBERS_LOCK_S))
+                self._bury(self._log.undead(wanted), min(self._timeout, MEMBERS_LOCK_S))
         home = Home.find()
 
         def answer() -> list[Member]:
@@ -146,7 +138,8 @@ class Sessions(Store):
         """See `Store._wait_for_change`. `known` is a position in the log; each later record is a change."""
         if self._change_notifier is None:
             self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
-        return block_on(FileWait(self._change_notifier, AnyChange(self._log, known), timeout))
+        wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
+        return block_on(wait)
 
     def _bury(self, numbers: Iterable[int], limit: float) -> None:
         """Record the deaths among the sessions `numbers` that show."""

@@ -1,4 +1,4 @@
-"""Watch: who hears of events, and that who hears of none sleeps all the same."""
+"""ChangeWatcher: who hears of events, and that who hears of none sleeps all the same."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from support.places import start_thread
 
 from fscoord._log.wakeup import watcher as log_watch
 from fscoord._log.wakeup.doorbell import Bell, bucket
-from fscoord._log.wakeup.waiter import Ticket
-from fscoord._log.wakeup.watcher import Watch
-from fscoord._waiting.parking import THREADS, Sleepers, sleep_through
+from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import ChangeWatcher
+from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 
 LIMIT_S = 60
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
-    made: list[Watch] = []
+def make(tmp_path: Path) -> Iterator[Callable[..., ChangeWatcher]]:
+    made: list[ChangeWatcher] = []
 
-    def make(mode: str, **where: Any) -> Watch:
+    def make(mode: str, **where: Any) -> ChangeWatcher:
         path = tmp_path / "log"
         path.touch()
-        made.append(Watch(str(path), None, mode, **where))
+        made.append(ChangeWatcher(str(path), None, mode, **where))
         return made[-1]
 
     yield make
@@ -55,12 +55,12 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
     ],
 )
 def test_events_are_listened_to_where_they_tell_of_all_writers_or_somebody_insists(
-    mode: str, is_local: bool, is_node: bool, hears: bool, make: Callable[..., Watch]
+    mode: str, is_local: bool, is_node: bool, hears: bool, make: Callable[..., ChangeWatcher]
 ) -> None:
-    assert make(mode, is_local=is_local, is_node=is_node).hears is hears
+    assert make(mode, is_local=is_local, is_node=is_node).has_events is hears
 
 
-def test_a_process_is_watched_where_there_are_events(make: Callable[..., Watch]) -> None:
+def test_a_process_is_watched_where_there_are_events(make: Callable[..., ChangeWatcher]) -> None:
     watch = make("auto", is_local=True)
     assert watch.watch_process(os.getpid())
     assert watch.watches(os.getpid())
@@ -74,8 +74,23 @@ def test_who_hears_of_nothing_has_no_bell(tmp_path: Path) -> None:
     """It would mark it at each look, and writers would ring for nobody."""
     with closing(Bell(str(tmp_path / "bell"), 0o600)) as bell:
         for mode, rings in (("poll", None), ("auto", bell)):
-            with closing(Watch(str(tmp_path / "log"), bell, mode, is_local=True)) as watch:
+            with closing(ChangeWatcher(str(tmp_path / "log"), bell, mode, is_local=True)) as watch:
                 assert watch.bell is rings
+
+
+def sleep(watch: ChangeWatcher, waiting: Any, left: float) -> bool:
+    """Sleep on `watch`; return True when `waiting` is rung, and False after `left` seconds."""
+    until = time.monotonic() + left
+    watch.begin_sleep(waiting)
+    try:
+        while not waiting.is_rung():
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                return False
+            watch.block(waiting, seconds)
+        return True
+    finally:
+        watch.end_sleep(waiting)
 
 
 class Woken:
@@ -93,28 +108,28 @@ class Woken:
 
 
 def test_who_hears_of_nothing_sleeps_until_it_is_woken(
-    make: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., ChangeWatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = make("poll", is_local=True)
-    ticket: Any = Ticket(watch)
-    ticket.wake = woken = Woken()
+    ticket: Any = Waiter(watch)
+    ticket.waker = woken = Woken()
     monkeypatch.setattr(ticket, "is_rung", lambda: len(woken.sleeps) == 3)
-    assert sleep_through(watch.sleep(ticket, time.monotonic() + LIMIT_S))
+    assert sleep(watch, ticket, LIMIT_S)
     assert len(woken.sleeps) == 3
     assert all(0 < seconds <= LIMIT_S for seconds in woken.sleeps)
     monkeypatch.setattr(ticket, "is_rung", lambda: False)
-    assert not sleep_through(watch.sleep(ticket, time.monotonic() - 1))
+    assert not sleep(watch, ticket, -1)
 
 
-def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Watch]) -> None:
+def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., ChangeWatcher]) -> None:
     watch = make("auto", is_local=True)
     assert not watch.is_stale
     watch.close()
     assert watch.is_stale
-    assert not watch.hears
+    assert not watch.has_events
 
 
-def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: Callable[..., Watch]) -> None:
+def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: Callable[..., ChangeWatcher]) -> None:
     """The thread that was making it is not there in the child, and never lets go."""
     is_making, may_end = threading.Event(), threading.Event()
 
@@ -136,15 +151,14 @@ def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: C
         thread.join()
 
 
-def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., Watch], tmp_path: Path) -> None:
+def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
     watch = make("auto", is_local=True)
     sleepers: list[Any] = []
     with ExitStack() as stack:
         for _ in range(3):
-            sleep = watch.sleep(Ticket(watch), time.monotonic() + LIMIT_S)
-            sleepers.append(stack.enter_context(start_thread(sleep_through, sleep)))
+            sleepers.append(stack.enter_context(start_thread(sleep, watch, Waiter(watch), LIMIT_S)))
         deadline = time.monotonic() + LIMIT_S
-        while len(watch._asleep) < 3:
+        while len(watch._sleeping) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         (tmp_path / "log").write_text("news")
@@ -153,7 +167,7 @@ def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., Watch], tm
         assert [sleeper.result for sleeper in sleepers] == [True] * 3
 
 
-class Loop(Sleepers):
+class Loop(WaitBackend):
     """Stands for an event loop, which calls who listens when there is something to read."""
 
     def __init__(self, *, listens: bool = True) -> None:
@@ -161,39 +175,38 @@ class Loop(Sleepers):
         self.heard: list[Callable[[], None]] = []
         self.given_back: list[object] = []
 
-    def listen(self, events: object, heard: Callable[[], None]) -> bool:
-        self.heard.append(heard)
+    def subscribe(self, events: object, on_readable: Callable[[], None]) -> bool:
+        self.heard.append(on_readable)
         return self.listens
 
-    def give_back(self, events: object) -> None:
+    def release(self, events: object) -> None:
         self.given_back.append(events)
-        super().give_back(events)
+        super().release(events)
 
 
-def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Watch], tmp_path: Path) -> None:
+def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
     loop = Loop()
-    watch = make("auto", is_local=True, sleepers=loop)
+    watch = make("auto", is_local=True, backend=loop)
     (heard,) = loop.heard
     waits: list[float] = []
     wait = watch._events.wait
     watch._events.wait = lambda limit: (waits.append(limit), wait(limit))[1]
     heard()
-    assert watch.heard == 0, "there was nothing to read"
-    naps = watch.sleep(Ticket(watch), time.monotonic() + LIMIT_S)
-    next(naps)
+    assert watch.event_count == 0, "there was nothing to read"
+    waiting = Waiter(watch)
+    assert waiting.max_sleep(time.monotonic() + LIMIT_S) > 0
     (tmp_path / "log").write_text("news")
     heard()
-    assert watch.heard == 1
+    assert watch.event_count == 1
     assert waits == [0, 0]
-    with pytest.raises(StopIteration) as end:
-        next(naps)
-    assert end.value.value is True
+    assert waiting.max_sleep(time.monotonic() + LIMIT_S) == 0
+    assert waiting.was_rung
 
 
-def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(make: Callable[..., Watch]) -> None:
+def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(make: Callable[..., ChangeWatcher]) -> None:
     for listens in (True, False):
         loop = Loop(listens=listens)
-        watch = make("auto", is_local=True, sleepers=loop)
+        watch = make("auto", is_local=True, backend=loop)
         assert not watch.watch_process(2**22 + 1), "there is no such process"
         assert len(loop.heard) == 1
         assert watch.watch_process(os.getpid())
@@ -201,10 +214,10 @@ def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(mak
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_who_is_told_too_late_gives_the_events_back(how: str, make: Callable[..., Watch], tmp_path: Path) -> None:
+def test_who_is_told_too_late_gives_the_events_back(how: str, make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
     """Or it would be called again and again."""
     loop = Loop()
-    watch = make("auto", is_local=True, sleepers=loop) if how == "closed" else _watch(tmp_path, loop)
+    watch = make("auto", is_local=True, backend=loop) if how == "closed" else _watch(tmp_path, loop)
     events = watch._events
     if how == "closed":
         watch._events = None
@@ -218,15 +231,15 @@ def test_who_is_told_too_late_gives_the_events_back(how: str, make: Callable[...
 
 def _watch(tmp_path: Path, loop: Loop) -> Any:
     (tmp_path / "log").touch()
-    return Watch(str(tmp_path / "log"), None, "auto", is_local=True, sleepers=loop)
+    return ChangeWatcher(str(tmp_path / "log"), None, "auto", is_local=True, backend=loop)
 
 
 def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> None:
     bell = Bell(str(tmp_path / "bell"), 0o600)
-    watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
-    post, ticket = watch.post, Ticket(watch)
+    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
+    post, ticket = watch.election, Waiter(watch)
     assert post is not None
-    assert post.is_mine(ticket)
+    assert post.elect(ticket)
     watch.close()
     assert not post._held
     assert bell.is_lost
@@ -234,16 +247,16 @@ def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> 
 
 def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
     bell = Bell(str(tmp_path / "bell"), 0o600)
-    watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
+    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     try:
-        ticket, post = Ticket(watch), watch.post
-        assert watch.hears
+        ticket, post = Waiter(watch), watch.election
+        assert watch.has_events
         assert post is not None
-        assert post.is_mine(ticket)
-        watch.lose_bell(OSError(errno.EIO, "Input/output error"))
+        assert post.elect(ticket)
+        watch.fall_back_to_polling(OSError(errno.EIO, "Input/output error"))
         assert not post._held
-        assert not post.is_mine(ticket)
-        assert (watch.bell, watch.post, watch.hears) == (None, None, False)
+        assert not post.elect(ticket)
+        assert (watch.bell, watch.election, watch.has_events) == (None, None, False)
     finally:
         watch.close()
         bell.close()
@@ -289,8 +302,8 @@ class Sleeper:
 
     def __init__(self, woken: list[Sleeper], *, is_rung: bool = False, sleeps: bool = True) -> None:
         self._woken, self._is_rung, self._sleeps = woken, is_rung, sleeps
-        self.wake = self
-        self.is_called = False
+        self.waker = self
+        self.role_changed = False
 
     def is_rung(self) -> bool:
         return self._is_rung
@@ -317,72 +330,71 @@ class Heard:
         return self._ended
 
 
-def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., Watch]) -> None:
+def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., ChangeWatcher]) -> None:
     watch: Any = make("poll", is_local=True)
     woken: list[Sleeper] = []
     listener, rung, other = (Sleeper(woken, is_rung=rings) for rings in (True, True, False))
-    watch._asleep = {listener, rung, other}
-    watch._tell(Heard(3), listener)
+    watch._sleeping = {listener, rung, other}
+    watch._dispatch(Heard(3), listener)
     assert woken == [rung]
-    assert (watch.heard, watch.deaths) == (1, 3)
+    assert (watch.event_count, watch.deaths) == (1, 3)
 
 
 @pytest.mark.parametrize(("sleeps", "count"), [(True, 1), (False, 3)])
 def test_who_leaves_wakes_one_who_sleeps_to_listen_in_its_place(
-    sleeps: bool, count: int, make: Callable[..., Watch]
+    sleeps: bool, count: int, make: Callable[..., ChangeWatcher]
 ) -> None:
     """Who was woken before is about to leave, too."""
     watch: Any = make("poll", is_local=True)
     woken: list[Sleeper] = []
-    watch._asleep = {Sleeper(woken, sleeps=sleeps) for _ in range(3)}
-    watch._hand_on()
+    watch._sleeping = {Sleeper(woken, sleeps=sleeps) for _ in range(3)}
+    watch._pass_reader_role()
     assert len(woken) == count
 
 
 def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_calls(
-    make: Callable[..., Watch],
+    make: Callable[..., ChangeWatcher],
 ) -> None:
     watch: Any = make("poll", is_local=True)
     woken: list[Sleeper] = []
-    watch._asleep = {Sleeper(woken) for _ in range(3)}
-    watch._wake_all()
-    assert (set(woken), len(woken), watch.heard) == (watch._asleep, 3, 1)
-    log_watch._call_all(watch)
+    watch._sleeping = {Sleeper(woken) for _ in range(3)}
+    watch._on_event()
+    assert (set(woken), len(woken), watch.event_count) == (watch._sleeping, 3, 1)
+    watch._on_vacancy()
     assert len(woken) == 6
-    assert all(sleeper.is_called for sleeper in watch._asleep)
-    log_watch._call_all(None)
+    assert all(sleeper.role_changed for sleeper in watch._sleeping)
 
 
 @pytest.mark.parametrize("readable", [False, True])
-def test_who_listens_is_interrupted_when_all_are_to_look_about(readable: bool, make: Callable[..., Watch]) -> None:
+def test_who_listens_is_interrupted_when_all_are_to_look_about(readable: bool, make: Callable[..., ChangeWatcher]) -> None:
     watch: Any = make("poll", is_local=True)
     watch._events = heard = Heard(readable=readable)
-    watch.look_about()
+    watch.wake_all()
     assert heard.interruptions == readable
 
 
-def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(make: Callable[..., Watch]) -> None:
+def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(make: Callable[..., ChangeWatcher]) -> None:
     log_id = os.urandom(16)
-    inner: list[Watch] = []
+    inner: list[ChangeWatcher] = []
     outer = make("auto", is_local=True)
 
-    def make_slowly() -> Watch:
-        inner.append(log_watch.shared_watch(log_id, "auto", THREADS, lambda: make("auto", is_local=True)))
+    def make_slowly() -> ChangeWatcher:
+        inner.append(log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, lambda: make("auto", is_local=True)))
         return outer
 
-    watch = log_watch.shared_watch(log_id, "auto", THREADS, make_slowly)
+    watch = log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, make_slowly)
     assert inner == [watch]
     assert (watch.is_closed, outer.is_closed) == (False, True)
-    assert log_watch.shared_watch(log_id, "auto", THREADS, make_slowly) is watch
+    assert log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, make_slowly) is watch
 
 
 def test_a_forked_child_shares_no_watch_of_its_parent_s(
-    make: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., ChangeWatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_watch, "_watches", weakref.WeakValueDictionary())
+    monkeypatch.setattr(log_watch, "_watchers", weakref.WeakValueDictionary())
     monkeypatch.setattr(log_watch, "_guard", guard := [threading.RLock()])
     before = guard[0]
-    watch = log_watch.shared_watch(b"", "auto", THREADS, lambda: make("auto", is_local=True))
+    watch = log_watch.shared_watcher(b"", "auto", THREAD_BACKEND, lambda: make("auto", is_local=True))
     log_watch._after_fork_in_child()
     assert watch.is_closed
     assert guard[0] is not before

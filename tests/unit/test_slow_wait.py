@@ -12,8 +12,7 @@ from support.places import start_thread
 
 from fscoord import FileStore, barrier
 from fscoord._waiting import slow_wait
-from fscoord._waiting.slow_wait import Patience
-from fscoord.collectives import arrivals
+from fscoord._waiting.slow_wait import SlowWaitLogger
 
 HANG_S = 60
 
@@ -37,9 +36,9 @@ def test_it_is_spoken_of_after_30_seconds_and_then_ever_more_rarely(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(slow_wait.system, "time", clock)
-    patience = Patience()
+    slow_logger = SlowWaitLogger("fscoord.test", lambda: "it")
     for _ in range(1000):
-        patience.speak("fscoord.test", lambda: "it")
+        slow_logger.warn_if_due()
         clock.now += 1
     assert spoken() == [f"still waiting for it, after {seconds} s" for seconds in (30, 60, 120, 240, 480, 960)]
 
@@ -68,7 +67,6 @@ def test_a_long_barrier_says_who_is_missing(
     fail_fast: bool, spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_wait, "FIRST_S", 0.05)
-    monkeypatch.setattr(arrivals, "FIRST_S", 0.05)
 
     def come(rank: int) -> None:
         with FileStore(tmp_path / "store", timeout=HANG_S) as store:
@@ -84,7 +82,6 @@ def test_a_long_barrier_says_who_is_missing(
 
 def test_a_barrier_whose_time_is_out_is_over(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
-    monkeypatch.setattr(arrivals, "FIRST_S", 0.01)
     with (
         FileStore(tmp_path / "store", timeout=HANG_S) as store,
         pytest.raises(TimeoutError, match=r"missing_ranks=\[1\]"),

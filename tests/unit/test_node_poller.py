@@ -23,9 +23,9 @@ from fscoord._log.access import direct, mount, network
 from fscoord._log.format import record
 from fscoord._log.wakeup import node_poller, waiter, watcher
 from fscoord._log.wakeup.node_poller import node_bell_path
-from fscoord._log.wakeup.waiter import Ticket
+from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
-from fscoord._waiting.parking import THREADS, Naps, sleep_through
+from fscoord._waiting.wait import THREAD_BACKEND
 
 KEY = (b"x" * 16, 3, 4)
 """What tells a log from others: its id, and device and inode number of its first file."""
@@ -48,7 +48,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(system, "O_DIRECT", 0)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
     monkeypatch.setattr(waiter, "SLOW_LAST_S", SLEEPS_S)
-    monkeypatch.setattr(waiter, "OWN_LOOK_S", SLEEPS_S)
+    monkeypatch.setattr(waiter, "OWN_POLL_S", SLEEPS_S)
     return tmp_path
 
 
@@ -69,8 +69,8 @@ def write_from_afar(store: FileStore, key: str) -> None:
 
 
 def post_of(store: FileStore) -> Any:
-    watched = store._waiting._watch
-    return None if watched is None else watched.post
+    watched = store._notifier._watcher
+    return None if watched is None else watched.election
 
 
 def until(what: Callable[[], object]) -> None:
@@ -84,8 +84,8 @@ def until(what: Callable[[], object]) -> None:
 def beat(store: FileStore, times: int) -> None:
     """Return when somebody has asked the server so often."""
     for _ in range(times):
-        beats = post_of(store).beats()
-        until(lambda beats=beats: post_of(store).beats() != beats)
+        beats = post_of(store).heartbeats()
+        until(lambda beats=beats: post_of(store).heartbeats() != beats)
 
 
 # Threads
@@ -97,11 +97,11 @@ def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
         afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
         stores = [stack.enter_context(FileStore(path, timeout=LIMIT_S)) for _ in range(4)]
         threads = [stack.enter_context(start_thread(store.get, f"k{i}")) for i, store in enumerate(stores)]
-        until(lambda: all(store._waiting._tickets for store in stores))
+        until(lambda: all(store._notifier._waiters for store in stores))
         posts = {id(post_of(store)) for store in stores}
         assert len(posts) == 1
         post = post_of(stores[0])
-        until(lambda: post._holder is not None and len(post._waiting) == 4)
+        until(lambda: post._poller is not None and len(post._waiters) == 4)
         beat(stores[0], 1)
         for number, thread in enumerate(threads):  # the one that asks is among them: then another takes over
             write_from_afar(afar, f"k{number}")
@@ -114,12 +114,12 @@ def test_who_follows_does_not_ask(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as asks:
-            until(lambda: post_of(one) is not None and post_of(one)._holder is not None)
+            until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
             looks: list[float] = []
             refresh = two._log.refresh
             two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
             with start_thread(two.get, "k") as follows:
-                until(lambda: len(post_of(one)._waiting) == 2)
+                until(lambda: len(post_of(one)._waiters) == 2)
                 beat(one, 5)  # the asker has told of what is new since both began
                 at_first = len(looks)
                 beat(one, 5)
@@ -129,40 +129,53 @@ def test_who_follows_does_not_ask(place: Path) -> None:
         assert asks.result == b"v"
 
 
-def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() -> None:
+def test_a_follower_sleeps_on_while_the_poller_polls_and_looks_when_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
     class Sleeps:
-        """A watch whose sleeps are over in vain, and then by a ring; and a post that is another's."""
+        """A watcher that wakes nobody; and an election that another process has won."""
 
-        hears, heard, deaths, post, poll_last, sleepers = True, 0, 0, None, 0.1, THREADS
+        has_events, event_count, deaths, bell, poll_last, backend = True, 0, 0, None, 0.1, THREAD_BACKEND
 
-        def __init__(self, slept: list[bool], beats: list[int]) -> None:
-            self.slept, self.beats_seen = slept, beats
+        def __init__(self, beats: list[int]) -> None:
+            self.beats_seen = beats
+            self.election = self
 
-        def sleep(self, waiting: object, until: float) -> Naps[bool]:
-            yield from ()
-            return self.slept.pop(0)
+        def begin_sleep(self, waiting: object) -> None: ...
 
-        def beats(self) -> int:
+        def end_sleep(self, waiting: object) -> None: ...
+
+        def add(self, waiting: object) -> None: ...
+
+        def heartbeats(self) -> int:
             return self.beats_seen.pop(0)
 
-        def is_mine(self, waiting: object) -> bool:
+        def elect(self, waiting: object) -> bool:
             return False
 
-    def sleep(watched: Any) -> bool:
-        return sleep_through(Ticket(watched)._sleep_beside(watched, math.inf))
-
-    asked = Sleeps([False, False, False, True], [1, 2, 3])
-    assert sleep(asked) is True
-    assert asked.slept == asked.beats_seen == []
-    stopped = Sleeps([False, False], [1, 1])
-    assert sleep(stopped) is False
-    assert stopped.slept == []
+    clock = Clock()
+    monkeypatch.setattr(system, "time", clock)
+    watched: Any = Sleeps([1, 2, 2])
+    waiting = Waiter(watched)
+    monkeypatch.setattr(waiter, "OWN_POLL_S", math.inf)
+    for _ in range(3):
+        assert waiting.max_sleep(math.inf) > 0
+        clock.now += SLEEPS_S + 1
+    assert waiting.max_sleep(math.inf) == 0, "the heartbeat has stopped"
+    assert not waiting.was_rung
+    assert watched.beats_seen == []
 
 
 def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
-        until(lambda: post_of(one) is not None and post_of(one)._holder is not None)
+        until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
         with pytest.raises(StoreTimeoutError, match="'k'"):
             two.get("k")
         two.set("k", "1")
@@ -176,7 +189,7 @@ def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.Mo
         with start_thread(one.get, "k1") as asks:
             until(lambda: post_of(one) is not None and post_of(one)._byte(node_poller.PACE) > node_poller.SLOW_PACE_MS)
             with start_thread(two.get, "k2") as follows:
-                until(lambda: len(post_of(one)._waiting) == 2)
+                until(lambda: len(post_of(one)._waiters) == 2)
                 until(lambda: post_of(one)._byte(node_poller.PACE) <= node_poller.SLOW_PACE_MS)
                 two.set("k2", "1")
             assert follows.result == b"1"
@@ -294,7 +307,7 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
         with start_thread(store.get, "k") as thread:
-            until(lambda: store._waiting._tickets)
+            until(lambda: store._notifier._waiters)
             write_from_afar(afar, "k")
         assert thread.result == b"v"
     assert "can't be used" in caplog.text
@@ -308,7 +321,7 @@ def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:
-            until(lambda: post_of(one) is not None and len(post_of(one)._waiting) == 2)
+            until(lambda: post_of(one) is not None and len(post_of(one)._waiters) == 2)
             bell = bell_of(afar)
             if harm == "truncate":
                 os.truncate(bell, 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fscoord.aio._hands import Hands
+from fscoord.aio._executor import CallExecutor
 
 CALLS = 1500
 
@@ -24,11 +24,11 @@ def threads_take_turns_often() -> Iterator[None]:
 @pytest.mark.usefixtures("threads_take_turns_often")
 @pytest.mark.parametrize("idle_s", [0.0, 0.0001])
 def test_no_call_is_lost_when_it_comes_as_a_thread_is_about_to_end(idle_s: float) -> None:
-    hands = Hands(2, 0.0)
-    hands._idle_s = idle_s
+    executor = CallExecutor(2, 0.0)
+    executor._idle_s = idle_s
 
     async def main() -> None:
         for number in range(CALLS):
-            assert await hands.do(lambda: number) == number  # noqa: B023
+            assert await executor.run(lambda: number) == number  # noqa: B023
 
     asyncio.run(main())

@@ -1,0 +1,297 @@
+"""`CallExecutor`: a few threads that make a store's calls for a loop, and the loop's drivers of waits and of steps.
+
+A call may have to wait: for the log's lock, which another process holds, or for a server. So no call is made in the
+loop, unless the store only touches memory. Where a call takes microseconds the loop waits for the thread itself, for a
+millisecond at most: the way back through the loop takes longer than the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, cast
+from weakref import WeakSet
+
+from fscoord._runtime import system
+from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._waiting.request import BarrierRequest, WaitRequest, WaitSteps
+from fscoord._waiting.wait import NotYet, Wait, next_look
+from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon
+
+__all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]
+
+CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
+"""Raised by `CallExecutor.run`, these tell that the call was made. After a Ctrl-C, or the end of the loop, it may not
+have been."""
+
+IDLE_S: Final = 1.0
+"""How long a thread without work stays."""
+
+T = TypeVar("T")
+
+
+class PendingCall(Generic[T]):
+    """One call, and its outcome.
+
+    Attributes:
+        is_over: whether it was made.
+        value: what it returned.
+        error: what it raised.
+        cancelled: the cancellation of the task that waited for it, if there was one meanwhile.
+        on_end: called, in the thread that made the call, when it is over.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self.value: Any = None
+        self._wakeup = system.Wakeup()
+        self.is_over = False
+        self.error: BaseException | None = None
+        self.cancelled: asyncio.CancelledError | None = None
+        self.on_end: Callable[[], object] | None = None
+
+    def run(self) -> None:
+        """Make the call, in whatever thread."""
+        try:
+            self.value = self._call()
+        except BaseException as error:  # noqa: BLE001 - the task that waits for it gets it
+            self.error = error
+        self.is_over = True
+        self._wakeup.set()
+        on_end = self.on_end
+        if on_end is not None:
+            on_end()
+
+    def wait_briefly(self, seconds: float) -> bool:
+        """Wait in this thread, for `seconds` at most; return whether it is over."""
+        return self.is_over or self._wakeup.wait(seconds) or self.is_over
+
+    def result(self) -> T:
+        """Return what the call returned, or raise; a cancellation takes precedence over what the call raised."""
+        error, self.error = self.cancelled or self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # which keeps this frame
+        return cast(T, self.value)
+
+
+class CallExecutor:
+    """A bounded number of threads, which exist only while there is something to do. A forked child has its own.
+
+    Args:
+        threads_max: how many; with 0 calls are made in the loop.
+        typical_call_s: for how many seconds the loop waits for a call itself.
+    """
+
+    def __init__(self, threads_max: int, typical_call_s: float) -> None:
+        self._threads_max = threads_max
+        self._typical_call_s = typical_call_s
+        self._idle_s = IDLE_S
+        self.begin()
+        _all.add(self)
+
+    def begin(self) -> None:
+        """Begin without threads and calls; in a forked child too."""
+        self._mutex = system.threading.Lock()  # guards the calls, the count of the threads, and the idle ones
+        self._calls: deque[PendingCall[Any]] = deque()
+        self._threads = 0
+        self._idle: list[system.Wakeup] = []
+
+    async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Call `function` in a thread, and return what it returns.
+
+        The call is never abandoned: a cancellation is raised after it has returned. Then, if it did not raise, `undo`
+        is called with what it returned.
+        """
+        call = await self.complete(function)
+        if call.cancelled is not None and call.error is None and undo is not None:
+            await self.complete(partial(undo, call.value))
+        return call.result()
+
+    async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
+        """Call `function`, whether or not this task is cancelled meanwhile, and return the outcome."""
+        call = PendingCall(function)
+        if not self._threads_max:
+            call.run()
+            return call
+        try:
+            self._submit(call)
+            call.wait_briefly(self._typical_call_s)
+            while not call.is_over:
+                await self._wait_in_loop(call)
+        except BaseException:  # the loop is closed, or was interrupted: nothing can be awaited any more
+            if not self._withdraw(call):
+                call.wait_briefly(math.inf)
+            raise
+        return call
+
+    async def run_cleanup(self, error: BaseException, function: Callable[[], object]) -> None:
+        """Call `function` on the way out with `error`; an ordinary exception that it raises is dropped."""
+        if isinstance(error, (Exception, asyncio.CancelledError)):
+            call = await self.complete(function)
+            if call.error is not None and not isinstance(call.error, Exception):
+                raise call.error
+            if call.cancelled is not None:
+                raise call.cancelled from error
+        else:  # as in `complete`, nothing can be awaited
+            with suppress(Exception):
+                function()
+
+    @staticmethod
+    async def _wait_in_loop(call: PendingCall[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        call.on_end = partial(call_soon, loop, _set, over)
+        if call.is_over:  # perhaps before it knew whom to tell
+            return
+        try:
+            await over
+        except asyncio.CancelledError as error:
+            call.cancelled = error
+
+    # -- drivers: see `block_on` and `run_blocking` for those of threads -------------------------------------------
+
+    async def wait(self, wait: Wait[T], undo: Callable[[T], object] | None = None) -> T:
+        """Return what `wait` finds, sleeping in this task; its looks are made in a thread.
+
+        A cancellation closes the wait first. If a look found something nevertheless, `undo` is called with it.
+        """
+        is_closed = False
+        try:
+            while True:
+                call = await self.complete(partial(next_look, wait))
+                is_closed = call.error is not None or not isinstance(call.value[0], NotYet)
+                if is_closed and call.error is None and call.cancelled is not None and undo is not None:
+                    await self.complete(partial(undo, call.value[0]))
+                found, seconds = call.result()
+                if not isinstance(found, NotYet):
+                    return found
+                waker = wait.waker
+                assert isinstance(waker, AsyncioWaker), "`AsyncioBackend` made it"
+                await waker.sleep(seconds)
+        except BaseException as error:
+            if not is_closed:
+                await self.run_cleanup(error, wait.close)
+            raise
+
+    async def drive(
+        self,
+        steps: WaitSteps[T],
+        answer: Callable[[WaitRequest | BarrierRequest], Awaitable[Any]],
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """Return what `steps` ends with, awaiting `answer` for each of its requests.
+
+        A cancellation is raised in `steps`, where it waits, and comes out when `steps` has undone what it had begun.
+        Should it have ended meanwhile, `undo` is called with what it ended with.
+        """
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            while True:
+                call = await self.complete(partial(_next_request, steps, value, error))
+                value = error = None
+                if call.error is not None:
+                    call.result()
+                is_end, found = call.value
+                if is_end:
+                    if call.cancelled is not None and undo is not None:
+                        await self.complete(partial(undo, found))
+                    call.result()
+                    return cast(T, found)
+                if call.cancelled is not None:
+                    error = call.cancelled
+                    continue
+                try:
+                    value = await answer(found)
+                except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - it comes out of `steps`
+                    error = failure
+        finally:
+            # At once, and not when it is collected: an exception that is kept also keeps this frame, and with it the
+            # generator, whose `finally` blocks give back what it has taken.
+            steps.close()
+
+    def dismiss(self) -> None:
+        """Have the threads end as soon as there is nothing to do."""
+        system.life()  # after a fork in C it makes the child begin anew
+        with self._mutex:
+            self._idle_s = 0.0
+            while self._idle:
+                self._idle.pop().set()
+
+    def _submit(self, call: PendingCall[Any]) -> None:
+        system.life()
+        with self._mutex:
+            self._calls.append(call)
+            if self._idle:
+                self._idle.pop().set()
+                return
+            if self._threads >= self._threads_max:
+                return
+            self._threads += 1
+        try:
+            system.start_thread("fscoord-aio", self._work)
+        except RuntimeError:  # no thread left
+            with self._mutex:
+                self._threads -= 1
+                if not self._threads:
+                    raise
+
+    def _withdraw(self, call: PendingCall[Any]) -> bool:
+        """Return whether the call had not begun; then it is not made any more."""
+        with self._mutex:
+            try:
+                self._calls.remove(call)
+            except ValueError as error:
+                raise_unless_absent(error)
+                return False
+            return True
+
+    def _work(self) -> None:
+        while True:
+            wakeup = system.Wakeup()  # a new one each time: it is taken out of the list for good before it is set
+            with self._mutex:
+                call = self._calls.popleft() if self._calls else None
+                if call is None:
+                    self._idle.append(wakeup)
+            if call is not None:
+                call.run()
+                call = None  # only the task that waits for it keeps its outcome
+            elif not wakeup.wait(self._idle_s):
+                with self._mutex:
+                    if wakeup in self._idle:
+                        self._idle.remove(wakeup)
+                        self._threads -= 1
+                        return
+
+
+_all: WeakSet[CallExecutor] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for executor in list(_all):
+        executor.begin()
+
+
+system.after_fork_in_child("executors", _after_fork_in_child)
+
+
+def _set(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+def _next_request(
+    steps: WaitSteps[T], value: Any, error: BaseException | None
+) -> tuple[bool, WaitRequest | BarrierRequest | T]:
+    """Send the answer `value`, or raise `error`, in `steps`; return whether it has ended, and its request or result."""
+    try:
+        return False, steps.send(value) if error is None else steps.throw(error)
+    except StopIteration as end:
+        return True, end.value

@@ -1,0 +1,334 @@
+"""How long a waiting thread sleeps between its looks: ever longer, to a limit, and never behind its deadline."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import Any
+
+import pytest
+
+from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup.waiter import Waiter
+from fscoord._runtime import system
+from fscoord._waiting.wait import THREAD_BACKEND
+
+FAR = 1e9
+
+
+class Clock:
+    """A clock that stands at 0 when a sleep begins, so that a time until something is how long that is to take."""
+
+    now = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Sleeps:
+    """A watcher that wakes nobody, unless it `rings`."""
+
+    event_count, deaths, bell, election, backend, poll_last = 0, 0, None, None, THREAD_BACKEND, 0.1
+
+    def __init__(self, *, has_events: bool) -> None:
+        self.has_events = has_events
+        self.rings = False
+        self.sleeping = 0
+
+    def begin_sleep(self, _: object) -> None:
+        self.sleeping += 1
+
+    def end_sleep(self, _: object) -> None:
+        self.sleeping -= 1
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(system, "time", clock)
+    return clock
+
+
+def sleep(watch: Any, waiting: Waiter, left: float = FAR) -> float:
+    """How long it sleeps the next time; then it is woken, if `watch` rings, or has slept for so long."""
+    clock: Any = system.time
+    seconds = waiting.max_sleep(left)
+    if watch.rings and seconds > 0:
+        watch.event_count += 1
+    elif seconds > 0:
+        assert watch.sleeping == 1
+        clock.now = seconds
+    assert waiting.max_sleep(left) == 0 or seconds == 0
+    clock.now = 0.0
+    assert watch.sleeping == 0
+    assert waiting.was_rung is watch.rings
+    waiting.arm(0)
+    return seconds
+
+
+def doubled(first: float, last: float, times: int) -> list[float]:
+    return [min(first * 2**number, last) for number in range(times)]
+
+
+def test_a_waiter_with_events_sleeps_twice_as_long_each_time_up_to_a_limit() -> None:
+    watch: Any = Sleeps(has_events=True)
+    waiting = Waiter(watch)
+    assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.SLOW_FIRST_S, waiter.SLOW_LAST_S, 9)
+
+
+def test_a_waiter_with_a_death_watch_sleeps_for_as_long_as_that_says() -> None:
+    watch: Any = Sleeps(has_events=True)
+    waiting = Waiter(watch, lambda: 7.0)
+    assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.DEATH_WATCH_FIRST_S, 7.0, 9)
+    deaf: Any = Sleeps(has_events=False)
+    polling = Waiter(deaf, lambda: 7.0)
+    assert max(sleep(deaf, polling) for _ in range(12)) <= 1.25 * deaf.poll_last
+
+
+def test_a_waiter_without_events_polls_out_of_step_with_others() -> None:
+    watch: Any = Sleeps(has_events=False)
+    waiting = Waiter(watch)
+    pauses = [sleep(watch, waiting) for _ in range(30)]
+    for pause, plain in zip(pauses, doubled(waiter.POLL_FIRST_S, watch.poll_last, 30), strict=True):
+        assert 0.75 * plain <= pause <= 1.25 * plain
+    assert len(set(pauses)) == 30
+
+
+@pytest.mark.parametrize("has_events", [False, True])
+def test_no_sleep_is_longer_than_what_is_left(has_events: bool) -> None:
+    watch: Any = Sleeps(has_events=has_events)
+    waiting = Waiter(watch)
+    for left in (0.0, 1e-6):
+        assert sleep(watch, waiting, left) <= left
+
+
+def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
+    watch: Any = Sleeps(has_events=True)
+    waiting = Waiter(watch)
+    watch.rings = True
+    assert [sleep(watch, waiting) for _ in range(3)] == [waiter.SLOW_FIRST_S] * 3
+
+
+@pytest.mark.parametrize("watches_for_deaths", [False, True])
+def test_what_was_heard_before_it_was_armed_rings_no_more(watches_for_deaths: bool) -> None:
+    watch: Any = Sleeps(has_events=True)
+    waiting = Waiter(watch, (lambda: 7.0) if watches_for_deaths else None)
+    assert not waiting.is_rung()
+    watch.event_count += 1
+    assert waiting.is_rung()
+    waiting.arm(3)
+    assert not waiting.is_rung()
+    watch.deaths += 1
+    assert waiting.is_rung() is watches_for_deaths
+    waiting.arm(3)
+    assert not waiting.is_rung()
+
+
+# -- where one process of a node polls for all
+
+
+class Election:
+    """An election that notes what it is asked, and fails if it is told to."""
+
+    def __init__(self, *, elects: bool = True, marked: bool = True) -> None:
+        self._elects, self._marked = elects, marked
+        self.hurried = False
+        self.fails = False
+        self.notified: list[object] = []
+        self.paces: list[float] = []
+
+    def add(self, _: object) -> None:
+        self._may_fail()
+
+    def elect(self, _: object) -> bool:
+        self._may_fail()
+        return self._elects
+
+    def is_poller(self, _: object) -> bool:
+        return self._elects
+
+    def heartbeat(self, pace: float) -> None:
+        self.paces.append(pace)
+
+    def heartbeats(self) -> int:
+        return 0
+
+    def is_hurried(self, _: object) -> bool:
+        self._may_fail()
+        return self.hurried
+
+    def acknowledge_hurry(self) -> None:
+        self.hurried = False
+
+    def notify(self, buckets: object) -> bool:
+        self._may_fail()
+        self.notified.append(buckets)
+        return self._marked
+
+    def _may_fail(self) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+class Node(Sleeps):
+    """A watcher of the bell of a node, which rings for whoever has marked it if `rings`."""
+
+    def __init__(self, election: Election) -> None:
+        super().__init__(has_events=True)
+        self.election: Any = election
+        self.lost: list[OSError] = []
+        self.bell: Any = Bell(self)
+
+    def fall_back_to_polling(self, error: OSError) -> None:
+        self.lost.append(error)
+        self.election = self.bell = None
+
+
+class Bell:
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def mark(self, _: int) -> bytes:
+        return b"%d" % self._node.event_count
+
+    def is_rung(self, _: int, mark: bytes) -> bool:
+        return mark != b"%d" % self._node.event_count
+
+
+def new_waiter(node: Any) -> Waiter:
+    waiting = Waiter(node)
+    waiting.arm(0)
+    return waiting
+
+
+def test_the_poller_polls_ever_more_rarely_until_there_is_news_or_a_hurry() -> None:
+    election = Election()
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    for pace in doubled(waiter.POLL_FIRST_S, node.poll_last, 9):
+        assert 0.75 * pace <= sleep(node, waiting) <= 1.25 * pace
+    assert election.paces == doubled(2 * waiter.POLL_FIRST_S, node.poll_last, 9)
+    waiting.notify_node([7])
+    assert election.notified == [[7]]
+    assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
+    sleep(node, waiting)
+    assert waiting.max_sleep(FAR) > 0
+    election.hurried = True
+    assert waiting.max_sleep(FAR) == 0
+    assert not waiting.was_rung, "another waiter wants it to poll"
+    assert not election.hurried
+    assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
+
+
+def test_news_that_nobody_waits_for_do_not_hurry_the_poller() -> None:
+    election = Election(marked=False)
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    for _ in range(9):
+        sleep(node, waiting)
+    waiting.notify_node([7])
+    waiting.notify_node([])
+    assert election.notified == [[7]]
+    assert sleep(node, waiting) >= 0.75 * node.poll_last
+
+
+def test_a_waiter_that_is_not_the_poller_passes_nothing_on() -> None:
+    election = Election(elects=False)
+    node: Any = Node(election)
+    Waiter(node).notify_node([7])
+    assert not election.notified
+
+
+@pytest.mark.parametrize("doing", ["join", "pass on", "sleep", "is rung", "arm"])
+def test_a_bell_of_the_node_that_fails_is_used_no_more_and_the_log_is_looked_at(doing: str) -> None:
+    election = Election()
+    election.fails = doing == "join"
+    node: Any = Node(election)
+    node.bell = None if doing != "arm" and doing != "is rung" else BrokenBell()
+    waiting = Waiter(node)
+    election.fails = True
+    if doing == "pass on":
+        waiting.notify_node([7])
+    elif doing == "sleep":
+        assert waiting.max_sleep(FAR) == 0
+        assert not waiting.was_rung
+    elif doing == "is rung":
+        assert waiting.is_rung()
+    elif doing == "arm":
+        waiting.arm(3)
+    assert [error.errno for error in node.lost] == [errno.EIO]
+
+
+@pytest.mark.parametrize("has_election", [False, True])
+def test_events_that_cannot_be_read_end_the_use_of_the_bell_of_a_node_alone(has_election: bool) -> None:
+    node: Any = Node(Election())
+    if not has_election:
+        node.election = None
+    waiting = new_waiter(node)
+    seconds = waiting.max_sleep(FAR)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    node.block = fail
+    if has_election:
+        waiting.block(seconds)
+        assert not waiting.was_rung
+        assert node.sleeping == 0
+    else:
+        with pytest.raises(OSError, match="Bad file"):
+            waiting.block(seconds)
+    assert len(node.lost) == has_election
+
+
+class BrokenBell:
+    """A bell that can't be read."""
+
+    def mark(self, _: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def is_rung(self, *_: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_follower_polls_itself_now_and_then_and_trusts_the_poller_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    election = Election(elects=False)
+    beats = iter(range(100))
+    monkeypatch.setattr(election, "heartbeats", lambda: next(beats))
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
+    clock.now = waiter.OWN_POLL_S + 1
+    assert waiting.max_sleep(FAR) == 0
+    assert not waiting.was_rung, "its last poll is too old"
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
+    clock.now += waiter.SLOW_LAST_S
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S, "it sleeps on until it is rung"
+    node.event_count += 1
+    assert waiting.max_sleep(FAR) == 0
+    assert waiting.was_rung
+
+
+def test_a_waiter_whose_role_may_have_changed_asks_and_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    election = Election(elects=False)
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
+    monkeypatch.setattr(election, "_elects", True)
+    waiting.role_changed = True
+    assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S, "it is the poller now"
+    assert node.sleeping == 1
+
+
+def test_a_wait_that_ends_in_its_sleep_sleeps_no_more() -> None:
+    watch: Any = Sleeps(has_events=True)
+    waiting = Waiter(watch)
+    assert waiting.max_sleep(FAR) > 0
+    waiting.close()
+    waiting.close()
+    assert watch.sleeping == 0
