@@ -50,6 +50,10 @@ class News:
         """Return about how many bytes of a log that takes."""
         return self._consumer.live_size()
 
+    def mark_all(self) -> None:
+        """A record was read that concerns every waiter: a session, a death, a participant that left."""
+        self.is_of_all = True
+
     def take(self) -> Collection[int]:
         """Return the buckets that were written to since the last call."""
         buckets: Collection[int] = range(SIZE) if self.is_of_all else self._buckets
