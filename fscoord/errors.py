@@ -15,9 +15,9 @@ __all__ = [
     "BrokenBarrierError",
     "CorruptLogError",
     "FscoordError",
-    "HoldLostError",
     "InsecurePathError",
     "LimitExceededError",
+    "LockLostError",
     "NoProcessGroupError",
     "QueueEmptyError",
     "RendezvousClosedError",
@@ -203,11 +203,13 @@ class BrokenBarrierError(BarrierError):
         self.dead = tuple(dead)
 
 
-class HoldLostError(FscoordError):
-    """A lock, or another hold on something, was taken away: its holder was taken for dead, or somebody broke it."""
+class LockLostError(FscoordError):
+    """A lock, or another hold on something, was taken away: its holder was taken for dead, or
+    `fscoord.recipes.force_release` was called for it.
+    """
 
 
-class StaleTokenError(HoldLostError):
+class StaleTokenError(LockLostError):
     """A write was refused, because a newer fencing token than its own has been seen: its lock is another's by now."""
 
 

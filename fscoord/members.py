@@ -63,7 +63,7 @@ class Liveness(ABC):
         """
         return []
 
-    def be_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
+    def announce_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
         """Say that this handle is rank `rank`. A handle may be several, and several handles one."""
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`

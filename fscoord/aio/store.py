@@ -133,9 +133,9 @@ class AsyncStore:
         """See `~fscoord.Store.members`."""
         return await self._hands.do(partial(self._store.members, None if ranks is None else list(ranks)))
 
-    async def be_rank(self, rank: int) -> None:
-        """See `~fscoord.Store.be_rank`."""
-        await self._hands.do(partial(self._store.be_rank, rank))
+    async def announce_rank(self, rank: int) -> None:
+        """See `~fscoord.Store.announce_rank`."""
+        await self._hands.do(partial(self._store.announce_rank, rank))
 
     async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `~fscoord.Store.dead_ranks`."""

@@ -12,22 +12,22 @@ from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_unless_absent
 from fscoord._waiting.request import Turns, take_turns
 from fscoord.arguments import Key, Timeout, seconds
-from fscoord.errors import FscoordError, HoldLostError
+from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import Renewal
 from fscoord.recipes._line import Line
 from fscoord.store import Store
 
-__all__ = ["Exclusive", "Holder", "Waiter"]
+__all__ = ["Contender", "Exclusive", "Holder"]
 
 _Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `_system.life`
 _POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
 
-class Waiter(NamedTuple):
-    """One who holds or waits.
+class Contender(NamedTuple):
+    """A process that holds, or waits for, a lock or the like.
 
     Attributes:
         owner: its process, ``host:pid``.
@@ -70,11 +70,11 @@ class Holder:
         """What it is called in the store."""
         return self._line.name
 
-    def owners(self) -> list[Waiter]:
+    def holders(self) -> list[Contender]:
         """Return who holds it, in the order of their tokens; who is known dead holds nothing."""
         return [_shown(entry) for entry in self._line.living() if entry.token]
 
-    def waiters(self) -> list[Waiter]:
+    def waiters(self) -> list[Contender]:
         """Return who waits for it, first come first; who is known dead waits for nothing."""
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
@@ -159,7 +159,7 @@ class Holder:
             False if this object holds nothing.
 
         Raises:
-            HoldLostError: it was taken away meanwhile.
+            LockLostError: it was taken away meanwhile.
         """
         self._current()
         try:
@@ -199,7 +199,7 @@ class Holder:
     def _check(self) -> None:
         entry = self._current()
         if entry is None:
-            raise HoldLostError(self._not_held())
+            raise LockLostError(self._not_held())
         if not self._line.still_holds(entry):
             raise self._line.lost(entry)
 
@@ -217,7 +217,7 @@ class Exclusive(Holder):
             timeout: how long, in seconds or as a `timedelta`; -1 is no limit.
 
         Raises:
-            HoldLostError: somebody took this one out of the line.
+            LockLostError: somebody took this one out of the line.
         """
         got: list[str] = []
         over: list[object] = []
@@ -237,7 +237,7 @@ class Exclusive(Holder):
 
         Raises:
             RuntimeError: this object does not hold it, or did so in the process that this one was forked from.
-            HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
+            LockLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
         gone: list[_Held | str] = []
         over: list[object] = []
@@ -261,7 +261,7 @@ class Exclusive(Holder):
         """Look whether this object still holds it.
 
         Raises:
-            HoldLostError: it does not.
+            LockLostError: it does not.
         """
         self._check()
 
@@ -329,5 +329,5 @@ def _limit(blocking: bool, timeout: Timeout) -> float:
     return seconds(timeout)
 
 
-def _shown(entry: Entry) -> Waiter:
-    return Waiter(entry.owner, entry.session, entry.token)
+def _shown(entry: Entry) -> Contender:
+    return Contender(entry.owner, entry.session, entry.token)

@@ -78,7 +78,7 @@ class Election(Exclusive):
 
         Raises:
             RuntimeError: this candidate does not lead.
-            HoldLostError: it was taken for dead meanwhile, and another one leads.
+            LockLostError: it was taken for dead meanwhile, and another one leads.
         """
         self.release()
 

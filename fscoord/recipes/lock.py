@@ -44,7 +44,7 @@ class Lock(Exclusive):
 
     def locked(self) -> bool:
         """Return whether anybody holds it."""
-        return bool(self.owners())
+        return bool(self.holders())
 
 
 class RLock(Lock):

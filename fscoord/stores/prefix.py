@@ -135,8 +135,8 @@ class PrefixStore(Store):
         """Return the members of the underlying store, whose views have none of their own."""
         return self._open().members(ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._open().be_rank(rank)
+    def announce_rank(self, rank: int) -> None:
+        self._open().announce_rank(rank)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         return self._open().dead_ranks(ranks)

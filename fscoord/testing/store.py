@@ -201,8 +201,8 @@ class FaultyStore(Store):
         """Return the members of the store behind."""
         return self._inner.members(ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._inner.be_rank(rank)
+    def announce_rank(self, rank: int) -> None:
+        self._inner.announce_rank(rank)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         return self._inner.dead_ranks(ranks)

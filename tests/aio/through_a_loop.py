@@ -107,8 +107,8 @@ class ThroughALoop(Store):
     def members(self, ranks: Any = None) -> Any:
         return self._run("members", ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._run("be_rank", rank)
+    def announce_rank(self, rank: int) -> None:
+        self._run("announce_rank", rank)
 
     def dead_ranks(self, ranks: Any) -> list[int]:
         return self._run("dead_ranks", ranks)

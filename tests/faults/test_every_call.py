@@ -59,7 +59,7 @@ OPERATIONS: dict[str, Operation] = {
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),
     "session": lambda store: store.session > 0,
-    "be_rank": lambda store: store.be_rank(7),
+    "announce_rank": lambda store: store.announce_rank(7),
     "members": lambda store: len(store.members()),
     "dead_ranks": lambda store: store.dead_ranks([5]),
     "dead_sessions": lambda store: store.dead_sessions([1]),

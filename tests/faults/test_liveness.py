@@ -128,9 +128,9 @@ def test_a_read_only_handle_sees_members_and_is_none(path: str, watcher: FileSto
 def test_a_handle_may_be_several_ranks(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         for rank in (4, 5, 4, 5):
-            store.be_rank(rank)
+            store.announce_rank(rank)
         assert [entry.kind for entry in dump(path)] == ["session"] * 2
-        other.be_rank(5)
+        other.announce_rank(5)
         store.close()
         assert other.dead_ranks([3, 4, 5]) == [4]
 
@@ -197,7 +197,7 @@ def test_a_closed_handle_is_a_dead_session_of_a_living_process(path: str, watche
 
 def test_a_program_that_another_takes_the_place_of_is_dead(path: str, watcher: FileStore) -> None:
     def become_another(store: FileStore) -> None:
-        store.be_rank(1)
+        store.announce_rank(1)
         os.write(done, b"%d" % store.session)
         os.execv(sys.executable, [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"])
 

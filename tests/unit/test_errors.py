@@ -31,7 +31,7 @@ EXAMPLES = [
     errors.BarrierError("text"),
     errors.NoProcessGroupError("text"),
     errors.BrokenBarrierError("text", missing=["1", "2"], dead=["2"]),
-    errors.HoldLostError("text"),
+    errors.LockLostError("text"),
     errors.StaleTokenError("text"),
     errors.WorkFailedError("text"),
     errors.RendezvousClosedError("text"),

@@ -87,8 +87,8 @@ class EtcdSessions(EtcdHandle):
         """See `Store.session`. A handle that has not introduced itself does so now."""
         return self._introduced(None)
 
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes unless the store knows already."""
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes unless the store knows already."""
         if integer("rank", rank) not in self._ranks or not self._own_session():
             self._introduced(rank)
 

@@ -63,8 +63,8 @@ class Sessions(Store):
             number = self._log.introduce(self._timeout)
         return number
 
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes a record unless the store knows already."""
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes a record unless the store knows already."""
         if not self._log.read_only:
             self._log.refresh(self._timeout)
             self._log.introduce(self._timeout, integer("rank", rank))

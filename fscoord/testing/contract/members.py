@@ -20,8 +20,8 @@ class Members(ContractTests):
         assert store.capabilities.sessions or not store.has_liveness
 
     def test_members_are_the_handles_that_have_said_who_they_are(self, store: Store, other: Store) -> None:
-        store.be_rank(0)
-        other.be_rank(1)
+        store.announce_rank(0)
+        other.announce_rank(1)
         if not store.capabilities.sessions:
             assert store.members() == []
             assert store.session == 0
@@ -35,8 +35,8 @@ class Members(ContractTests):
         assert other.members([7]) == []
 
     def test_nobody_who_lives_is_called_dead(self, store: Store, other: Store) -> None:
-        store.be_rank(0)
-        other.be_rank(1)
+        store.announce_rank(0)
+        other.announce_rank(1)
         assert store.dead_ranks([0, 1, 2]) == []
         assert other.dead_sessions([store.session, other.session]) == []
 
