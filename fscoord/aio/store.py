@@ -125,9 +125,9 @@ class AsyncStore:
         """See `~fscoord.Store.queue_len`."""
         return await self._hands.do(partial(self._store.queue_len, key))
 
-    async def session(self) -> int:
-        """Return the number of this handle among the members; see `~fscoord.Store.session`."""
-        return await self._hands.do(lambda: self._store.session)
+    async def register(self) -> int:
+        """See `~fscoord.Store.register`."""
+        return await self._hands.do(self._store.register)
 
     async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `~fscoord.Store.members`."""

@@ -41,7 +41,7 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
     command = words(options)
     with signals_end_it(), Membership(store, name, data) as membership:
         log.info("takes part in %r", membership.name)
-        own = store.session
+        own = store.register()
 
         def check() -> None:
             if own and not any(each.session == own for each in membership.members()):

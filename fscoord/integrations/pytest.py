@@ -59,7 +59,7 @@ class Run:
         """
         if not self._is_registered:
             with self._turn:
-                self.store.append(WORKERS, f"{self.store.session} ")
+                self.store.append(WORKERS, f"{self.store.register()} ")
             self._is_registered = True
 
     def once(
@@ -94,7 +94,7 @@ class Run:
         if not self._is_registered:
             return
         self._is_registered = False
-        self.store.set(_ended(self.store.session), "")
+        self.store.set(_ended(self.store.register()), "")
         while self._teardowns:
             self._wait_for_the_others()
             with self._turn:

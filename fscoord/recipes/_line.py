@@ -101,7 +101,7 @@ class Line:
 
     def take_free(self, name: str, mode: str) -> Entry | None:
         """Enter the line as `name`, served, if nobody is in it; None if somebody is, or was when it was seen last."""
-        text, session, (known, tail), (free, token) = self._text, self._store.session, self._tail, self._free
+        text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
@@ -130,7 +130,7 @@ class Line:
         With `only_if_served` change nothing and return None if it would have to wait; or if others change the line
         before each try for `limit` seconds, where these are less than the store's timeout.
         """
-        new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
+        new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
         end = system.time.monotonic() + limit
         refusals = Refusals(self._store, self._key, end)
         try:
@@ -335,7 +335,7 @@ class Line:
             return wake_ups
         # In this order: who will not set a key any more, then the deletion of what it may have set before.
         dead = self._dead(gone)
-        own = {self._store.session} - {0}
+        own = {self._store.register()} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
         over = mine.union([each for each in gone if each.session in dead])
         for each in gone:
@@ -356,7 +356,7 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    wake_ups.append(WakeUp(entries[index].id, self._store.session, self._me[2]))
+                    wake_ups.append(WakeUp(entries[index].id, self._store.register(), self._me[2]))
         return State(last, wake_ups, entries), served
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:

@@ -283,7 +283,7 @@ class Membership:
         self._tell()
 
     def _text(self, data: bytes) -> bytes:
-        return f"{self._store.session} {system.process_name()}\n".encode() + data
+        return f"{self._store.register()} {system.process_name()}\n".encode() + data
 
     def _tell(self) -> None:
         count = counted(self._store, self._changes)

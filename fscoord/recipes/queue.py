@@ -197,7 +197,7 @@ class Queue:
             is_new = False
 
     def _try(self, ready: _Ready, got: list[Taken]) -> Item | None:
-        claim = new_claim(self._store.session)
+        claim = new_claim(self._store.register())
         key = self._items.claim_key(ready.order)
         got[:] = [(ready.order, claim)]
         if self._store.compare_set(key, ready.claim, claim.text) != claim.text:

@@ -127,9 +127,8 @@ class PrefixStore(Store):
         """Return what the underlying store says."""
         return self._inner.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._open().session
+    def register(self) -> int:
+        return self._open().register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """Return the members of the underlying store, whose views have none of their own."""

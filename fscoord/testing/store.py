@@ -193,9 +193,8 @@ class FaultyStore(Store):
         """Return what the store behind says."""
         return self._inner.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._inner.session
+    def register(self) -> int:
+        return self._inner.register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """Return the members of the store behind."""

@@ -100,9 +100,8 @@ class ThroughALoop(Store):
     def has_liveness(self) -> bool:
         return self._asynchronous.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._run("session")
+    def register(self) -> int:
+        return self._run("register")
 
     def members(self, ranks: Any = None) -> Any:
         return self._run("members", ranks)

@@ -24,7 +24,7 @@ def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
     one, two = place.open(), place.open(how="clone")
     one.announce_rank(0)
     two.announce_rank(1)
-    number = two.session
+    number = two.register()
     assert one.dead_ranks([0, 1]) == []
     two.close()
     place._opened[-1].close()  # a view leaves its store open
@@ -36,7 +36,7 @@ def test_a_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Pl
     if not can_tell(place):
         return
     one, two = place.open(), place.open(how="clone")
-    alive, number = one.session, two.session
+    alive, number = one.register(), two.register()
     two.close()
     place._opened[-1].close()
     assert one.wait_sessions(["k"], [alive, number]) == [number]

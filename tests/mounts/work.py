@@ -141,7 +141,7 @@ def repeat(store: Store, count: int, method: str, *given: Any) -> None:
 
 
 def session(store: FileStore) -> int:
-    return store.session
+    return store.register()
 
 
 def wait_dead(store: Store, number: int) -> None:

@@ -301,20 +301,20 @@ def test_closing_ends_the_waits_of_other_threads(open_store: Open) -> None:
 
 def test_a_forked_child_has_connections_and_a_session_of_its_own(store: EtcdStore) -> None:
     store.announce_rank(0)
-    number = store.session
+    number = store.register()
     pid = os.fork()
     if pid == 0:
         try:
             store.set("from", "child")
             store.announce_rank(1)
-            store.set("session", b"%d" % store.session)
+            store.set("session", b"%d" % store.register())
             store.close()
             os._exit(0)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert store.get("from") == b"child"
-    assert int(store.get("session")) != number == store.session
+    assert int(store.get("session")) != number == store.register()
     assert store.dead_ranks([0, 1]) == [1]
 
 

@@ -59,7 +59,7 @@ class EtcdStore(EtcdSessions):
     was told otherwise; what is over raises `~fscoord.LimitExceededError`, and nothing is written. `add`, `append` and
     `compare_set` try again when somebody else was quicker. A blocked `queue_pop` is woken by each push.
 
-    A handle that says which rank it is, or is asked for its `session`, holds a lease of etcd from then on, which a
+    A handle that announces a rank, or is registered by `register`, holds a lease of etcd from then on, which a
     thread keeps alive. A process that dies is called dead when the lease is over; one that can't keep it (stopped, or
     cut off, for longer than `session_ttl`) too, and its writes raise `~fscoord.StoreGoneError` from then on.
 

@@ -82,9 +82,8 @@ class EtcdSessions(EtcdHandle):
         """Whether `members` can tell who lives: it can."""
         return True
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now."""
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle makes its lease."""
         return self._introduced(None)
 
     def announce_rank(self, rank: int) -> None:

@@ -54,9 +54,8 @@ class Sessions(Store):
         """Whether `members` can tell who lives: on this platform, with the locks of this log."""
         return self._log.can_tell
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now, which writes a record."""
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle appends a record, under the log's lock."""
         number = self._log.settled_session
         if not number:
             self._log.refresh(self._timeout)
