@@ -26,6 +26,7 @@ __all__ = [
     "RendezvousGracefulExit",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "SessionDeadError",
     "StaleRunError",
     "StaleTokenError",
     "StoreClosedError",
@@ -125,7 +126,14 @@ class StoreClosedError(StoreError):
 
 
 class StoreGoneError(StoreError):
-    """The log was deleted, replaced or truncated under the handle, or says that its session is dead; open it again."""
+    """The log was deleted, replaced or truncated under the handle, or is finished; open the store again."""
+
+
+class SessionDeadError(StoreGoneError):
+    """The store says that this handle's session is dead, and the others go on without it; open the store again.
+
+    That happens to a process that was cut off from the others for long. The handle has written nothing since.
+    """
 
 
 class StaleRunError(StoreError):

@@ -15,7 +15,7 @@ import pytest
 from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
-from fscoord import FileStore, StoreError, StoreGoneError
+from fscoord import FileStore, SessionDeadError, StoreError
 from fscoord._log.format.session import Session
 from fscoord._log.liveness import presence
 from fscoord._log.liveness.liveness_file import Home
@@ -240,7 +240,7 @@ def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pyte
         assert store._log.bury(2, HANG_S)
         size = os.path.getsize(path)
         for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
-            with pytest.raises(StoreGoneError, match=r"session 2 is dead.*open the store again"):
+            with pytest.raises(SessionDeadError, match=r"session 2 is dead.*open the store again"):
                 call()
         assert os.path.getsize(path) == size
         assert store.get("k") == b"v"
@@ -538,6 +538,6 @@ def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, m
         FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
         for _ in range(compactions):
             store.compact()
-        with pytest.raises(StoreGoneError, match="session 2 is dead"):
+        with pytest.raises(SessionDeadError, match="session 2 is dead"):
             other.set("k", "x")
         assert store.get("k") == b"w"

@@ -13,7 +13,14 @@ from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 from support.places import until
 
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StoreGoneError, StoreTimeoutError
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    LockLostError,
+    SessionDeadError,
+    StoreGoneError,
+    StoreTimeoutError,
+)
 from fscoord.launch import held, run_held, warden
 
 OUTPUT_MAX = 10_000
@@ -288,7 +295,9 @@ def when(path, error):
     return check
 
 
-@pytest.mark.parametrize("error", [LockLostError("it was taken"), StoreGoneError("it was taken")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [LockLostError("it was taken"), StoreGoneError("it was taken"), SessionDeadError("it was taken")], ids=repr
+)
 def test_a_command_is_told_when_the_hold_is_lost_and_so_is_all_that_it_started(soon, tmp_path, error):
     loop = f"trap 'echo told >> said; exit' TERM; echo x >> ready; {AWAIT_SIGNAL}"
     text = f'cd {tmp_path}; trap "echo told >> said; exit 0" TERM; sh -c "{loop}" & '

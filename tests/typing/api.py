@@ -18,6 +18,7 @@ from fscoord import (
     LimitExceededError,
     PrefixStore,
     QueueEmptyError,
+    SessionDeadError,
     StaleRunError,
     Store,
     StoreClosedError,
@@ -231,6 +232,7 @@ def errors(error: FscoordError) -> None:
 def built_in(
     closed: StoreClosedError,
     gone: StoreGoneError,
+    dead: SessionDeadError,
     stale: StaleRunError,
     empty: QueueEmptyError,
     limit: LimitExceededError,
@@ -242,4 +244,5 @@ def built_in(
     permission: PermissionError = insecure
     system: OSError = unsupported
     print(value, permission, system, broadcast, gather)
-    return [closed, gone, stale, empty, limit, usage]
+    store_gone: StoreGoneError = dead
+    return [closed, gone, store_gone, stale, empty, limit, usage]

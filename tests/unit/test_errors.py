@@ -21,6 +21,7 @@ EXAMPLES = [
     errors.StoreError("text", path="/p", maybe_applied=True),
     errors.StoreClosedError("text", path="/p"),
     errors.StoreGoneError("text", path="/p"),
+    errors.SessionDeadError("text", path="/p"),
     errors.StaleRunError("text", path="/p"),
     errors.StoreUnavailableError("text", path="/p", maybe_applied=True, errno=errno.ENOSPC),
     errors.CorruptLogError("text", path="/p", offset=7, reason="why"),

@@ -390,7 +390,7 @@ def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_s
         lambda: store.queue_push("q", "v"),
         lambda: store.multi_set(["k", "l"], ["v", "v"]),
     ):
-        with pytest.raises(fscoord.StoreGoneError, match="taken for dead"):
+        with pytest.raises(fscoord.SessionDeadError, match="taken for dead"):
             call()
     assert other.num_keys() == 0
     assert store.check(["k"]) is False

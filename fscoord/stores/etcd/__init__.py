@@ -61,7 +61,8 @@ class EtcdStore(EtcdSessions):
 
     A handle that announces a rank, or is registered by `register`, holds a lease of etcd from then on, which a
     thread keeps alive. A process that dies is called dead when the lease is over; one that can't keep it (stopped, or
-    cut off, for longer than `session_ttl`) too, and its writes raise `~fscoord.StoreGoneError` from then on.
+    cut off, for longer than `session_ttl`) too, and its writes raise `~fscoord.SessionDeadError` from
+    then on.
 
     Args:
         client_or_url: where the cluster is: ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``, or nothing in
