@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fscoord import recipes
 from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value
+from fscoord.arguments import Key, Timeout, Value, seconds
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
@@ -42,12 +42,12 @@ class Hold:
         """The fencing token; see `fscoord.recipes.Lock.token`."""
         return self._core.token
 
-    async def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+    async def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire it, and return whether that was done.
 
         Args:
             blocking: whether to wait.
-            timeout: how long, in seconds or as a `timedelta`; -1 is no limit.
+            timeout: how long, in seconds or as a `timedelta`; -1 is no limit. See `fscoord.recipes.Lock.acquire`.
 
         Raises:
             LockLostError: somebody took this one out of the line.
@@ -170,7 +170,7 @@ class RLock(Lock):
         self._owner: asyncio.Task[Any] | None = None
         self._depth = 0
 
-    async def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+    async def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire it, once more if this task holds it; see `Hold.acquire`."""
         task = asyncio.current_task()
         if self._owner is None or self._owner is not task:
@@ -258,9 +258,9 @@ class Election(Hold):
         self._election = recipes.Election(store.store, name, data, timeout, ttl)
         super().__init__(store, self._election)
 
-    async def campaign(self, timeout: Timeout = -1) -> bool:
-        """Stand in line until this candidate leads, and return whether it does; -1 is no limit."""
-        return await self.acquire(timeout=timeout)
+    async def campaign(self, timeout: Timeout | None = math.inf) -> bool:
+        """Wait in line until this candidate leads; see `fscoord.recipes.Election.campaign`."""
+        return await self.acquire(timeout=None if timeout is None else seconds(timeout))
 
     async def resign(self) -> None:
         """Let the next one lead; see `Hold.release` for errors."""
@@ -291,8 +291,8 @@ class Election(Hold):
         """Yield each leader, for ever.
 
         Args:
-            timeout: how long to wait for each, in seconds or as a `timedelta`; for ever, unless it is given. None means
-                the store's.
+            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
+                means the store's.
 
         Raises:
             StoreTimeoutError: there was no other for that long.

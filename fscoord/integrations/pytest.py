@@ -32,7 +32,7 @@ class Once(Protocol):
         work: Callable[[], Value],
         teardown: Callable[[bytes], object] | None = None,
         *,
-        timeout: Timeout = WORK_S,
+        timeout: Timeout | None = WORK_S,
     ) -> bytes:
         """See `Run.once`."""
 
@@ -68,7 +68,7 @@ class Run:
         work: Callable[[], Value],
         teardown: Callable[[bytes], object] | None = None,
         *,
-        timeout: Timeout = WORK_S,
+        timeout: Timeout | None = WORK_S,
     ) -> bytes:
         """Do the work in one of the workers, as `fscoord.recipes.once` does, and return its value in all of them.
 
@@ -77,7 +77,8 @@ class Run:
             work: is called without arguments.
             teardown: is called with the value, in one of the workers that asked for it, when all workers have run
                 their last test or have died.
-            timeout: how long to wait for another worker's value, in seconds or as a `timedelta`.
+            timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
+                timeout.
 
         Raises:
             WorkFailedError: the work raised in another worker. In that one its own exception comes out.

@@ -78,9 +78,9 @@ class Holder:
         """Return who waits for it, first come first; who is known dead waits for nothing."""
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
         """Do what `acquire` of `threading` does; put into `got`, before anything else, what `_undo` is to take back."""
-        limit = _limit(blocking, timeout)
+        limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
         served = self._line.take_free(name, mode)
@@ -88,9 +88,9 @@ class Holder:
             served = take_turns(self._store, self._standing_in_line(name, mode, blocking, limit))
         return self._keep(served)
 
-    def _acquiring(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> Turns[bool]:
+    def _acquiring(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> Turns[bool]:
         """Do what `_acquire` does, for tasks of an event loop."""
-        limit = _limit(blocking, timeout)
+        limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
         served = self._line.take_free(name, mode)
@@ -141,6 +141,14 @@ class Holder:
     def _stop(self, held: _Held) -> None:
         if held[2] is not None:
             held[2].end()
+
+    def _limit(self, blocking: bool, timeout: Timeout | None) -> float:
+        """Return for how many seconds an acquisition with these arguments of `threading` waits."""
+        if timeout == -1:
+            return math.inf
+        if not blocking and timeout is not None:
+            raise ValueError("a call that does not block takes no timeout")
+        return self._patience() if timeout is None else seconds(timeout)
 
     def _patience(self) -> float:
         """Return for how many seconds a ``with`` waits."""
@@ -209,12 +217,15 @@ class Exclusive(Holder):
 
     _mode = "x"
 
-    def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+    def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire it, as `threading.Lock.acquire` does, and return whether that was done.
+
+        As there, a call without a timeout waits without limit; all other waits of this package have one by default.
 
         Args:
             blocking: whether to wait.
-            timeout: how long, in seconds or as a `timedelta`; -1 is no limit.
+            timeout: how long, in seconds or as a `timedelta`. None means the `timeout` that this object was made with,
+                or else the store's; 0 looks once. ``math.inf`` is no limit, and so is -1, as in `threading`.
 
         Raises:
             LockLostError: somebody took this one out of the line.
@@ -318,15 +329,6 @@ class Exclusive(Holder):
                 raise
             raise
         raise RuntimeError(self._not_held())
-
-
-def _limit(blocking: bool, timeout: Timeout) -> float:
-    """Return for how many seconds an acquisition with these arguments of `threading` waits."""
-    if timeout == -1:
-        return math.inf
-    if not blocking:
-        raise ValueError("a call that does not block takes no timeout")
-    return seconds(timeout)
 
 
 def _shown(entry: Entry) -> Contender:

@@ -194,8 +194,8 @@ class Membership:
         """Yield who takes part: at once, if it is anybody, and whenever it has changed.
 
         Args:
-            timeout: how long to wait for each change, in seconds or as a `timedelta`; for ever, unless it is given.
-                None means the store's.
+            timeout: how long to wait for each change, in seconds or as a `timedelta`; without limit, unless it is
+                given. None means the store's.
 
         Raises:
             StoreTimeoutError: nothing changed for that long.

@@ -69,7 +69,7 @@ class EtcdStore(EtcdSessions):
             front), or a client of etcd3gw, whose address and TLS files are taken.
         prefix: what all keys of this store begin with in etcd, ``str`` or ``bytes``; it gets a slash at its end if it
             has none. Stores with other prefixes see nothing of it. No part of it begins with an equals sign.
-        timeout: how long operations wait by default; 300 s.
+        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         user: the name to log in with, where the cluster wants one.
         password: its password.
         tls: speak TLS; a ``https://`` address or one of the next three says so too.
