@@ -108,6 +108,7 @@ LAYERS = [
             "_runtime.*",
             "_waiting.*",
             "arguments",
+            "capabilities",
             "members",
             "recipes",
             "recipes.*",

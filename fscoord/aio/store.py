@@ -16,6 +16,7 @@ from fscoord.aio._hands import Hands
 from fscoord.aio._loop import LoopWake, Tasks
 from fscoord.aio._slices import Slices
 from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
+from fscoord.capabilities import Capabilities
 from fscoord.collectives.steps import Meeting
 from fscoord.members import Member
 from fscoord.store import Store
@@ -60,6 +61,11 @@ class AsyncStore:
     def store(self) -> Store:
         """The store that does the work."""
         return self._store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """In what the store differs from others; see `~fscoord.Capabilities`."""
+        return self._store.capabilities
 
     @property
     def timeout(self) -> timedelta:
