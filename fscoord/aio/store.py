@@ -9,7 +9,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from fscoord._runtime import system
 from fscoord._waiting.parking import Naps
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Request, Sought, Turns
 from fscoord.aio._hands import Hands
@@ -20,9 +19,8 @@ from fscoord.capabilities import Capabilities
 from fscoord.collectives.steps import Meeting
 from fscoord.members import Member
 from fscoord.store import Store
-from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "open_store"]
+__all__ = ["AsyncStore"]
 
 T = TypeVar("T")
 
@@ -246,11 +244,3 @@ async def _sleep(nap: tuple[Any, float]) -> None:
     wake, left = nap
     assert isinstance(wake, LoopWake), "it was made by `Tasks`"
     await wake.sleep(left)
-
-
-async def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> AsyncStore:
-    """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
-
-    What it returns is an asynchronous context manager: ``async with await open_store(url) as store:``.
-    """
-    return AsyncStore(await Hands(1, 0.0).do(partial(open_sync_store, url, **options), Store.close))

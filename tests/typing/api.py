@@ -199,8 +199,9 @@ async def tasks(store: aio.AsyncStore) -> None:
     async def work() -> str:
         return "value"
 
-    async with await aio.open_store("mem:") as opened:
+    async with aio.open_store("mem:") as opened:
         assert_type(opened, aio.AsyncStore)
+    assert_type(await aio.open_store("mem:"), aio.AsyncStore)
     assert_type(await store.get("key"), bytes)
     assert_type(await store.add("key", 1), int)
     assert_type(await store.queue_pop("queue", block=False), bytes)
