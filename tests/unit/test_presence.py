@@ -133,7 +133,7 @@ def test_who_reads_of_its_own_death_is_over_for_good(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         with pytest.raises(SessionDeadError, match="session 1 is dead"):
-            store._log.DIE(1)
+            raise store._log.handle.session_is_dead(1)
         with pytest.raises(SessionDeadError, match="session 1 is dead"):
             store.get("k")
 
