@@ -7,17 +7,15 @@ meaning chosen is stated here, once. This module knows no concrete store.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from fscoord._runtime import system
-from fscoord._waiting.parking import Naps, Sleepers
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
+    VALUE_MAX,
     CounterRangeError,
     Key,
     NotACounterError,
@@ -26,14 +24,16 @@ from fscoord.arguments import (
     duration,
     key_bytes,
     key_text,
+    keys_bytes,
     positive,
     seconds,
 )
-from fscoord.capabilities import Capabilities
-from fscoord.errors import BarrierError
-from fscoord.members import Liveness
+from fscoord._runtime import system
+from fscoord._waiting.parking import Naps, Sleepers
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
+from fscoord.errors import BarrierError, StoreTimeoutError
 
-__all__ = ["Store"]
+__all__ = ["Capabilities", "Member", "Store"]
 
 S = TypeVar("S", bound="Store")
 
@@ -41,7 +41,66 @@ UNHEARD_S: Final = 0.1
 """How often to look at a store that does not tell when something changes."""
 
 
-class Store(Liveness):
+LOOK_S: Final = 0.02
+"""How often a wait asks who is dead, on a store that is not told of deaths."""
+
+
+class Capabilities(NamedTuple):
+    """What a kind of store can do beside the contract, and the few things in which it falls short of it.
+
+    As it stands here: what the contract alone says. The suite in ``fscoord.testing`` reads these flags and tests each
+    store by what it claims; the table in the documentation, "Stores compared", is made of them.
+
+    Attributes:
+        processes: several processes can share one store.
+        hosts: so can several hosts.
+        durable: it can be told to keep what is acknowledged through a power failure.
+        survives_handles: what it holds is still there when the last handle has been closed and another is opened.
+        survives_first_handle: no handle's end takes the store with it, not even that of the first one.
+        sessions: it knows who has it open, and, where `Store.has_liveness` is true, who of them is dead.
+        certain: whether a failed write has taken effect is always known; otherwise its error may say ``maybe_applied``.
+        lists_any_key: keys that are no UTF-8 can be listed, too; otherwise `Store.list_keys` raises when there are any.
+        deletes_at_once: a key's value and its queue vanish in one step.
+        value_max: the longest value, in bytes. It may also bound what one `Store.multi_set` carries.
+    """
+
+    processes: bool = False
+    hosts: bool = False
+    durable: bool = False
+    survives_handles: bool = False
+    survives_first_handle: bool = True
+    sessions: bool = False
+    certain: bool = False
+    lists_any_key: bool = True
+    deletes_at_once: bool = True
+    value_max: int = VALUE_MAX
+
+
+class Member(NamedTuple):
+    """One session of a store: a handle that somebody has, or had, open.
+
+    Attributes:
+        number: its number; each is given once.
+        host: the name of its host.
+        pid: its process.
+        rank: the last rank that it said it is, or None.
+        label: what it was opened with, or the empty text.
+        since: when it introduced itself, in seconds since the epoch by its own clock; for people only.
+        alive: ``"yes"``, ``"no"`` (its process is gone, or it was closed) or ``"unknown"``.
+        found_dead: when its death was recorded, in seconds since the epoch by the finder's clock, or None.
+    """
+
+    number: int
+    host: str
+    pid: int
+    rank: int | None
+    label: str
+    since: float
+    alive: str
+    found_dead: float | None = None
+
+
+class Store(ABC):
     """Named values, counters and queues that several processes share.
 
     Keys are ``str`` or ``bytes``: a ``str`` is its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"``
@@ -195,6 +254,76 @@ class Store(Liveness):
             self.set(name + b"/last_member", b"1")
         else:
             yield Sought(KEYS, [name + b"/last_member"], limit)
+
+    @property
+    def has_liveness(self) -> bool:
+        """Whether this store can tell the living from the dead. If not, nobody is ever called dead."""
+        return False
+
+    @property
+    def session(self) -> int:
+        """The number of this handle among `members`; 0 on a store that keeps no sessions."""
+        return 0
+
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:  # noqa: ARG002 - see `has_liveness`
+        """Return who has, or had, this store open, in the order of their numbers; empty where that is not kept.
+
+        Args:
+            ranks: ask only for those who said to be one of these ranks.
+        """
+        return []
+
+    def be_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
+        """Say that this handle is rank `rank`. A handle may be several, and several handles one."""
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
+        """Return those of `ranks` that are known dead: somebody said to be that rank, and all who did are dead.
+
+        A rank that nobody said to be, or of whom it can't be known, is not among them. The answer is the same for all
+        handles: a death is recorded before it is told.
+        """
+        return []
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
+        """Return those of the sessions `numbers` that are known dead, as `dead_ranks` does for ranks."""
+        return []
+
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """Wait for `keys` as `wait` does, but only as long as all of `ranks` may come.
+
+        Returns:
+            The ranks that are known dead, at once, while keys are missing; or nothing when all keys are there.
+
+        Raises:
+            StoreTimeoutError: neither happened.
+        """
+        needed = list(ranks)
+        limit = self._timeout if timeout is None else seconds(timeout)
+        return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
+
+    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """Do as `wait_alive`, but for the sessions `numbers`, and return those of them that are known dead."""
+        needed = list(numbers)
+        limit = self._timeout if timeout is None else seconds(timeout)
+        return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
+
+    def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
+        """Wait for the keys `names`, or until `find` finds somebody who is dead."""
+        if not self.has_liveness:
+            self.wait(names, limit)
+            return []
+        started = system.time.monotonic()
+        while True:
+            left = limit - (system.time.monotonic() - started)
+            try:
+                self.wait(names, max(0.0, min(left, LOOK_S)))
+                return []
+            except StoreTimeoutError:
+                dead = find()
+                if dead:
+                    return dead
+                if left <= LOOK_S:
+                    raise
 
     def _await_change(self, known: object, limit: float) -> object:
         """Wait until something may have changed since the call that returned `known`, or for `limit` seconds.

@@ -8,7 +8,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import APPLYING, DIRTY, LOOK_S, LogReader, Suspect, Vanished
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreTimeoutError
 
 __all__ = ["Contender", "said_first"]

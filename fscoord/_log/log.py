@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._log.access.mount import Mount, find_mount
-from fscoord._log.consumer import Consumer
 from fscoord._log.contention import said_first
 from fscoord._log.format import record
 from fscoord._log.format.identity import Identity
@@ -21,8 +20,9 @@ from fscoord._log.generations.compaction import MOVED, NEVER, Compactor
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import CHUNK, DIRTY, LOOK_S, REOPEN, Suspect, Vanished
 from fscoord._log.io.opening import Wanted
+from fscoord._log.state_machine import Consumer
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
 
 __all__ = ["Decide", "LogFile"]

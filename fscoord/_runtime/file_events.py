@@ -12,7 +12,7 @@ from itertools import starmap
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["BELL_RUNG", "LOG_CHANGED", "Inotify", "Observed", "watch_file"]
 

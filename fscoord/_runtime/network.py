@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve", "take_name"]
 

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
+from fscoord._runtime.escaping import one_word
 from fscoord._runtime.forks import after_fork_in_child, life, own_process, recover_from_fork
-from fscoord._runtime.imports import load
-from fscoord._runtime.words import one_word
+from fscoord._runtime.interrupts import load
 from fscoord.errors import StoreUnavailableError
 
 try:

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.aio._loop import finish_soon
 
 __all__ = ["MADE", "Hands", "Job"]

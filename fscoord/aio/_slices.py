@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
+from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
 from fscoord._waiting.slow_wait import Patience
 from fscoord.aio._hands import Hands
-from fscoord.arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import Store
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fscoord._arguments import Key, Timeout, Value
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.collectives import steps as turns
 from fscoord.collectives.arrivals import Decoder
 

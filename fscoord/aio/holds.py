@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value
 from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 

@@ -9,16 +9,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+from fscoord._arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
 from fscoord._runtime import system
 from fscoord._waiting.parking import Naps
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Request, Sought, Turns
 from fscoord.aio._hands import Hands
 from fscoord.aio._loop import LoopWake, Tasks
 from fscoord.aio._slices import Slices
-from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
 from fscoord.collectives.steps import Meeting
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.stores.url import open_store as open_sync_store
 
 __all__ = ["AsyncStore", "open_store"]

@@ -10,7 +10,7 @@ in the object, so that a restarted rank begins at 0, and one number per rank for
 
 from __future__ import annotations
 
-from fscoord.arguments import MalformedText, key_text, natural
+from fscoord._arguments import MalformedText, key_text, natural
 from fscoord.errors import BarrierError
 from fscoord.store import Store
 

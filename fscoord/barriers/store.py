@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fscoord._arguments import Key, Timeout, key_bytes, positive, seconds
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, key_bytes, positive, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.sequence import Sequence
 from fscoord.collectives import barrier

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord._runtime import system
-from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder

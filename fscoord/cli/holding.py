@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import click
 
+from fscoord._arguments import Timeout, seconds
 from fscoord._runtime import system
 from fscoord._runtime.signals import signals_end_it
-from fscoord.arguments import Timeout, seconds
 from fscoord.cli.exits import FALSE, TIMEOUT
 from fscoord.cli.options import absolute_url, time_limit
 from fscoord.errors import StoreTimeoutError

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime.signals import Ended, signals_end_it
-from fscoord.arguments import VALUE_MAX, key_text
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import raw, with_store
 from fscoord.cli.output import write

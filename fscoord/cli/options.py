@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from fscoord._arguments import VALUE_MAX, seconds
 from fscoord._runtime import system
-from fscoord.arguments import VALUE_MAX, seconds
 from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store

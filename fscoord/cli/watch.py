@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import click
 
+from fscoord._arguments import key_bytes, key_text, seconds
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import key_bytes, key_text, seconds
 from fscoord.cli.options import as_json, given_timeout, raw, time_limit, with_existing_store
 from fscoord.cli.output import field, flush, printable, write, write_json
 from fscoord.errors import StoreTimeoutError

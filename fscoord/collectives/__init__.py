@@ -23,8 +23,8 @@ colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all oth
 
 from __future__ import annotations
 
+from fscoord._arguments import Key, Timeout, Value
 from fscoord._waiting.request import take_turns
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.collectives import steps as turns
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fscoord._arguments import Key, MalformedText, Timeout, integer, key_bytes, key_text, natural, positive, seconds
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.request import KEYS, Sought, Turns
 from fscoord._waiting.slow_wait import FIRST_S, Patience
-from fscoord.arguments import Key, MalformedText, Timeout, integer, key_bytes, key_text, natural, positive, seconds
 from fscoord.collectives.missing_ranks import find_fates
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store

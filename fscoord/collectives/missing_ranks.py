@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import one_word
 from fscoord.errors import FscoordError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 
 __all__ = ["Fates", "find_fates", "where"]
 

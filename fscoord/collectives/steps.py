@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, positive, seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, positive, seconds, value_bytes
 from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store

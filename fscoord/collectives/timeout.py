@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
+from fscoord._arguments import Timeout, duration, seconds
 from fscoord._runtime import system
-from fscoord.arguments import Timeout, duration, seconds
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store
 

@@ -11,8 +11,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from fscoord import environment
+from fscoord._arguments import Timeout, seconds
 from fscoord._runtime import system
-from fscoord.arguments import Timeout, seconds
 from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
 from fscoord.store import Store
 from fscoord.stores import url as urls

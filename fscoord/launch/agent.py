@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fscoord._arguments import MalformedText, natural, seconds
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord._waiting.slow_wait import Patience as SlowWait
-from fscoord.arguments import MalformedText, natural, seconds
 from fscoord.errors import (
     RendezvousClosedError,
     RendezvousStateError,

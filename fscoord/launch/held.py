@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord._runtime.signals import signals_go_to
 from fscoord.errors import (
     FscoordError,

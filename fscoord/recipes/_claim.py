@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fscoord._arguments import MalformedText, natural, words_in
 from fscoord._runtime import system
-from fscoord.arguments import MalformedText, natural, words_in
 from fscoord.recipes._keys import foreign
 
 __all__ = ["Claim", "new_claim", "read_claim"]

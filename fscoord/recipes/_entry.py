@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final, NamedTuple
 
-from fscoord.arguments import MalformedText, natural, utf8, words_in
+from fscoord._arguments import MalformedText, natural, utf8, words_in
 
 __all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
 

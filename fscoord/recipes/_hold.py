@@ -8,10 +8,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
+from fscoord._arguments import Key, Timeout, seconds
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.request import Turns, take_turns
-from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import FscoordError, HoldLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from fscoord._arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 

@@ -29,11 +29,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
+from fscoord._arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord._runtime import system
 from fscoord._waiting.backoff import FREE_TRIES
 from fscoord._waiting.request import KEYS, Sought, Turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign

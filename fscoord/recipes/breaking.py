@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from fscoord.arguments import Key, positive
+from fscoord._arguments import Key, positive
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._line import Line
 from fscoord.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from fscoord._arguments import Key, Timeout, key_bytes, seconds
 from fscoord._waiting.request import Turns, take_turns
-from fscoord.arguments import Key, Timeout, key_bytes, seconds
 from fscoord.collectives.steps import barrier
 from fscoord.store import Store
 

@@ -6,10 +6,10 @@ import math
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, MalformedText, Value, key_bytes, key_text, natural, positive, value_bytes
+from fscoord._arguments import Key, MalformedText, Value, key_bytes, key_text, natural, positive, value_bytes
 from fscoord.errors import StaleTokenError
 from fscoord.recipes._keys import Refusals, foreign
 from fscoord.store import Store

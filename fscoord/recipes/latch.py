@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
+from fscoord._arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import count_in, counted
 from fscoord.store import Store

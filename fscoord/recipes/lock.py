@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from fscoord._arguments import Key, Timeout
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
-from fscoord.arguments import Key, Timeout
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, _Held

@@ -8,9 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     MalformedText,
     Timeout,
@@ -22,6 +20,8 @@ from fscoord.arguments import (
     value_bytes,
     words_in,
 )
+from fscoord._runtime import system
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, count_in, counted, foreign, read_now

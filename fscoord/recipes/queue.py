@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from fscoord._arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._claim import Claim, new_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, Timeout, positive
+from fscoord._arguments import Key, Timeout, positive
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.store import Store

@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
+from fscoord._arguments import Timeout, seconds
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import one_word
+from fscoord._runtime.logging import logger
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.slow_wait import Patience as SlowWait
-from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
     FscoordError,

@@ -10,7 +10,7 @@ import re
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import RendezvousError
 from fscoord.rendezvous.patience import SLOW_LOOK_S
 from fscoord.rendezvous.pulse import Pulse

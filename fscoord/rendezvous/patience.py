@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fscoord._arguments import seconds
 from fscoord._runtime import system
-from fscoord.arguments import seconds
 from fscoord.rendezvous.settings import RendezvousTimeout
 from fscoord.rendezvous.state import Limits, State
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from fscoord.arguments import Timeout, duration, positive, seconds
+from fscoord._arguments import Timeout, duration, positive, seconds
 from fscoord.rendezvous.parameters import RendezvousParameters
 
 __all__ = ["RendezvousSettings", "RendezvousTimeout"]

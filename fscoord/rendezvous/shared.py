@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from fscoord._arguments import seconds
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import seconds
 from fscoord.errors import (
     RendezvousConnectionError,
     RendezvousError,

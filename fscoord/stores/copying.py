@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fscoord._arguments import Timeout, seconds
 from fscoord._log.inspect.repair import Repair, copy_log
 from fscoord._log.io import safe_files
-from fscoord.arguments import Timeout, seconds
 
 __all__ = ["copy"]
 

@@ -14,11 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from fscoord._runtime import system
-from fscoord._waiting.parking import THREADS, Naps, Sleepers, Wake, sleep_through
-from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
-from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
@@ -34,9 +30,12 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
+from fscoord._waiting.parking import THREADS, Naps, Sleepers, Wake, sleep_through
+from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
+from fscoord._waiting.slow_wait import Patience
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.store import Capabilities, Store
 
 __all__ = ["HashStore"]
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from fscoord._waiting.parking import Naps, Sleepers
-from fscoord._waiting.request import Sought
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     Timeout,
     Value,
@@ -16,9 +14,10 @@ from fscoord.arguments import (
     key_text,
     keys_bytes,
 )
+from fscoord._waiting.parking import Naps, Sleepers
+from fscoord._waiting.request import Sought
 from fscoord.errors import StoreClosedError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 
 __all__ = ["PrefixStore"]
 

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from fscoord._arguments import Key, Timeout, Value, duration, key_bytes, key_text, keys_bytes, seconds as in_seconds
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, Value, duration, key_bytes, key_text, keys_bytes, seconds as in_seconds
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.testing._plan import Fault, Plan, counted, drawn
 
 __all__ = ["FaultyStore"]

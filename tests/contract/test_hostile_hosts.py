@@ -13,7 +13,7 @@ from support.places import ETCD, HANG_S, Place
 from fscoord import FileStore, aio
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._runtime import system
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import one_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
     DoubleBarrier,

@@ -20,7 +20,7 @@ from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
 EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]

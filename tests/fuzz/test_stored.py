@@ -21,7 +21,7 @@ from fscoord import (
     get_all,
     synchronize,
 )
-from fscoord.arguments import integer, key_bytes
+from fscoord._arguments import integer, key_bytes
 from fscoord.barriers import StoreBarrier
 from fscoord.launch.agent import Agent, Job
 from fscoord.recipes import (

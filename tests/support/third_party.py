@@ -9,7 +9,7 @@ from typing import Any
 
 from support.places import Place
 
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     Timeout,
     Value,

@@ -27,7 +27,7 @@ from fscoord import (
 )
 from fscoord._log.format import record
 from fscoord._log.io import spill
-from fscoord.stores.file.options import SPILL_BYTES
+from fscoord.stores.file.lifecycle import SPILL_BYTES
 
 LIMIT_S = 60
 LEAST = 100

@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.access.network import SharedLogFile
-from fscoord._log.consumer import Consumer
 from fscoord._log.format.session import Session
 from fscoord._log.io.cursor import APPLYING
 from fscoord._log.io.opening import Wanted
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import LogFile
+from fscoord._log.state_machine import Consumer
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
 
 __all__ = ["MarkedLogFile", "open_log_file"]

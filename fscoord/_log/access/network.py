@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from fscoord._log.access.hang_watchdog import Call
 from fscoord._log.access.mount import DIRECT, LOCKED, Mount
-from fscoord._log.consumer import Consumer
 from fscoord._log.format.header import Header
 from fscoord._log.format.malformed import MalformedRecord
 from fscoord._log.format.record import Record
@@ -27,9 +26,10 @@ from fscoord._log.io.cursor import APPLYING, CHUNK, STALE, Suspect
 from fscoord._log.io.opening import Wanted, read_header
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.log import Decide, LogFile
+from fscoord._log.state_machine import Consumer
 from fscoord._log.wakeup.changed_keys import News
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError
 
 __all__ = ["SharedLogFile"]

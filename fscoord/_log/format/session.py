@@ -6,7 +6,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from fscoord._log.format.malformed import MalformedRecord
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import one_word
 
 __all__ = ["Session", "decode_death", "encode_death"]
 

@@ -25,8 +25,8 @@ from fscoord._log.io.permissions import copy_permissions
 from fscoord._log.io.writer import Appender
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
 __all__ = ["MOVED", "NEVER", "Compactor"]

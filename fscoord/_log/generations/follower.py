@@ -23,7 +23,7 @@ from fscoord._log.io.opening import Wanted, open_log, read_header
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import shared_by
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
 
 __all__ = ["NEVER", "Successive"]

@@ -24,7 +24,7 @@ from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import InsecurePathError
 
 __all__ = ["Flags", "Root", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]

@@ -10,7 +10,7 @@ from fscoord._log.format.header import Header
 from fscoord._log.format.record import Record
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Copy"]
 

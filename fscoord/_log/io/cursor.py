@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.format.header import Header
 from fscoord._log.format.malformed import MalformedRecord
@@ -25,8 +24,9 @@ from fscoord._log.format.successor import Place, Successor
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.spill import NEVER, SpilledRecord
 from fscoord._log.liveness.session_table import Roster
+from fscoord._log.state_machine import Consumer
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import (
     CorruptLogError,
     FscoordError,

@@ -17,7 +17,7 @@ from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import ASTRAY, DIRTY, ENDED, REOPEN, STALE, Suspect, Vanished
 from fscoord._log.io.spill import Spilled, SpilledRecord
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Shelf"]
 

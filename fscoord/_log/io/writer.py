@@ -12,7 +12,7 @@ from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.cursor import APPLYING, DIRTY
 from fscoord._log.liveness.presence import Presence
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
 __all__ = ["Appender"]

@@ -10,15 +10,15 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.format.session import Session, encode_death
 from fscoord._log.generations.follower import Successive
 from fscoord._log.io import safe_files
 from fscoord._log.liveness.liveness_file import AliveFile, Home, open_alive
+from fscoord._log.state_machine import Consumer
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, LimitExceededError, StoreGoneError
 
 __all__ = ["Presence"]

@@ -25,7 +25,7 @@ from fscoord._log.format.malformed import MalformedRecord
 from fscoord._log.format.session import Session
 from fscoord._log.liveness.liveness_file import Home
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Marker", "holder"]
 

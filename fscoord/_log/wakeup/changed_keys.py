@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.state_machine import Consumer
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
 __all__ = ["News"]

@@ -18,8 +18,8 @@ from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup.doorbell import Bell
 from fscoord._log.wakeup.node_poller import Post
 from fscoord._runtime import file_events as events, system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord._waiting.parking import THREADS, Naps, Sleepers
 from fscoord.errors import UnsupportedFilesystemError
 

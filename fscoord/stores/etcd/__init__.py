@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     CounterRangeError,
     Key,
@@ -24,8 +22,10 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
 from fscoord.errors import QueueEmptyError
+from fscoord.store import Capabilities
 from fscoord.stores.etcd.address import access_of
 from fscoord.stores.etcd.handle import Look, Watched
 from fscoord.stores.etcd.requests import Names, after_prefix, compare, decoded, delete, found, put, range_of

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from weakref import WeakSet, finalize
 
+from fscoord._arguments import MalformedText, integer, natural
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import MalformedText, integer, natural
 from fscoord.errors import FscoordError, StoreError
-from fscoord.members import Member
+from fscoord.store import Member
 from fscoord.stores.etcd.address import Access
 from fscoord.stores.etcd.handle import EtcdHandle, Look, Watched
 from fscoord.stores.etcd.requests import after_prefix, compare, decoded, found, put, range_of
@@ -122,7 +122,7 @@ class EtcdSessions(EtcdHandle):
         return [number for number in wanted if number in roster and not roster[number][1]]
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """See `~fscoord.members.Liveness`. A deletion among the lives ends the sleep."""
+        """See `~fscoord.Store`. A deletion among the lives ends the sleep."""
         lives = self._names.lives
         deaths = Watched(lives, after_prefix(lives), deletions=True)
 

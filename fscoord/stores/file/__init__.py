@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from fscoord._log.access.direct import open_log_file
-from fscoord._log.format import record
-from fscoord._log.io import safe_files
-from fscoord._log.log import Decide, LogFile
-from fscoord._log.wakeup.watcher import MODES
-from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._waiting.request import ITEM, VALUES, Sought
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     VALUE_MAX,
     Key,
@@ -33,15 +25,23 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._log.access.direct import open_log_file
+from fscoord._log.format import record
+from fscoord._log.io import safe_files
+from fscoord._log.log import Decide, LogFile
+from fscoord._log.wakeup.watcher import MODES
+from fscoord._runtime import system
+from fscoord._runtime.logging import logger
+from fscoord._waiting.request import ITEM, VALUES, Sought
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,
     QueueEmptyError,
 )
+from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
+from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
 from fscoord.stores.file.notifier import Missing, Waiting
-from fscoord.stores.file.options import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
 from fscoord.stores.file.replay import State
 from fscoord.stores.file.sessions import Sessions
 

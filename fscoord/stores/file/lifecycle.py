@@ -7,18 +7,36 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from fscoord._arguments import one_of, positive
+from fscoord._log.access.mount import COHERENCES
+from fscoord._log.format.runs import run_of
 from fscoord._log.format.session import Session
 from fscoord._log.io import safe_files
+from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, Wanted
 from fscoord._log.liveness.liveness_file import ALIVE_SUFFIX, Home
+from fscoord._log.locking.log_lock import KINDS
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, StoreGoneError
+from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemError
 from fscoord.stores.file.notifier import BELL_SUFFIX
 
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
 
-__all__ = ["begin", "end", "ended", "introduction", "open_joined", "remove_side_cars", "temporary_file"]
+__all__ = [
+    "COMPACT_BYTES",
+    "SPILL_BYTES",
+    "begin",
+    "check_platform",
+    "chosen_path",
+    "end",
+    "ended",
+    "introduction",
+    "open_joined",
+    "remove_side_cars",
+    "temporary_file",
+    "wanted_log",
+]
 
 SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
 ATTEMPTS: Final = 20
@@ -27,6 +45,60 @@ ATTEMPTS: Final = 20
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[FileStore] = weakref.WeakSet()
+
+
+def check_platform() -> None:
+    """Make sure that there are locks at all.
+
+    Raises:
+        UnsupportedFilesystemError: there are none.
+    """
+    if system.fcntl is None:
+        raise UnsupportedFilesystemError(
+            f"FileStore needs the advisory locks of a POSIX system, which {system.platform()} does not have; use"
+            " HashStore in one process"
+        )
+
+
+def chosen_path(path: Any, file_name: Any, *, read_only: bool) -> Any:
+    """Return the one of `path` and `file_name` that was given, or None for a temporary file.
+
+    Raises:
+        TypeError: both were given.
+        ValueError: there is to be something to read.
+    """
+    if path is not None and file_name is not None:
+        raise TypeError("path and file_name are two names for one argument; pass one")
+    if read_only and path is None and file_name is None:
+        raise ValueError("a read-only store needs a path")
+    return file_name if path is None else path
+
+
+def wanted_log(
+    *,
+    lock: str,
+    durable: bool,
+    read_only: bool,
+    mode: int,
+    limit: float,
+    coherence: str | None,
+    compact_bytes: int | None,
+    run_id: str | tuple[str, int] | None,
+    spill_bytes: int | None,
+) -> Wanted:
+    """Return what these arguments ask of a log. Under pyfakefs all values stay in memory.
+
+    Raises:
+        ValueError: one of them is none of those there are.
+        TypeError: a number is none.
+    """
+    one_of("lock", lock, KINDS)
+    if coherence is not None:
+        one_of("coherence", coherence, COHERENCES)
+    compact = 0 if compact_bytes in (None, 0) else positive("compact_bytes", compact_bytes)
+    spill = 0 if spill_bytes in (None, 0) else positive("spill_bytes", spill_bytes)
+    spill = 0 if system.is_faked() else spill
+    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id), spill)
 
 
 def begin(store: FileStore, *, is_participant: bool) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+from fscoord._arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
 from fscoord._log.format import record
 from fscoord._log.format.session import Session
 from fscoord._log.io.cursor import Suspect
@@ -19,10 +20,8 @@ from fscoord._runtime import system
 from fscoord._waiting.parking import THREADS, Naps, Sleepers, sleep_through
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
 from fscoord.errors import StoreTimeoutError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.stores.file.death_watch import Vigil
 from fscoord.stores.file.notifier import MISSING, Missing, Waiting
 from fscoord.stores.file.replay import State, whole

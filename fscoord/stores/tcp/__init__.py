@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from fscoord._runtime import system
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
@@ -20,7 +19,7 @@ from fscoord.arguments import (
     seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
 from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
@@ -28,7 +27,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from fscoord.store import Store
+from fscoord.store import Capabilities, Store
 from fscoord.stores.tcp.connections import Connections
 from fscoord.stores.tcp.deadline import GRACE_S, Deadline
 from fscoord.stores.tcp.server import Server

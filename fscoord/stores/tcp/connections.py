@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreUnavailableError
 from fscoord.stores.tcp.deadline import LEAST_ANSWER_S, Deadline, Unanswered
 from fscoord.stores.tcp.wire import Channel, Disconnected

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.imports import load
+from fscoord._runtime.interrupts import load, raise_if_foreign
 
 if TYPE_CHECKING:
     import logging
