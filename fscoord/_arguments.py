@@ -20,19 +20,19 @@ __all__ = [
     "NotACounterError",
     "Timeout",
     "Value",
+    "check_choice",
+    "check_int64",
+    "check_positive",
     "counter_sum",
-    "duration",
-    "integer",
     "key_bytes",
     "key_names",
     "key_text",
     "keys_bytes",
     "missing_message",
-    "natural",
-    "one_of",
     "pairs_bytes",
-    "positive",
-    "seconds",
+    "parse_uint63",
+    "to_seconds",
+    "to_timedelta",
     "utf8",
     "value_bytes",
     "words_in",
@@ -147,7 +147,7 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
     return total
 
 
-def natural(text: str | bytes) -> int:
+def parse_uint63(text: str | bytes) -> int:
     """Return the number that `text` says in decimal digits.
 
     Raises:
@@ -183,7 +183,7 @@ def utf8(text: bytes) -> str:
     return found
 
 
-def integer(name: str, value: object) -> int:
+def check_int64(name: str, value: object) -> int:
     """Return `value` if it is an integer of 64 bits, and raise otherwise."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
@@ -192,22 +192,22 @@ def integer(name: str, value: object) -> int:
     return value
 
 
-def one_of(name: str, value: str, known: Iterable[str]) -> str:
+def check_choice(name: str, value: str, known: Iterable[str]) -> str:
     """Return `value` if it is one of `known`, and raise otherwise."""
     if value not in known:
         raise ValueError(f"{name} is one of {', '.join(map(repr, known))}, not {value!r}")
     return value
 
 
-def positive(name: str, value: object) -> int:
+def check_positive(name: str, value: object) -> int:
     """Return `value` if it is an integer above zero, and raise otherwise."""
-    number = integer(name, value)
+    number = check_int64(name, value)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}")
     return number
 
 
-def seconds(timeout: object) -> float:
+def to_seconds(timeout: object) -> float:
     """Return `timeout` in seconds; ``timedelta.max`` is ``math.inf``.
 
     Raises:
@@ -228,7 +228,7 @@ def seconds(timeout: object) -> float:
     return value
 
 
-def duration(value: float) -> timedelta:
+def to_timedelta(value: float) -> timedelta:
     """Return `value`, in seconds, as a `timedelta`; what is too long for one is ``timedelta.max``."""
     try:
         return timedelta(seconds=value)

@@ -21,12 +21,12 @@ from fscoord._arguments import (
     NotACounterError,
     Timeout,
     Value,
-    duration,
+    check_positive,
     key_bytes,
     key_text,
     keys_bytes,
-    positive,
-    seconds,
+    to_seconds,
+    to_timedelta,
 )
 from fscoord._runtime import system
 from fscoord._waiting.parking import Naps, Sleepers
@@ -235,10 +235,10 @@ class Store(ABC):
             BarrierError: more than `world_size` callers came, or under the barrier's keys stands something else.
             StoreTimeoutError: not all came.
         """
-        take_turns(self, self._meeting(key, world_size, self._timeout if timeout is None else seconds(timeout)))
+        take_turns(self, self._meeting(key, world_size, self._timeout if timeout is None else to_seconds(timeout)))
 
     def _meeting(self, key: Key, world_size: int, limit: float) -> Turns[None]:
-        positive("world_size", world_size)
+        check_positive("world_size", world_size)
         name = key_bytes(key)
         counter = key_bytes(name + b"/num_members")
         try:
@@ -298,13 +298,13 @@ class Store(ABC):
             StoreTimeoutError: neither happened.
         """
         needed = list(ranks)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Do as `wait_alive`, but for the sessions `numbers`, and return those of them that are known dead."""
         needed = list(numbers)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
@@ -348,11 +348,11 @@ class Store(ABC):
     @property
     def timeout(self) -> timedelta:
         """How long operations wait by default; no limit is ``timedelta.max``."""
-        return duration(self._timeout)
+        return to_timedelta(self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set how long operations of this handle wait when they are not told otherwise."""
-        self._timeout = seconds(timeout)
+        self._timeout = to_seconds(timeout)
 
     def has_extended_api(self) -> bool:
         """Return whether `append`, `multi_get` and `multi_set` are there. They are, on every store of fscoord."""

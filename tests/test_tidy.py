@@ -222,7 +222,10 @@ def imports(name: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports relatively in line {node.lineno}"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"load", "system.load"}:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {
+            "import_uninterrupted",
+            "system.import_uninterrupted",
+        }:
             yield ast.literal_eval(node.args[0])
 
 

@@ -20,7 +20,7 @@ from fscoord._log.generations.compaction import MOVED, NEVER, Compactor
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import CHUNK, DIRTY, LOOK_S, REOPEN, Suspect, Vanished
 from fscoord._log.io.opening import Wanted
-from fscoord._log.state_machine import Consumer
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
@@ -39,7 +39,7 @@ class LogFile(Compactor):
 
     Args:
         path: an absolute path, as `path.resolve` returns it.
-        consumer: is given every data record once, in order.
+        state_machine: is given every data record once, in order.
         wanted: what the log must be like.
         introduce: returns who this handle is, when it first writes.
         participants: the handle is over when so many have left; 0 for never.
@@ -49,18 +49,18 @@ class LogFile(Compactor):
     def __init__(
         self,
         path: str,
-        consumer: Consumer,
+        state_machine: StateMachine,
         wanted: Wanted,
         introduce: Callable[[], Session],
         participants: int = 0,
         mount: Mount | None = None,
     ) -> None:
-        super().__init__(path, consumer, participants, introduce)
+        super().__init__(path, state_machine, participants, introduce)
         self.read_only = wanted.read_only
         self._directory_synced = False
         self.mount: Mount = mount or find_mount(path)
         self._wanted = wanted = wanted._replace(inodes_last=wanted.inodes_last and self.mount.inodes_last)
-        self._zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_faked())
+        self._zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
         self._compact_at = wanted.compact_bytes or NEVER
         self._spill_at = wanted.spill_bytes or spill.NEVER
         try:
@@ -84,14 +84,14 @@ class LogFile(Compactor):
     # -- the two things that one does with a log -------------------------------------------------------------------
 
     def refresh(self, limit: float) -> None:
-        """Give the consumer every record that is complete by now.
+        """Give the state machine every record that is complete by now.
 
         Raises:
             StoreGoneError: the file was deleted, replaced or truncated.
             CorruptLogError: the log is damaged.
             StoreTimeoutError: the lock was needed (to be sure of damage, or on a shared file system) and did not come.
         """
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self._shared
         with shared.mutex:
@@ -129,7 +129,7 @@ class LogFile(Compactor):
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started, left, result = 0, 0.0, limit, MOVED
         while True:
-            if not system.own_process[0]:
+            if not system.fork_marker[0]:
                 system.recover_from_fork()
             shared = self._shared
             with shared.mutex:
@@ -271,7 +271,7 @@ class LogFile(Compactor):
 
     def refuse_reentry(self) -> None:
         """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         with self.mutex:
             if self._shared.busy:

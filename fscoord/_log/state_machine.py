@@ -7,19 +7,19 @@ from typing import Protocol
 
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
 
-__all__ = ["Consumer"]
+__all__ = ["StateMachine"]
 
 
-class Consumer(Protocol):
+class StateMachine(Protocol):
     """Who makes sense of the data records."""
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Take in the next records. Only those that set, append or push one value may have left it in the file."""
 
-    def expect_long(self, keys: set[bytes]) -> None:
+    def mark_spilled(self, keys: set[bytes]) -> None:
         """Records of these keys come next whose values are left in the file."""
 
-    def rehome(self, spots: Iterable[Spot]) -> bool:
+    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
         """The log goes on in another file, whose snapshot has the long values at `spots`; False if some lack."""
 
     def reset(self) -> None:

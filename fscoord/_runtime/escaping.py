@@ -1,14 +1,14 @@
-"""`one_word`: text of the machine for keys and values, where a space or a newline would part them. Pure."""
+"""`escape_word`: text of the machine for keys and values, where a space or a newline would part them. Pure."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["one_word"]
+__all__ = ["escape_word"]
 
 
 @lru_cache(maxsize=16)
-def one_word(text: str) -> str:
+def escape_word(text: str) -> str:
     """Return `text` as a word of printable characters, without a space; other text is another word.
 
     Letters of all alphabets, digits and signs stay as they are. Of all else, and of ``%``, each byte is written as

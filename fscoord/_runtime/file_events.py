@@ -14,7 +14,7 @@ from typing import Any
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["BELL_RUNG", "LOG_CHANGED", "Inotify", "Observed", "watch_file"]
+__all__ = ["BELL_RUNG", "LOG_CHANGED", "Inotify", "ObserverSource", "watch_file"]
 
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
@@ -34,9 +34,9 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
             such bindings.
         ImportError: it can't be imported.
     """
-    if system.is_faked():
+    if system.is_fake_fs():
         raise OSError(system.errno.ENOSYS, "files that are not real raise no events")
-    return Inotify(path, mask) if system.has_inotify() else Observed(path, wake)
+    return Inotify(path, mask) if system.has_inotify() else ObserverSource(path, wake)
 
 
 class Inotify:
@@ -49,11 +49,11 @@ class Inotify:
         processes: the processes whose end ends a wait, too, and their descriptors.
     """
 
-    readable = True
+    is_pollable = True
 
     def __init__(self, path: str, mask: int) -> None:
-        inotify_c = system.load("watchdog.observers.inotify_c")
-        ctypes = system.load("ctypes")
+        inotify_c = system.import_uninterrupted("watchdog.observers.inotify_c")
+        ctypes = system.import_uninterrupted("ctypes")
         if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
             raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
         if not hasattr(system.os, "eventfd"):
@@ -83,7 +83,7 @@ class Inotify:
         self._poll = self._make_poll()
 
     @property
-    def _obituaries(self) -> Any:
+    def _pidfds(self) -> Any:
         """The epoll(7) that has the descriptors of processes; None if there are none."""
         return self._epolls.get("obituaries")
 
@@ -91,8 +91,8 @@ class Inotify:
         poll = system.select.poll()
         for fd in self._sources:
             poll.register(fd, system.select.POLLIN)
-        if self._obituaries is not None:
-            poll.register(self._obituaries.fileno(), system.select.POLLIN)
+        if self._pidfds is not None:
+            poll.register(self._pidfds.fileno(), system.select.POLLIN)
         return poll
 
     def wait(self, limit: float) -> bool:
@@ -114,7 +114,7 @@ class Inotify:
         """Return what is readable when `wait` would return at once; nothing after `close`."""
         if not self._close.alive:
             return []
-        return [*self._sources, *([self._obituaries.fileno()] if self._obituaries is not None else [])]
+        return [*self._sources, *([self._pidfds.fileno()] if self._pidfds is not None else [])]
 
     def watch_process(self, pid: int) -> bool:
         """Have the end of process `pid` end `wait`; False where there is no pidfd_open(2), or no descriptor left.
@@ -163,9 +163,9 @@ class Inotify:
         self._descriptors.discard(fd)
         system.close_quietly(fd)
 
-    def count_ended(self) -> int:
+    def reap_exited(self) -> int:
         """Return how many of the watched processes this call has found ended; they are watched no more."""
-        obituaries = self._obituaries
+        obituaries = self._pidfds
         if obituaries is None:
             return 0
         known = list(self.processes.items())  # before the look: what is opened from now on may have an old number
@@ -188,22 +188,22 @@ class Inotify:
     def close(self) -> None:
         """Give the instance back."""
         self._close()
-        if self._obituaries is not None:
-            self._obituaries.close()
+        if self._pidfds is not None:
+            self._pidfds.close()
 
     def after_fork(self) -> None:
         """In a forked child: the descriptors are closed, which the parent reads, and so is the epoll."""
-        if self._obituaries is not None:
-            self._obituaries.close()
+        if self._pidfds is not None:
+            self._pidfds.close()
 
 
-class Observed:
+class ObserverSource:
     """A watchdog `Observer` on the directory of one file, for platforms without inotify."""
 
-    readable = False
+    is_pollable = False
 
     def __init__(self, path: str, wake: Callable[[], None]) -> None:
-        watched = system.load("watchdog.events")
+        watched = system.import_uninterrupted("watchdog.events")
         name = system.os.fsencode(path)
 
         class Handler(watched.FileSystemEventHandler):  # type: ignore[misc, name-defined]
@@ -212,7 +212,7 @@ class Observed:
                     wake()
 
         self._owner = system.os.getpid()
-        self._observer = system.load("watchdog.observers").Observer()
+        self._observer = system.import_uninterrupted("watchdog.observers").Observer()
         self._observer.daemon = True
         self._observer.schedule(Handler(), system.os.path.dirname(path))
         self._observer.start()

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["ORDER", "after_fork_in_child", "life", "own_process", "recover_from_fork"]
+__all__ = ["ORDER", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork"]
 
 ORDER: Final = (
     "imports",  # first, because any later step may have to import something
@@ -63,26 +63,26 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
 def recover_from_fork() -> None:
     """In a forked child: take the steps. A child that has taken them does nothing."""
     with _guards.setdefault(os.getpid(), threading.RLock()):
-        if own_process[0]:
+        if fork_marker[0]:
             return
         _life[0] += 1
         for name in ORDER:
             step = _steps.get(name)
             if step is not None:
                 step()
-        own_process[0] = 1
+        fork_marker[0] = 1
         _guards.clear()
 
 
-def life() -> int:
+def process_epoch() -> int:
     """Return a number that is another one in a forked child than in its parent; getpid(2) takes ten times as long."""
-    if not own_process[0]:
+    if not fork_marker[0]:
         recover_from_fork()
     return _life[0]
 
 
 class _PidMark:
-    """`own_process` where the kernel has no MADV_WIPEONFORK."""
+    """`fork_marker` where the kernel has no MADV_WIPEONFORK."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -105,8 +105,8 @@ def _make_mark() -> Any:
     return page
 
 
-own_process = _make_mark()
-"""``own_process[0]`` is 0 in a child that was forked without Python's knowledge, until `recover_from_fork`.
+fork_marker = _make_mark()
+"""``fork_marker[0]`` is 0 in a child that was forked without Python's knowledge, until `recover_from_fork`.
 
 The kernel wipes this page in a child. Looking at it takes 15 ns; getpid(2), which says as much, ten times that.
 """

@@ -18,7 +18,7 @@ from typing import Any, Final
 from fscoord._runtime.forks import after_fork_in_child
 from fscoord.errors import FscoordError
 
-__all__ = ["load", "raise_if_foreign", "raise_unless_absent"]
+__all__ = ["import_uninterrupted", "raise_if_foreign", "raise_unless_absent"]
 
 _OF_THE_INTERPRETER: Final = (
     "can't start new thread",
@@ -36,7 +36,7 @@ _OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in
 def raise_if_foreign(error: BaseException) -> None:
     """Raise `error` again if neither the system nor the interpreter raised it.
 
-    What the system raises as an `OSError` has an error number, and what `_imports.load` raises as an `ImportError` has
+    What the system raises as an `OSError` has an error number, and an `ImportError` of `import_uninterrupted` has
     the name of a module; what is raised by name has none. Every clause that catches one of these, or a `RuntimeError`,
     and does not raise it again by itself, calls this first.
     """
@@ -121,7 +121,7 @@ _late: dict[str, threading.Thread] = {}
 _limit_s = [LIMIT_S]
 
 
-def load(name: str) -> Any:
+def import_uninterrupted(name: str) -> Any:
     """Return the module `name`.
 
     Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from fscoord._runtime.interrupts import load, raise_if_foreign
+from fscoord._runtime.interrupts import import_uninterrupted, raise_if_foreign
 
 if TYPE_CHECKING:
     import logging
@@ -18,7 +18,7 @@ __all__ = ["logger"]
 def logger(module: str) -> logging.Logger:
     """Return the logger of `module`, a child of ``fscoord``."""
     try:
-        loaded = load("logging")
+        loaded = import_uninterrupted("logging")
     except (OSError, ImportError) as error:
         raise_if_foreign(error)
         return cast("logging.Logger", _Silence())

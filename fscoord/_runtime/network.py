@@ -15,7 +15,16 @@ from weakref import WeakSet
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve", "take_name"]
+__all__ = [
+    "Endpoint",
+    "acquire_host_mutex",
+    "connect",
+    "drop_unsent",
+    "free_port",
+    "is_ip_address",
+    "is_this_host",
+    "resolve",
+]
 
 Endpoint = tuple[socket.AddressFamily, Any]
 """A kind of network, and an address with a port in it."""
@@ -104,12 +113,12 @@ def drop_unsent(connection: socket.socket) -> None:
         pass
 
 
-def take_name(name: str) -> socket.socket | None:
+def acquire_host_mutex(name: str) -> socket.socket | None:
     """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
 
     None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
     """
-    if system.platform() != "linux" or system.is_faked():
+    if system.platform() != "linux" or system.is_fake_fs():
         return None
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     _names.add(found)

@@ -15,13 +15,13 @@ from typing import NoReturn
 
 from fscoord._runtime import system
 
-__all__ = ["Ended", "interruptions_wait", "lose_none", "signals_end_it", "signals_go_to"]
+__all__ = ["Terminated", "defer_signals", "forward_signals", "raise_on_termination", "resend_lost_signals"]
 
 AGAIN_AFTER_S = 0.01
 """How long until a lost interruption comes again: by then, as a rule, what lost it is over; if not, it comes again."""
 
 
-class Ended(SystemExit):
+class Terminated(SystemExit):
     """A signal is to end this process; ``number`` is the signal's, and the exit code 128 more, as shells have it."""
 
     def __init__(self, number: int) -> None:
@@ -30,7 +30,7 @@ class Ended(SystemExit):
 
 
 @contextmanager
-def lose_none() -> Iterator[None]:
+def resend_lost_signals() -> Iterator[None]:
     """Have an interruption that Python loses come again, until something takes it; in the main thread.
 
     A signal handler runs wherever the main thread is, also in a weak reference's callback, in ``__del__`` or in a
@@ -58,7 +58,7 @@ def lose_none() -> Iterator[None]:
 def _number(error: BaseException | None) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
-    return error.number if isinstance(error, Ended) else None
+    return error.number if isinstance(error, Terminated) else None
 
 
 def _come_again(number: int) -> None:
@@ -71,7 +71,7 @@ def _come_again(number: int) -> None:
 
 
 @contextmanager
-def signals_end_it() -> Iterator[None]:
+def raise_on_termination() -> Iterator[None]:
     """Let SIGTERM and SIGHUP, which would end this process on the spot, raise `Ended`, so that it can clean up first.
 
     One that is ignored, as ``nohup`` does, stays ignored. Outside of the main thread, where no handler can be set, this
@@ -79,14 +79,14 @@ def signals_end_it() -> Iterator[None]:
     """
 
     def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise Ended(number)
+        raise Terminated(number)
 
     with _handling(leave, "SIGTERM", "SIGHUP"):
         yield
 
 
 @contextmanager
-def interruptions_wait() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP wait until what must not be left half done is done, and come then.
 
     For what is over soon. Blocked in the kernel, they would stay blocked in a process that is started meanwhile.
@@ -101,7 +101,7 @@ def interruptions_wait() -> Iterator[None]:
 
 
 @contextmanager
-def signals_go_to(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
+def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
     """Have `call` called with the number of each of these signals that comes, and let it do nothing else.
 
     `call` runs in the main thread between any two of its steps. One that is ignored stays ignored; outside of the main

@@ -4,7 +4,7 @@ Others call ``system.os.read(...)``: one attribute more than a bare call, so tha
 place where pyfakefs, or a fault test, puts something else under the whole package.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` reach the *real*
-descriptor of the same number: whoever uses one asks `is_faked` first.
+descriptor of the same number: whoever uses one asks `is_fake_fs` first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
-from fscoord._runtime.escaping import one_word
-from fscoord._runtime.forks import after_fork_in_child, life, own_process, recover_from_fork
-from fscoord._runtime.interrupts import load
+from fscoord._runtime.escaping import escape_word
+from fscoord._runtime.forks import after_fork_in_child, fork_marker, process_epoch, recover_from_fork
+from fscoord._runtime.interrupts import import_uninterrupted
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
-__all__ += ["after_fork_in_child", "life", "load", "own_process", "recover_from_fork"]  # from modules of their own
+__all__ += ["after_fork_in_child", "fork_marker", "import_uninterrupted", "process_epoch", "recover_from_fork"]
 
 O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -47,12 +47,12 @@ O_BINARY = getattr(os, "O_BINARY", 0)
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def is_faked() -> bool:
+def is_fake_fs() -> bool:
     """Return whether `os` is a stand-in with files of its own, such as pyfakefs."""
     return not isinstance(os, ModuleType)
 
 
-faked_mutex = threading.RLock()
+fake_fs_mutex = threading.RLock()
 """Held around all that touches files under a stand-in for `os`, which keeps no threads apart.
 
 Under Python 3.13 and later each call of pyfakefs' ``os`` sends the calls of all other threads, for that moment, to the
@@ -61,21 +61,21 @@ real one: descriptors that it gave out then mean real files.
 
 
 def _renew_faked_mutex() -> None:
-    global faked_mutex
-    faked_mutex = threading.RLock()
+    global fake_fs_mutex
+    fake_fs_mutex = threading.RLock()
 
 
 after_fork_in_child("faked files", _renew_faked_mutex)
 
 
-def alone_if_faked(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what touches files and is not under the mutex of a log: hold `faked_mutex` where it is needed."""
+def serialized_on_fake_fs(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what touches files and is not under the mutex of a log: hold `fake_fs_mutex` where it is needed."""
 
     @functools.wraps(method)
     def alone(*arguments: P.args, **named: P.kwargs) -> R:
-        if not is_faked():
+        if not is_fake_fs():
             return method(*arguments, **named)
-        with faked_mutex:
+        with fake_fs_mutex:
             return method(*arguments, **named)
 
     return alone
@@ -87,21 +87,13 @@ def hostname() -> str:
 
 
 def process_name(pid: int | str | None = None) -> str:
-    """Return ``host:pid`` of a process of this host, by default of this one; it is one word (`one_word`)."""
-    return f"{one_word(hostname())}:{os.getpid() if pid is None else pid}"
+    """Return ``host:pid`` of a process of this host, by default of this one; it is one word (`escape_word`)."""
+    return f"{escape_word(hostname())}:{os.getpid() if pid is None else pid}"
 
 
 def boot_id() -> bytes:
     """Return the random id that the kernel drew at boot (proc_sys_kernel(5)), 16 bytes; zeros where there is none."""
     return bytes.fromhex(_proc_text("/proc/sys/kernel/random/boot_id").replace("-", "") or "00" * 16)
-
-
-def network_namespace() -> str:
-    """Return which network this process is in (network_namespaces(7)), ``""`` where that can't be known."""
-    try:
-        return os.readlink("/proc/self/ns/net")
-    except OSError:
-        return ""
 
 
 def start_time(pid: int | str = "self") -> int:
@@ -198,7 +190,7 @@ SLEEP_MAX_S: Final = 1.0
 """How long a thread sleeps in one system call, in seconds."""
 
 
-class Wakeup:
+class AutoResetEvent:
     """An event that one thread waits for, and that a wait uses up.
 
     Unlike `threading.Event` it is one lock: whoever is interrupted by a signal may be the one who holds an event's, and
@@ -255,7 +247,7 @@ start_bare_thread = _thread.start_new_thread
 
 def load_flock_locker() -> Any:
     """Return portalocker's locker for flock(2), and the exception it raises when somebody else holds the lock."""
-    return load("portalocker.portalocker").FlockLocker(), load("portalocker.exceptions")
+    return import_uninterrupted("portalocker.portalocker").FlockLocker(), import_uninterrupted("portalocker.exceptions")
 
 
 def flock_holder(fd: int) -> str | None:
@@ -312,7 +304,7 @@ def has_ofd_locks() -> bool:
 
 def has_inotify() -> bool:
     """Return whether inotify(7) can be used: on Linux, on real files."""
-    return sys.platform == "linux" and not is_faked()
+    return sys.platform == "linux" and not is_fake_fs()
 
 
 def platform() -> str:

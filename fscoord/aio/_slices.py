@@ -91,7 +91,7 @@ class Slices:
                 return None
         if not self._store.check(sought.names):  # cheaper than a wait that is too late
             return None
-        system.life()
+        system.process_epoch()
         with self._guard:
             if self._twin is None:
                 self._twin = self._store.clone()

@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.escaping import one_word
+from fscoord._runtime.escaping import escape_word
 from fscoord.errors import FscoordError
 from fscoord.store import Member, Store
 
-__all__ = ["Fates", "find_fates", "where"]
+__all__ = ["MissingRanks", "describe_missing", "location_of"]
 
 SHOWN_MAX = 16
 """How many ranks are told of, as in torch."""
 
 
-class Fates(NamedTuple):
+class MissingRanks(NamedTuple):
     """Which of the missing ranks are dead, and what a message says of each."""
 
     dead: tuple[str, ...]
     words: str
 
 
-def find_fates(store: Store, missing: Sequence[int]) -> Fates:
+def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
     """Return what `store` knows of the ranks `missing`; nothing where it can't tell or fails."""
     if not store.has_liveness:
-        return Fates((), "")
+        return MissingRanks((), "")
     try:
         members = store.members(missing)
     except FscoordError:
-        return Fates((), "")
+        return MissingRanks((), "")
     known: dict[int, list[Member]] = {}
     for member in members:
         if member.rank is not None:
@@ -40,18 +40,18 @@ def find_fates(store: Store, missing: Sequence[int]) -> Fates:
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
-            told = [f"rank {rank} ({where(known.get(rank, []))})" for rank in ranks[:SHOWN_MAX]]
+            told = [f"rank {rank} ({location_of(known.get(rank, []))})" for rank in ranks[:SHOWN_MAX]]
             more = f" and {len(ranks) - SHOWN_MAX} more" if len(ranks) > SHOWN_MAX else ""
             words += f"; {name}: {', '.join(told)}{more}"
-    return Fates(tuple(map(str, dead)), words)
+    return MissingRanks(tuple(map(str, dead)), words)
 
 
-def where(members: Sequence[Member]) -> str:
+def location_of(members: Sequence[Member]) -> str:
     """Return where a rank is, or was, that has these sessions: that of the last who lives, or else of the last."""
     if not members:
         return "not seen here"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
-    place = f"{one_word(last.host)}:{last.pid}"
+    place = f"{escape_word(last.host)}:{last.pid}"
     if last.alive == "no":
         return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', there since', last.since)}"
     return f"{place}, {'alive' if last.alive == 'yes' else 'nobody knows whether alive'}"

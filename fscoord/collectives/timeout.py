@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
-from fscoord._arguments import Timeout, duration, seconds
+from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store
@@ -27,10 +27,10 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
         store: the handle.
         timeout: seconds or a `timedelta`.
     """
-    limit = duration(seconds(timeout))
+    limit = to_timedelta(to_seconds(timeout))
     base = _base(store)
     token = _Token(limit)
-    system.life()  # after a fork in C it renews the lock
+    system.process_epoch()  # after a fork in C it renews the lock
     try:
         with _tokens_lock[0]:
             stack = _tokens.setdefault(base, [_Token(base.timeout)])

@@ -35,7 +35,7 @@ class Renewal:
         self._line = line
         self._entry = entry
         self._is_over = False
-        self._wakeup = system.Wakeup()
+        self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
         """Give the first after a while, and then one after the other."""

@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
+from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
@@ -107,7 +107,7 @@ class Election(Exclusive):
         return take_turns(self._store, self._observing(after, timeout))
 
     def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         start, patience = system.time.monotonic(), Patience()
         while True:
             # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
@@ -148,7 +148,7 @@ class Election(Exclusive):
     def _term_of(self, key: bytes) -> float:
         """Return which term this key is of; infinity: none, so something else stands there."""
         try:
-            return natural(key[len(self._terms) :])
+            return parse_uint63(key[len(self._terms) :])
         except MalformedText:
             return math.inf
 

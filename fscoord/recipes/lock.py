@@ -70,11 +70,11 @@ class RLock(Lock):
 
     def _is_owned_by(self, here: object) -> bool:
         owner = self._owner
-        return owner is not None and owner[1] is here and owner[0] == system.life()
+        return owner is not None and owner[1] is here and owner[0] == system.process_epoch()
 
     def _begin(self, served: Entry) -> None:
         self._levels = [served.id]
-        self._owner = system.life(), HERE.__dict__
+        self._owner = system.process_epoch(), HERE.__dict__
 
     def _end(self, served: Entry) -> None:
         if self._levels[:1] == [served.id]:

@@ -19,15 +19,15 @@ from fscoord._arguments import (
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_names,
     key_text,
     keys_bytes,
     missing_message,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
 from fscoord._runtime import system
@@ -41,7 +41,7 @@ __all__ = ["HashStore"]
 
 T = TypeVar("T")
 
-_Bells = dict[bytes, list[Wake]]
+_Waiters = dict[bytes, list[Wake]]
 
 
 class _Shared:
@@ -57,12 +57,12 @@ class _Shared:
         """Begin with nobody who waits; in a forked child too, which has no such thread, and a ring would be lost."""
         # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
         self._lock = system.threading.Lock()
-        self.readers: _Bells = {}  # who waits for a value or a non-empty queue: all are rung
-        self.poppers: _Bells = {}  # who waits to take from a queue: one is rung for each value
+        self.readers: _Waiters = {}  # who waits for a value or a non-empty queue: all are rung
+        self.poppers: _Waiters = {}  # who waits to take from a queue: one is rung for each value
 
     @property
     def lock(self) -> Any:
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         return self._lock
 
@@ -70,12 +70,12 @@ class _Shared:
 
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
         for key, _ in pairs:
-            ring(self.readers, key)
+            notify(self.readers, key)
         self.values.update(pairs)
 
     def push(self, key: bytes, value: bytes) -> None:
-        ring(self.readers, key)
-        ring(self.poppers, key, 1)
+        notify(self.readers, key)
+        notify(self.poppers, key, 1)
         queue = self.queues.get(key)
         if queue is None:
             self.queues[key] = deque([value])
@@ -130,7 +130,7 @@ class HashStore(Store):
     _call_s = 0.0
 
     def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
-        self._timeout = seconds(timeout)
+        self._timeout = to_seconds(timeout)
         self._shared = _Shared()
         self._closed = False
 
@@ -138,7 +138,7 @@ class HashStore(Store):
     def named(cls, name: str, *, timeout: Timeout = DEFAULT_TIMEOUT) -> HashStore:
         """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
         store = cls(timeout=timeout)
-        system.life()
+        system.process_epoch()
         with _named_lock[0]:
             store._shared = _named.setdefault(name, store._shared)
         return store
@@ -153,7 +153,7 @@ class HashStore(Store):
         return cast(bytes, self._sleep(Sought(VALUES, [key_bytes(key)], self._timeout))[0])
 
     def add(self, key: Key, amount: int) -> int:
-        name, amount = key_bytes(key), integer("amount", amount)
+        name, amount = key_bytes(key), check_int64("amount", amount)
         with self._shared.lock:
             self._check_open()
             total = counter_sum(self._shared.values.get(name), amount, name)
@@ -177,7 +177,7 @@ class HashStore(Store):
             return self._shared.first_missing(names) is None
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         self._sleep(Sought(KEYS, keys_bytes(keys), limit))
 
     def delete_key(self, key: Key) -> bool:
@@ -250,7 +250,7 @@ class HashStore(Store):
             self._closed = True
             for bells in (self._shared.readers, self._shared.poppers):
                 for name in list(bells):
-                    ring(bells, name)
+                    notify(bells, name)
             self._shared = _Shared()  # so that a closed handle keeps no data alive
 
     def _check_open(self) -> None:
@@ -291,7 +291,7 @@ class HashStore(Store):
             return (yield from self._until(look, lambda: [name], "a value in queue", shared.poppers, limit, sleepers))
         except BaseException:
             with shared.lock:  # the ring for a value may have come to who leaves: let the others look
-                ring(shared.poppers, name)
+                notify(shared.poppers, name)
             raise
 
     def _until(
@@ -299,7 +299,7 @@ class HashStore(Store):
         look: Callable[[], T | None],
         absent: Callable[[], list[bytes]],
         what: str,
-        bells: _Bells,
+        bells: _Waiters,
         timeout: float,
         sleepers: Sleepers,
     ) -> Naps[T]:
@@ -326,12 +326,12 @@ class HashStore(Store):
             finally:
                 if beside is not None:
                     with shared.lock:
-                        take_back(bells, beside, bell)
+                        remove_waiter(bells, beside, bell)
             if system.time.monotonic() - patience.started < timeout:
                 patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
 
 
-def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
+def notify(bells: _Waiters, key: bytes, count: int | None = None) -> None:
     """Wake those who sleep beside `key`, `count` of them at most, the one who came first before the others."""
     waiting = bells.get(key, [])
     while waiting and count != 0:
@@ -342,7 +342,7 @@ def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
         bells.pop(key, None)
 
 
-def take_back(bells: _Bells, key: bytes, bell: Wake) -> None:
+def remove_waiter(bells: _Waiters, key: bytes, bell: Wake) -> None:
     """Remove `bell`, if nobody has rung it."""
     waiting = bells.get(key, [])
     if bell in waiting:

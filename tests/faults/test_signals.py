@@ -198,7 +198,7 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
 LOOP = """
 import random, signal, sys
 from fscoord import FileStore
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = FileStore(path, lock=lock, timeout=60)
@@ -215,7 +215,7 @@ def handler(*_):
 signal.signal(signal.SIGINT, handler)
 signal.signal(signal.SIGALRM, handler)
 acknowledged = 0
-with lose_none():
+with resend_lost_signals():
     for number in range(count):
         try:
             try:

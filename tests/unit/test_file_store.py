@@ -405,13 +405,13 @@ def test_who_names_a_world_size_is_one_of_its_participants(
     world_size: int | None, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    begin = lifecycle.begin
+    begin = lifecycle.register
 
     def note(store: FileStore, *, is_participant: bool) -> None:
         begun.append(is_participant)
         begin(store, is_participant=is_participant)
 
-    monkeypatch.setattr(lifecycle, "begin", note)
+    monkeypatch.setattr(lifecycle, "register", note)
     FileStore(tmp_path / "store", world_size).close()
     assert begun == [is_one]
 

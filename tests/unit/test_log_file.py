@@ -81,7 +81,7 @@ def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log
 
     for _ in range(2):
         log.update(0, b"k", b"", decide, LIMIT_S)
-    assert [value for _, _, value, *_ in log._consumer.records] == [b"1", b"1"]
+    assert [value for _, _, value, *_ in log._state_machine.records] == [b"1", b"1"]
 
 
 def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_told(log: LogFile, path: str) -> None:
@@ -219,7 +219,7 @@ class Snapshot(Collector):
     def snapshot(self, fetch: object) -> list[tuple[int, bytes, bytes]]:
         return [(kind, key, value) for kind, key, value, *_ in self.records]
 
-    def rehome(self, spots: object) -> bool:
+    def relocate_spilled(self, spots: object) -> bool:
         return True
 
     def live_size(self) -> int:

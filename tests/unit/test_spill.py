@@ -460,16 +460,16 @@ def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: 
         assert len(store.get("k")) == LEAST
         looks: list[Any] = []
 
-        def rehome(spots: Any) -> bool:
+        def relocate_spilled(spots: Any) -> bool:
             looks.append(spots)
             assert next(spots).key == b"k"
             raise KeyboardInterrupt
 
         log: Any = store._log
-        log._consumer.rehome, known = rehome, log._consumer.rehome
+        log._state_machine.relocate_spilled, known = relocate_spilled, log._state_machine.relocate_spilled
         other.compact()
         with pytest.raises(KeyboardInterrupt):
             store.get("k")
         assert looks[0].gi_frame is None
-        log._consumer.rehome = known
+        log._state_machine.relocate_spilled = known
         assert len(store.get("k")) == LEAST

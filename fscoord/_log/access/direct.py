@@ -18,7 +18,7 @@ from fscoord._log.io.cursor import APPLYING
 from fscoord._log.io.opening import Wanted
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import LogFile
-from fscoord._log.state_machine import Consumer
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord.errors import CorruptLogError, StoreUnavailableError, UnsupportedFilesystemError
@@ -27,7 +27,7 @@ __all__ = ["MarkedLogFile", "open_log_file"]
 
 
 def open_log_file(
-    path: str, consumer: Consumer, wanted: Wanted, introduce: Callable[[], Session], participants: int = 0
+    path: str, state_machine: StateMachine, wanted: Wanted, introduce: Callable[[], Session], participants: int = 0
 ) -> LogFile:
     """Return a handle on the log at `path` that reads in the way of its mount, or as `wanted` says.
 
@@ -44,11 +44,11 @@ def open_log_file(
         logger(__name__).warning("%s is on %s: %s", path, mount.kind, mount.caution)
     coherence = wanted.coherence or mount.coherence
     if coherence == LOCAL:
-        return LogFile(path, consumer, wanted, introduce, participants, mount)
+        return LogFile(path, state_machine, wanted, introduce, participants, mount)
     if coherence == LOCKED and mount.is_nfs and wanted.is_soft:
         coherence = DIRECT  # there is no lock to read under
     kind = MarkedLogFile if wanted.is_soft and coherence == DIRECT else SharedLogFile
-    return kind(path, consumer, wanted, introduce, participants, mount, coherence)
+    return kind(path, state_machine, wanted, introduce, participants, mount, coherence)
 
 
 class MarkedLogFile(SharedLogFile):

@@ -66,7 +66,7 @@ class Watcher:
     """The thread that looks at all calls."""
 
     def __init__(self) -> None:
-        self.wake = system.Wakeup()
+        self.wake = system.AutoResetEvent()
         self._thread: Any = None
 
     def see_to_it(self) -> None:

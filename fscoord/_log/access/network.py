@@ -26,7 +26,7 @@ from fscoord._log.io.cursor import APPLYING, CHUNK, STALE, Suspect
 from fscoord._log.io.opening import Wanted, read_header
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.log import Decide, LogFile
-from fscoord._log.state_machine import Consumer
+from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.changed_keys import News
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -67,7 +67,7 @@ class SharedLogFile(LogFile):
     def __init__(
         self,
         path: str,
-        consumer: Consumer,
+        state_machine: StateMachine,
         wanted: Wanted,
         introduce: Callable[[], Session],
         participants: int,
@@ -76,7 +76,7 @@ class SharedLogFile(LogFile):
     ) -> None:
         wsize = mount.option("wsize") or ""
         self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
-        self._news = News(consumer)
+        self._news = News(state_machine)
         self._stale_in_a_row = self._stale_generation = 0
         self._has_written = False  # with the lock that is held, or was held last
         self._choose(coherence)

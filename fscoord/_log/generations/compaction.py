@@ -76,7 +76,7 @@ class Compactor(Appender):
 
     def _live_size(self) -> int:
         sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in self._remembered())
-        return self._start.offset + sessions + self._consumer.live_size()
+        return self._start.offset + sessions + self._state_machine.live_size()
 
     def _compact(self) -> None:
         """With the lock, and up to date: go on in a new generation, which the next operation follows into.
@@ -130,7 +130,7 @@ class Compactor(Appender):
                 yield record.DEATH, b"", encode_death(number, who.alive_id), session, self.deaths[number]
         for kind in [record.BELL] * self.bell + [record.LEAVE] * self.left:
             yield kind, b"", b"", session, now
-        for kind, key, value in self._consumer.snapshot(self.fetch):
+        for kind, key, value in self._state_machine.snapshot(self.fetch):
             yield kind, key, value, session, now
 
     def _bury_all(self, session: int) -> None:
@@ -150,7 +150,7 @@ class Compactor(Appender):
 
     def _succeed(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with this header and these records, and seal the one in use."""
-        life = system.life()
+        life = system.process_epoch()
         directory, base = system.os.path.split(self.path)
         name = generation_name(system.os.fsencode(base), header.generation, system.random_bytes(RANDOM_BYTES))
         file = system.os.path.join(directory, system.os.fsdecode(name))

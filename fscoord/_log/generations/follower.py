@@ -56,7 +56,7 @@ class Successive(Shelf):
 
     def _open(self) -> None:
         opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags, self._descriptors)
-        self._consumer.reset()  # of what a log held that was removed while it was opened
+        self._state_machine.reset()  # of what a log held that was removed while it was opened
         writer = opened.writer
         found = system.os.fstat(opened.reader)
         self.file, self._identity = self.path, (found.st_dev, found.st_ino)

@@ -28,7 +28,7 @@ class Copy:
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._birth, self._life = safe_files.birth_name(path), system.life()
+        self._birth, self._life = safe_files.birth_name(path), system.process_epoch()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0

@@ -24,7 +24,7 @@ from fscoord._log.format.successor import Place, Successor
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.spill import NEVER, SpilledRecord
 from fscoord._log.liveness.session_table import Roster
-from fscoord._log.state_machine import Consumer
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import (
@@ -98,10 +98,10 @@ class LogReader(Roster):
     _spill_at = NEVER
     """From how many bytes on a value is left in the file."""
 
-    def __init__(self, path: str, consumer: Consumer, participants: int) -> None:
+    def __init__(self, path: str, state_machine: StateMachine, participants: int) -> None:
         super().__init__(participants)
         self.path = path
-        self._consumer = consumer
+        self._state_machine = state_machine
         self._rfd = self._root_fd = -1
         self._end: tuple[type[StoreError], str] = (StoreError, "")
         self._trouble = 0
@@ -129,7 +129,7 @@ class LogReader(Roster):
 
     def _forget(self) -> None:
         """Forget all that was read, and begin again."""
-        self._consumer.reset()
+        self._state_machine.reset()
         self._forget_sessions()
         self.bell = 0
         self._stand(self._start)
@@ -193,7 +193,9 @@ class LogReader(Roster):
                 self._trouble = APPLYING
                 try:
                     if records:
-                        self._consumer.apply(records if used <= self._spill_at else self._leave_long(records, data))
+                        self._state_machine.apply(
+                            records if used <= self._spill_at else self._leave_long(records, data)
+                        )
                     if others:
                         self._note(others)
                 except MalformedRecord as error:

@@ -36,17 +36,17 @@ class Shelf(Contender):
     _forgotten = 0
 
     def _leave_long(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]:
-        """Return `records`, which begin `data`, for the consumer: what is long stays in the file."""
+        """Return `records`, which begin `data`, for the state machine: what is long stays in the file."""
         kept, keys = spill.leave_long(records, data, self._offset, self._spill_at)
         if keys:
-            self._consumer.expect_long(keys)
+            self._state_machine.mark_spilled(keys)
         return kept
 
     def _rehome(self, place: Place) -> None:
         """In a new generation, at `place` behind its snapshot: find what is long there, or read it all anew."""
         long = spill.find_long(self._rfd, self._start, place, self._spill_at)
         try:
-            is_all_there = self._consumer.rehome(long)
+            is_all_there = self._state_machine.relocate_spilled(long)
         finally:
             long.close()  # not by the collector: what interrupts that is lost
         if not is_all_there:
@@ -112,12 +112,12 @@ class Shelf(Contender):
             self._drop(fd)
 
     def position(self) -> tuple[int, int]:
-        """Return how far the consumer has got: the generation, and the offset in its file."""
+        """Return how far the state machine has got: the generation, and the offset in its file."""
         return self.inspect(lambda: (self.header.generation, self._offset))
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Return what `answer` makes of the consumer's state, which nobody changes meanwhile, nor a signal handler."""
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self._shared
         with shared.mutex:

@@ -27,7 +27,7 @@ def copy_permissions(source: str, target: str) -> None:
     group = wanted.st_gid if found.st_gid != wanted.st_gid else -1
     if (owner, group) != (-1, -1):
         system.os.chown(target, owner, group)
-    if not system.is_faked():
+    if not system.is_fake_fs():
         for name in _ACLS:
             _copy_acl(source, target, name)
     mode = system.stat.S_IMODE(wanted.st_mode)

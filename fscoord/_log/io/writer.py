@@ -46,7 +46,7 @@ class Appender(Presence):
         system.os.lseek(self._rfd, size, 1)
         records = ((kind, key, value, session, time_ns),)
         if kind in record.DATA_KINDS:
-            self._consumer.apply(records if size <= self._spill_at else self._leave_long(records, data))
+            self._state_machine.apply(records if size <= self._spill_at else self._leave_long(records, data))
         else:
             self._note(records)
         self._offset += size

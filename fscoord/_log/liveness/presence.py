@@ -15,7 +15,7 @@ from fscoord._log.format.session import Session, encode_death
 from fscoord._log.generations.follower import Successive
 from fscoord._log.io import safe_files
 from fscoord._log.liveness.liveness_file import AliveFile, Home, open_alive
-from fscoord._log.state_machine import Consumer
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
@@ -41,8 +41,10 @@ class Presence(Successive):
     update: Callable[..., Any]
     _append: Callable[..., None]
 
-    def __init__(self, path: str, consumer: Consumer, participants: int, introduce: Callable[[], Session]) -> None:
-        super().__init__(path, consumer, participants)
+    def __init__(
+        self, path: str, state_machine: StateMachine, participants: int, introduce: Callable[[], Session]
+    ) -> None:
+        super().__init__(path, state_machine, participants)
         self._introduce_as = introduce
         self._rank: int | None = None
         self._alive: AliveFile | None = None
@@ -59,12 +61,12 @@ class Presence(Successive):
     @property
     def settled_session(self) -> int:
         """The same, for who does nothing else: 0 also if the next operation must first mend something, or says no."""
-        return 0 if self._trouble or not system.own_process[0] else self._lock.session
+        return 0 if self._trouble or not system.fork_marker[0] else self._lock.session
 
     @property
     def can_tell(self) -> bool:
         """Whether there are bytes that tell who lives."""
-        return system.has_ofd_locks() and not system.is_faked() and not self._wanted.is_soft
+        return system.has_ofd_locks() and not system.is_fake_fs() and not self._wanted.is_soft
 
     # -- who this handle is ----------------------------------------------------------------------------------------
 

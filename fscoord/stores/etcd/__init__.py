@@ -12,14 +12,14 @@ from fscoord._arguments import (
     NotACounterError,
     Timeout,
     Value,
+    check_int64,
+    check_positive,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     pairs_bytes,
-    positive,
-    seconds,
+    to_seconds,
     value_bytes,
 )
 from fscoord._runtime import system
@@ -102,8 +102,8 @@ class EtcdStore(EtcdSessions):
     ) -> None:
         from fscoord.stores.etcd.client import Cluster
 
-        self._timeout = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
-        self._session_ttl = positive("session_ttl", session_ttl)
+        self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+        self._session_ttl = check_positive("session_ttl", session_ttl)
         self._prefix = _checked(prefix)
         self._names = Names(self._prefix)
         self._begin_without_session()
@@ -143,7 +143,7 @@ class EtcdStore(EtcdSessions):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         name = key_bytes(key)
-        integer("amount", amount)
+        check_int64("amount", amount)
         return int(self._change(name, lambda current: b"%d" % counter_sum(current, amount, name)) or 0)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
@@ -185,7 +185,7 @@ class EtcdStore(EtcdSessions):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
             self._await(limit, lambda left: self._look(names, left), "key")
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fscoord._arguments import one_of, positive
+from fscoord._arguments import check_choice, check_positive
 from fscoord._log.access.mount import COHERENCES
 from fscoord._log.format.runs import run_of
 from fscoord._log.format.session import Session
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPACT_BYTES",
     "SPILL_BYTES",
-    "begin",
     "check_platform",
-    "chosen_path",
-    "end",
-    "ended",
-    "introduction",
-    "open_joined",
+    "log_options",
+    "mark_closed",
+    "open_and_join_run",
+    "path_argument",
+    "register",
     "remove_side_cars",
+    "session_record",
     "temporary_file",
-    "wanted_log",
+    "unregister",
 ]
 
 SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
@@ -60,7 +60,7 @@ def check_platform() -> None:
         )
 
 
-def chosen_path(path: Any, file_name: Any, *, read_only: bool) -> Any:
+def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:
     """Return the one of `path` and `file_name` that was given, or None for a temporary file.
 
     Raises:
@@ -74,7 +74,7 @@ def chosen_path(path: Any, file_name: Any, *, read_only: bool) -> Any:
     return file_name if path is None else path
 
 
-def wanted_log(
+def log_options(
     *,
     lock: str,
     durable: bool,
@@ -92,23 +92,23 @@ def wanted_log(
         ValueError: one of them is none of those there are.
         TypeError: a number is none.
     """
-    one_of("lock", lock, KINDS)
+    check_choice("lock", lock, KINDS)
     if coherence is not None:
-        one_of("coherence", coherence, COHERENCES)
-    compact = 0 if compact_bytes in (None, 0) else positive("compact_bytes", compact_bytes)
-    spill = 0 if spill_bytes in (None, 0) else positive("spill_bytes", spill_bytes)
-    spill = 0 if system.is_faked() else spill
+        check_choice("coherence", coherence, COHERENCES)
+    compact = 0 if compact_bytes in (None, 0) else check_positive("compact_bytes", compact_bytes)
+    spill = 0 if spill_bytes in (None, 0) else check_positive("spill_bytes", spill_bytes)
+    spill = 0 if system.is_fake_fs() else spill
     return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id), spill)
 
 
-def begin(store: FileStore, *, is_participant: bool) -> None:
+def register(store: FileStore, *, is_participant: bool) -> None:
     """`store` is open. A participant remains one, thrown away or not, until it is closed or its process exits."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
 
 
-def end(store: FileStore) -> bool:
+def unregister(store: FileStore) -> bool:
     """`store` closes; return whether it was open. If it was, the caller goes on to close its log."""
     _participants.discard(store)
     _closing.add(store)
@@ -118,7 +118,7 @@ def end(store: FileStore) -> bool:
     return False
 
 
-def ended(store: FileStore) -> None:
+def mark_closed(store: FileStore) -> None:
     """`store` is closed."""
     _closing.discard(store)
 
@@ -155,7 +155,7 @@ def remove_side_cars(path: str) -> None:
         safe_files.unlink_quietly(path + suffix)
 
 
-def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> LogFile:
+def open_and_join_run(make: Callable[[], LogFile], limit: float, *, shows: bool) -> LogFile:
     """Return the log that `make` opens, in the run and life that it is to be used in; see `LogFile.join_run`.
 
     Should it end, and be removed, meanwhile, there is another: until it is joined nobody has seen anything of it.
@@ -176,7 +176,7 @@ def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> Lo
     return log
 
 
-def introduction(options: Mapping[str, Any]) -> Session:
+def session_record(options: Mapping[str, Any]) -> Session:
     """Return what a handle of this process, opened with these options, writes about itself."""
     home = Home.find()
     return Session(

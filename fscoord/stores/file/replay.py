@@ -10,7 +10,7 @@ from zlib import crc32
 from fscoord._log.format import record
 from fscoord._log.io.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 
-__all__ = ["State", "whole"]
+__all__ = ["KeyValueState", "materialize"]
 
 BATCH: Final = 1 << 16
 """How many bytes of keys and values one record of a snapshot holds, unless a single value is longer."""
@@ -21,7 +21,7 @@ _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
 _NOWHERE: Final = Spot(0, b"", 0, -1)
 
 
-class Pieces:
+class Rope:
     """A value that was appended to, and some of which was left in the file."""
 
     __slots__ = ("parts", "size")
@@ -45,20 +45,20 @@ class Pieces:
         self.size += len(piece)
 
 
-Kept = bytes | bytearray | Spilled | Pieces
+StoredValue = bytes | bytearray | Spilled | Rope
 """A value as it is kept: a bytearray if it was appended to, so that n appends cost n and not n^2."""
 
 
-def whole(value: Kept, fetch: Fetch) -> bytes:
+def materialize(value: StoredValue, fetch: Fetch) -> bytes:
     """Return the bytes of `value`; `fetch` gets those that were left in the file."""
-    if isinstance(value, Pieces):
-        return b"".join([whole(part, fetch) for part in value.parts])
+    if isinstance(value, Rope):
+        return b"".join([materialize(part, fetch) for part in value.parts])
     return fetch(value) if isinstance(value, Spilled) else bytes(value)
 
 
-def _checksum(value: Kept) -> int:
+def _checksum(value: StoredValue) -> int:
     """Return the CRC-32 of the bytes of `value`, without reading any."""
-    if isinstance(value, Pieces):
+    if isinstance(value, Rope):
         total = 0
         for part in value.parts:
             total = checksum_of_both(total, _checksum(part), len(part))
@@ -66,7 +66,7 @@ def _checksum(value: Kept) -> int:
     return value.crc if isinstance(value, Spilled) else crc32(value)
 
 
-class State:
+class KeyValueState:
     """What a `~fscoord.FileStore` knows: it takes in records, in order, and answers reads.
 
     Only bytes ever leave this object. Values of `spill_bytes` or more (0: none) come as a `Spilled`, and those that
@@ -74,7 +74,7 @@ class State:
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
-        self.values: dict[bytes, Kept] = {}
+        self.values: dict[bytes, StoredValue] = {}
         self.queues: dict[bytes, deque[bytes | Spilled]] = {}
         self._least = spill_bytes or NEVER
         self._long: set[bytes] = set()
@@ -86,7 +86,7 @@ class State:
         self.queues.clear()
         self._long.clear()
 
-    def expect_long(self, keys: set[bytes]) -> None:
+    def mark_spilled(self, keys: set[bytes]) -> None:
         """Records of these keys come next whose values are left in the file."""
         self._long |= keys
 
@@ -109,7 +109,7 @@ class State:
             elif kind == record.POP:
                 self._pop(key)
 
-    def rehome(self, spots: Iterable[Spot]) -> bool:
+    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
         """The log goes on in another file, which holds this state, what is long in it at `spots`.
 
         Returns:
@@ -126,11 +126,11 @@ class State:
                 values[spot.key] = spot
         long, self._long = self._long, set()
         return all(
-            self._rehome_value(key, values.get(key, _NOWHERE)) and self._rehome_queue(key, queues.get(key, []))
+            self._relocate_value(key, values.get(key, _NOWHERE)) and self._relocate_queue(key, queues.get(key, []))
             for key in long
         )
 
-    def _rehome_value(self, key: bytes, spot: Spot) -> bool:
+    def _relocate_value(self, key: bytes, spot: Spot) -> bool:
         value = self.values.get(key)
         if value is None or len(value) < self._least:
             return True
@@ -140,7 +140,7 @@ class State:
         self._long.add(key)
         return True
 
-    def _rehome_queue(self, key: bytes, spots: list[Spot]) -> bool:
+    def _relocate_queue(self, key: bytes, spots: list[Spot]) -> bool:
         queue = self.queues.get(key)
         if queue is None:
             return True
@@ -166,13 +166,13 @@ class State:
             if size + len(value) > BATCH and pairs:
                 yield record.MULTI_SET, b"", record.encode_pairs(pairs)
                 pairs, size = [], 0
-            pairs.append((key, whole(value, fetch)))
+            pairs.append((key, materialize(value, fetch)))
             size += len(key) + len(value)
         if pairs:
             yield record.MULTI_SET, b"", record.encode_pairs(pairs)
         for key, queue in self.queues.items():
             for item in queue:
-                yield record.PUSH, key, whole(item, fetch)
+                yield record.PUSH, key, materialize(item, fetch)
 
     def live_size(self) -> int:
         """Return about how many bytes of a log this state takes."""
@@ -188,8 +188,8 @@ class State:
         elif isinstance(current, bytes) and isinstance(piece, bytes):
             self.values[key] = current = bytearray(current) + piece
         else:
-            if not isinstance(current, Pieces):
-                self.values[key] = current = Pieces(current)
+            if not isinstance(current, Rope):
+                self.values[key] = current = Rope(current)
             current.append(piece)
         if len(current) >= self._least:
             self._long.add(key)
@@ -204,12 +204,12 @@ class State:
     def get(self, key: bytes, fetch: Fetch) -> bytes | None:
         """Return the value of `key`, or None; `fetch` gets what was left in the file."""
         value = self.values.get(key)
-        return value if value is None or isinstance(value, bytes) else whole(value, fetch)
+        return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
         """Return those of `keys` that have no value, each once, in order; and the values, if all have one."""
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
-        return absent, [] if absent else [whole(self.values[key], fetch) for key in keys]
+        return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 
     def has(self, key: bytes) -> bool:
         """Return whether `key` has a value or a non-empty queue."""

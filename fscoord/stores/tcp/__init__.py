@@ -10,13 +10,13 @@ from fscoord._arguments import (
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
 from fscoord._runtime import system
@@ -103,21 +103,21 @@ class TCPStore(Store):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
-        self._timeout = self._limit = seconds(timeout)
+        self._timeout = self._limit = to_seconds(timeout)
         self._keeps_queues: bool | None = None
         started = system.time.monotonic()
         self._server = None
         if is_master:
             self._server = Server(
                 host_name,
-                integer("port", port),
+                check_int64("port", port),
                 self._limit,
                 use_libuv=use_libuv,
                 multi_tenant=multi_tenant,
                 master_listen_fd=master_listen_fd,
             )
             port = self._server.port
-        self._connections = Connections(host_name, integer("port", port))
+        self._connections = Connections(host_name, check_int64("port", port))
         self._waits = Waits(self._connections)
         try:
             deadline = self._connections.deadline(self._limit - (system.time.monotonic() - started))
@@ -203,7 +203,7 @@ class TCPStore(Store):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`. The server drops who adds to what is no integer, so that is looked at first."""
         name = key_bytes(key)
-        integer("amount", amount)
+        check_int64("amount", amount)
 
         def add(channel: Channel) -> int:
             counter_sum(channel.value(name), amount, name)
@@ -259,7 +259,7 @@ class TCPStore(Store):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
             self._waits.keys(names, limit)
 
