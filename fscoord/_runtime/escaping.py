@@ -1,4 +1,4 @@
-"""`escape_word`: text of the machine for keys and values, where a space or a newline would part them. Pure."""
+"""`escape_word`: a host name as one word, for keys and values whose fields are separated by spaces. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["escape_word"]
 
 @lru_cache(maxsize=16)
 def escape_word(text: str) -> str:
-    """Return `text` as a word of printable characters, without a space; other text is another word.
+    """Return `text` as a word of printable characters without spaces. Different texts become different words.
 
-    Letters of all alphabets, digits and signs stay as they are. Of all else, and of ``%``, each byte is written as
-    ``%XX``, as in a URL; lone surrogates stand for bytes that are no UTF-8 (`os.fsdecode`).
+    Printable characters of all alphabets stay as they are, except the space and ``%``. Every byte of any other
+    character becomes ``%XX``, as in a URL. A lone surrogate stands for a byte that is not UTF-8 (`os.fsdecode`).
     """
     return "".join(
         sign if sign.isprintable() and sign not in " %" else "".join(f"%{byte:02X}" for byte in _bytes(sign))

@@ -1,6 +1,7 @@
-"""The package's loggers, made when there is something to say: `logging` takes a sixth of the time of the import.
+"""The package's loggers. `logging` is imported at the first message, because it takes a sixth of the import time.
 
-What is said is never worth an error: if `logging` can't be imported, for want of a descriptor say, it is lost.
+Logging never fails an operation: if `logging` can't be imported, for example because no descriptor is left, messages
+are dropped.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ __all__ = ["logger"]
 
 
 def logger(module: str) -> logging.Logger:
-    """Return the logger of `module`, a child of ``fscoord``."""
+    """Return the logger named `module`, which is below ``fscoord``."""
     try:
         loaded = import_uninterrupted("logging")
     except (OSError, ImportError) as error:
         raise_if_foreign(error)
-        return cast("logging.Logger", _Silence())
+        return cast("logging.Logger", _NullLogger())
     root = loaded.getLogger("fscoord")
     if not root.handlers:
         root.addHandler(loaded.NullHandler())  # a library never prints
     return cast("logging.Logger", loaded.getLogger(module))
 
 
-class _Silence:
-    """A logger that says nothing."""
+class _NullLogger:
+    """A logger that drops every message."""
 
     def debug(self, *_: Any, **__: Any) -> None:
-        """Say nothing."""
+        """Drop the message."""
 
     info = warning = error = exception = debug

@@ -64,7 +64,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_step_without_a_place_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'nobody' is not a step of a forked child.*ORDER"):
+    with pytest.raises(ValueError, match=r"'nobody' is not a step of fork recovery.*ORDER"):
         forks.after_fork_in_child("nobody", list)
 
 
