@@ -1,4 +1,4 @@
-"""Processes that share nothing but a directory find each other and agree."""
+"""Coordination of processes through a shared file system: stores, barriers, locks, queues."""
 
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (

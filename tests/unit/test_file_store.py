@@ -213,7 +213,7 @@ def test_every_handle_on_a_durable_log_is_durable(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("option", [{"lock": "posix"}, {"watch": "kqueue"}])
 def test_an_unknown_choice_names_the_known(tmp_path: Path, option: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="is one of"):
+    with pytest.raises(ValueError, match="must be one of"):
         FileStore(tmp_path / "store", **option)
     assert files(tmp_path) == set()
 
