@@ -15,9 +15,9 @@ __all__ = [
     "BrokenBarrierError",
     "CorruptLogError",
     "FscoordError",
-    "HoldLostError",
     "InsecurePathError",
     "LimitExceededError",
+    "LockLostError",
     "NoProcessGroupError",
     "QueueEmptyError",
     "RendezvousClosedError",
@@ -26,6 +26,7 @@ __all__ = [
     "RendezvousGracefulExit",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "SessionDeadError",
     "StaleRunError",
     "StaleTokenError",
     "StoreClosedError",
@@ -125,7 +126,14 @@ class StoreClosedError(StoreError):
 
 
 class StoreGoneError(StoreError):
-    """The log was deleted, replaced or truncated under the handle, or says that its session is dead; open it again."""
+    """The log was deleted, replaced or truncated, or its life has ended; open the store again."""
+
+
+class SessionDeadError(StoreGoneError):
+    """The store has recorded this handle's session as dead; open the store again.
+
+    This happens to a process that was cut off from the others for long. The handle has written nothing since.
+    """
 
 
 class StaleRunError(StoreError):
@@ -203,11 +211,11 @@ class BrokenBarrierError(BarrierError):
         self.dead = tuple(dead)
 
 
-class HoldLostError(FscoordError):
-    """A lock or another hold was lost: its holder was taken for dead, or another process broke it."""
+class LockLostError(FscoordError):
+    """A lock or another hold was lost: its holder was taken for dead, or `recipes.force_release` released it."""
 
 
-class StaleTokenError(HoldLostError):
+class StaleTokenError(LockLostError):
     """A write was refused because of a newer fencing token: another process has the lock by now."""
 
 

@@ -65,8 +65,8 @@ LAYERS = [
     ),
     ("stores.copying", ["_log.*", "_arguments"]),
     ("stores.dump", ["_log.*"]),
-    ("stores.verify", ["_log.*"]),
-    ("stores.repair", ["_log.*"]),
+    ("stores.verify", ["_log.*", "_arguments"]),
+    ("stores.repair", ["_log.*", "_arguments"]),
     ("stores.url", ["stores.*", "_arguments", "store", "_runtime.system", "errors"]),
     (
         "stores.*",

@@ -124,17 +124,17 @@ class AsyncStore:
         """See `~fscoord.Store.queue_len`."""
         return await self._hands.do(partial(self._store.queue_len, key))
 
-    async def session(self) -> int:
-        """Return the number of this handle among the members; see `~fscoord.Store.session`."""
-        return await self._hands.do(lambda: self._store.session)
+    async def register(self) -> int:
+        """See `~fscoord.Store.register`."""
+        return await self._hands.do(self._store.register)
 
     async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `~fscoord.Store.members`."""
         return await self._hands.do(partial(self._store.members, None if ranks is None else list(ranks)))
 
-    async def be_rank(self, rank: int) -> None:
-        """See `~fscoord.Store.be_rank`."""
-        await self._hands.do(partial(self._store.be_rank, rank))
+    async def announce_rank(self, rank: int) -> None:
+        """See `~fscoord.Store.announce_rank`."""
+        await self._hands.do(partial(self._store.announce_rank, rank))
 
     async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `~fscoord.Store.dead_ranks`."""

@@ -65,20 +65,24 @@ class Election(Exclusive):
         self._terms = key_bytes(name) + b"/term/"
         super().__init__(store, name, _one, timeout, ttl)
 
-    def campaign(self, timeout: Timeout = -1) -> bool:
-        """Stand in line until this candidate leads, and return whether it does.
+    def campaign(self, timeout: Timeout | None = math.inf) -> bool:
+        """Wait in line until this candidate leads, and return whether it does.
 
         Args:
-            timeout: seconds or a `timedelta`; -1 is no limit.
+            timeout: how long to wait, in seconds or as a `timedelta`; without limit, unless it is given. None means the
+                `timeout` that this object was made with, or else the store's.
+
+        Raises:
+            LockLostError: somebody took this one out of the line.
         """
-        return self.acquire(timeout=timeout)
+        return self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     def resign(self) -> None:
         """Let the next one lead.
 
         Raises:
             RuntimeError: this candidate does not lead.
-            HoldLostError: it was taken for dead meanwhile, and another one leads.
+            LockLostError: it was taken for dead meanwhile, and another one leads.
         """
         self.release()
 

@@ -52,7 +52,7 @@ class Keeper:
         _all.add(self)
         with connection():
             self._has_sessions = store.has_liveness
-            self.node = f"{name}_s{store.session}" if self._has_sessions else name
+            self.node = f"{name}_s{store.register()}" if self._has_sessions else name
 
     def _renew(self) -> None:
         self._mutex = system.threading.Lock()

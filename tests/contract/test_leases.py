@@ -16,7 +16,7 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
-from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StaleTokenError, StoreTimeoutError
+from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StaleTokenError, StoreTimeoutError
 from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore, _hold, _lease
 from fscoord.recipes._entry import NO_LEASE, Entry
 from fscoord.recipes._lease import Signs
@@ -118,9 +118,9 @@ def test_who_gives_no_sign_of_life_loses_its_hold_and_finds_out(
     else:
         until(lambda: other.acquire(blocking=False))
     assert (stopped.token, other.token) == (1, 2)
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         stopped.check()
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         stopped.release()
     other.check()
     other.release()
@@ -156,7 +156,7 @@ def test_a_hold_that_was_taken_away_is_spoken_of(place: Place, store: Store, cap
         assert lock.acquire()
         other._line.leave(other._line.entries()[0].id)
         until(lambda: "'l' is not held any more" in caplog.text)
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         lock.release()
 
 
@@ -197,7 +197,7 @@ def test_a_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp
         with Lock(store, "l", timeout=HANG_S, ttl=HANG_S) as lock:
             Fenced(store, "value").set("new", lock.token)
             workers.processes[0].send_signal(signal.SIGCONT)
-            assert workers.results() == [["HoldLostError", "StaleTokenError"]]
+            assert workers.results() == [["LockLostError", "StaleTokenError"]]
             lock.check()
     assert Fenced(store, "value").get() == b"new"
     place.close()
@@ -221,7 +221,7 @@ def test_a_value_is_written_with_a_token_and_refuses_lower_ones(place: Place, st
 
 def test_a_refusal_is_a_lost_hold(store: Store) -> None:
     Fenced(store, "v").set("", 2)
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         Fenced(store, "v").set("", 1)
 
 
@@ -273,7 +273,7 @@ def test_something_else_under_the_key_is_an_error_and_stays(store: Store) -> Non
 def test_bad_tokens_and_values_are_refused(store: Store) -> None:
     value = Fenced(store, "v")
     for bad in ("1", 1.5, None):
-        with pytest.raises(TypeError, match="token is an int"):
+        with pytest.raises(TypeError, match="token must be an int"):
             value.set("", bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="token must be"):
         value.set("", 0)

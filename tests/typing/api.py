@@ -18,6 +18,7 @@ from fscoord import (
     LimitExceededError,
     PrefixStore,
     QueueEmptyError,
+    SessionDeadError,
     StaleRunError,
     Store,
     StoreClosedError,
@@ -45,6 +46,7 @@ from fscoord.barriers import (
 )
 from fscoord.environment import detect, rank_and_world_size
 from fscoord.recipes import (
+    Contender,
     DoubleBarrier,
     Election,
     Item,
@@ -58,7 +60,6 @@ from fscoord.recipes import (
     ReadWriteLock,
     RLock,
     Semaphore,
-    Waiter,
     once,
 )
 
@@ -152,7 +153,7 @@ def recipes(store: Store) -> None:
         assert_type(lock, Lock)
         assert_type(lock.token, int)
     assert_type(lock.acquire(timeout=timedelta(seconds=1)), bool)
-    assert_type(lock.owners(), list[Waiter])
+    assert_type(lock.holders(), list[Contender])
     with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
         assert_type(semaphore, Semaphore)
         assert_type(side.token, int)
@@ -170,7 +171,7 @@ def recipes(store: Store) -> None:
     with queue.take(timeout=timedelta(seconds=1)) as item:
         assert_type(item, Item)
         assert_type(item.data, bytes)
-    assert_type((len(queue), queue.taken()), tuple[int, list[Waiter]])
+    assert_type((len(queue), queue.taken()), tuple[int, list[Contender]])
     with Membership(store, "name", b"data") as group:
         assert_type(group.observe(timeout=5), list[Participant])
         assert_type(group.evict(group.members()[0]), bool)
@@ -198,7 +199,7 @@ async def tasks(store: aio.AsyncStore) -> None:
     await store.wait(["key"], timeout=timedelta(seconds=1))
     async with aio.Lock(store, "name") as lock, aio.Semaphore(store, "name", 3):
         assert_type(lock, aio.Lock)
-        assert_type((lock.token, await lock.owners()), tuple[int, list[Waiter]])
+        assert_type((lock.token, await lock.holders()), tuple[int, list[Contender]])
     async with await aio.Queue(store, "name").take(timeout=5) as item:
         assert_type(item.data, bytes)
         await item.check()
@@ -231,6 +232,7 @@ def errors(error: FscoordError) -> None:
 def built_in(
     closed: StoreClosedError,
     gone: StoreGoneError,
+    dead: SessionDeadError,
     stale: StaleRunError,
     empty: QueueEmptyError,
     limit: LimitExceededError,
@@ -242,4 +244,5 @@ def built_in(
     permission: PermissionError = insecure
     system: OSError = unsupported
     print(value, permission, system, broadcast, gather)
-    return [closed, gone, stale, empty, limit, usage]
+    store_gone: StoreGoneError = dead
+    return [closed, gone, store_gone, stale, empty, limit, usage]
