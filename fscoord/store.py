@@ -1,7 +1,7 @@
-"""`Store`: the contract that every store keeps.
+"""`Store`: the contract of all stores; `Capabilities`, in which they differ; `Member`, one session of a store.
 
-The names and their meaning follow torch's c10d ``Store``; where c10d's own stores disagree with each other, the
-meaning chosen is stated here, once. This module knows no concrete store.
+Names and meanings follow torch's c10d ``Store``. Where c10d's own stores disagree with each other, the docstring of the
+operation says which meaning holds here. This module knows no concrete store.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ __all__ = ["Capabilities", "Member", "Store"]
 
 S = TypeVar("S", bound="Store")
 
-UNHEARD_S: Final = 0.1
-"""How often to look at a store that does not tell when something changes."""
+POLL_INTERVAL_S: Final = 0.1
+"""Interval of polls of a store that can't report changes."""
 
-
-LOOK_S: Final = 0.02
-"""How often a wait asks who is dead, on a store that is not told of deaths."""
+DEATH_POLL_S: Final = 0.02
+"""Interval at which a wait asks for deaths, on a store that can't report them."""
 
 
 class Capabilities(NamedTuple):
-    """What a kind of store can do beside the contract, and the few things in which it falls short of it.
+    """What a kind of store offers beyond the contract, and where it offers less.
 
-    As it stands here: what the contract alone says. The suite in ``fscoord.testing`` reads these flags and tests each
-    store by what it claims; the table in the documentation, "Stores compared", is made of them.
+    The defaults describe a store that keeps exactly the contract. The suite in ``fscoord.testing`` tests each store for
+    the capabilities that it claims, and the documentation's table "Stores compared" is made from them.
 
     Attributes:
         processes: several processes can share one store.
-        hosts: so can several hosts.
-        durable: it can be told to keep what is acknowledged through a power failure.
-        survives_handles: what it holds is still there when the last handle has been closed and another is opened.
-        survives_first_handle: no handle's end takes the store with it, not even that of the first one.
-        sessions: it knows who has it open, and, where `Store.has_liveness` is true, who of them is dead.
-        certain: whether a failed write has taken effect is always known; otherwise its error may say ``maybe_applied``.
-        lists_any_key: keys that are no UTF-8 can be listed, too; otherwise `Store.list_keys` raises when there are any.
-        deletes_at_once: a key's value and its queue vanish in one step.
-        value_max: the longest value, in bytes. It may also bound what one `Store.multi_set` carries.
+        hosts: several hosts can share one store.
+        durable: there is an option by which acknowledged writes survive a power failure.
+        survives_handles: the data is still there after the last handle was closed and another one is opened.
+        survives_first_handle: the store does not end with its first handle, whose process may run its server.
+        sessions: the store lists its sessions and, where `Store.has_liveness` is true, tells which are dead.
+        certain: it is always known whether a failed write has taken effect. Otherwise its error may have
+            ``maybe_applied`` set.
+        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are any.
+        deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
+        value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
     """
 
     processes: bool = False
@@ -77,17 +77,17 @@ class Capabilities(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One session of a store: a handle that somebody has, or had, open.
+    """One session of a store: a handle that has registered.
 
     Attributes:
-        number: its number; each is given once.
+        number: the number of the session; none is used twice.
         host: the name of its host.
-        pid: its process.
-        rank: the last rank that it said it is, or None.
-        label: what it was opened with, or the empty text.
-        since: when it registered, in seconds since the epoch by its own clock; for people only.
-        alive: ``"yes"``, ``"no"`` (its process is gone, or it was closed) or ``"unknown"``.
-        found_dead: when its death was recorded, in seconds since the epoch by the finder's clock, or None.
+        pid: the id of its process.
+        rank: the last rank that it announced, or None.
+        label: the label that its handle was opened with, or ``""``.
+        since: the time of its registration, in seconds since the epoch by its host's clock; for people only.
+        alive: ``"yes"``, ``"no"`` (its process has ended or the handle was closed) or ``"unknown"``.
+        found_dead: the time of its death record, in seconds since the epoch by the recording host's clock, or None.
     """
 
     number: int
@@ -104,7 +104,7 @@ class Store(ABC):
     """Named values, counters and queues that several processes share.
 
     Keys are ``str`` or ``bytes``: a ``str`` is its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"``
-    are one key. Values go in as ``str`` or any bytes-like object and come out as ``bytes``. Timeouts are seconds or
+    are one key. Values are given as ``str`` or any bytes-like object and returned as ``bytes``. Timeouts are seconds or
     `timedelta`; ``None`` means the store's own, ``0`` look once, ``math.inf`` or ``timedelta.max`` no limit.
 
     Every operation takes effect once, between its call and its return. Every handle may be used by several threads.
@@ -117,7 +117,7 @@ class Store(ABC):
     """
 
     capabilities: Capabilities = Capabilities()
-    """In what this kind of store differs from others; see `Capabilities`."""
+    """What this kind of store offers; see `Capabilities`."""
 
     _timeout: float = DEFAULT_TIMEOUT
 
@@ -126,11 +126,11 @@ class Store(ABC):
 
     @abstractmethod
     def set(self, key: Key, value: Value) -> None:
-        """Give `key` the value `value`, whatever it had before."""
+        """Set the value of `key` to `value`."""
 
     @abstractmethod
     def get(self, key: Key) -> bytes:
-        """Return the value of `key`, waiting up to the store's timeout for somebody to set it.
+        """Return the value of `key`. If there is none, wait for it up to the store's timeout.
 
         Raises:
             StoreTimeoutError: the key did not appear.
@@ -143,16 +143,16 @@ class Store(ABC):
         The sum is kept as decimal text, so `get` returns e.g. ``b"-2"``.
 
         Raises:
-            ValueError: the value is not an integer in decimal text; it is left as it is. (c10d accepts ``"12abc"``.)
-            OverflowError: the sum does not fit in 64 bits; the value is left as it is. (c10d wraps.)
+            ValueError: the value is not an integer in decimal text. It is unchanged. (c10d accepts ``"12abc"``.)
+            OverflowError: the sum does not fit in 64 bits. The value is unchanged. (c10d wraps.)
         """
 
     @abstractmethod
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """Set `key` to `desired` if its value is `expected`; return the value it has afterwards.
+        """Set `key` to `desired` if its value is `expected`; return the value that it has afterwards.
 
-        On a missing key an empty `expected` creates it; any other `expected` writes nothing and is returned itself,
-        as in c10d.
+        If the key is missing, an empty `expected` creates it. Any other `expected` writes nothing and is returned, as
+        in c10d.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Store(ABC):
 
     @abstractmethod
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """Wait until `check` of `keys` is true. One deadline holds for all of them.
+        """Wait until `check` of `keys` is true, under one deadline.
 
         Raises:
             StoreTimeoutError: its ``keys`` names every key that is still missing.
@@ -169,15 +169,15 @@ class Store(ABC):
 
     @abstractmethod
     def delete_key(self, key: Key) -> bool:
-        """Remove `key`, its value and its queue; return whether there was anything to remove."""
+        """Remove the value and the queue of `key`; return whether it had either."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Return how many keys have a value. Nothing internal is counted, and queues are not (as in c10d)."""
+        """Return the number of keys with a value. Queues and internal keys are not counted, as in c10d."""
 
     @abstractmethod
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """Return the keys with a value that begin with `prefix`, as text, in the order of their bytes."""
+        """Return the keys with a value that begin with `prefix`, as ``str``, in the order of their bytes."""
 
     @abstractmethod
     def append(self, key: Key, value: Value) -> None:
@@ -185,7 +185,7 @@ class Store(ABC):
 
     @abstractmethod
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        """Return the values of `keys`, in their order, waiting for all of them under one deadline.
+        """Return the values of `keys`, in their order. Wait for missing ones under one deadline, the store's timeout.
 
         Raises:
             StoreTimeoutError: its ``keys`` names every key that is still missing.
@@ -193,47 +193,48 @@ class Store(ABC):
 
     @abstractmethod
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """Set every key to its value, all at once or not at all.
+        """Set every key to its value, in one step.
 
         Raises:
-            ValueError: there are not as many values as keys; nothing is written.
+            ValueError: the numbers of keys and values differ; nothing is written.
         """
 
     @abstractmethod
     def queue_push(self, key: Key, value: Value) -> None:
-        """Append `value` to the queue `key`. A queue and a value of one name do not touch each other."""
+        """Append `value` to the queue `key`. A queue and a value may have the same name."""
 
     @abstractmethod
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        """Take the oldest value from the queue `key`; each is given out exactly once.
+        """Remove the oldest value from the queue `key` and return it. Each value is returned to one caller only.
 
         Raises:
             QueueEmptyError: with ``block=False``, the queue is empty.
-            StoreTimeoutError: with ``block=True``, it stayed empty for the store's timeout.
+            StoreTimeoutError: with ``block=True``, the queue stayed empty for the store's timeout.
         """
 
     @abstractmethod
     def queue_len(self, key: Key) -> int:
-        """Return how many values the queue `key` holds."""
+        """Return the number of values in the queue `key`."""
 
     @abstractmethod
     def clone(self: S) -> S:
-        """Return an independent handle on the same store, with the same timeout, for use from another thread."""
+        """Return another handle on the same store, with the same timeout and independent of this one."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the handle holds. Closing twice is harmless; any other use afterwards raises
+        """Release the resources of this handle. Closing it again does nothing; any other use raises
         `~fscoord.StoreClosedError`.
         """
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until `world_size` callers have called this with `key`. A key serves once.
+        """Wait until `world_size` callers have called this with `key`. A key can be used for one barrier only.
 
-        The keys ``{key}/num_members`` and ``{key}/last_member`` are c10d's, so that both can meet at one barrier.
+        The keys ``{key}/num_members`` and ``{key}/last_member`` are those of c10d, so that processes of both libraries
+        can use one barrier.
 
         Raises:
-            BarrierError: more than `world_size` callers came, or under the barrier's keys stands something else.
-            StoreTimeoutError: not all came.
+            BarrierError: more than `world_size` callers arrived, or a key of the barrier has a value of another kind.
+            StoreTimeoutError: fewer arrived before the deadline.
         """
         take_turns(self, self._meeting(key, world_size, self._timeout if timeout is None else to_seconds(timeout)))
 
@@ -244,11 +245,11 @@ class Store(ABC):
         try:
             arrived = self.add(counter, 1)
         except (NotACounterError, CounterRangeError) as error:
-            raise BarrierError(f"{error}; it is no barrier's, so give every barrier a key of its own") from error
+            raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
         if arrived > world_size:
             raise BarrierError(
-                f"barrier {key_text(name)!r} got arrival {arrived} of {world_size}: it was used before, or by too many;"
-                " give every barrier a key of its own"
+                f"barrier {key_text(name)!r} got arrival {arrived} of {world_size}: its key was used before, or by too"
+                " many callers; give every barrier its own key"
             )
         if arrived == world_size:
             self.set(name + b"/last_member", b"1")
@@ -257,39 +258,38 @@ class Store(ABC):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether this store can tell the living from the dead. If not, nobody is ever called dead."""
+        """Whether this store can tell which sessions are dead. If not, it reports none as dead."""
         return False
 
     def register(self) -> int:
         """Register this handle as a session, unless it is one already, and return the session's number.
 
-        That number is the handle's among `members`. Where sessions are kept, the first call writes to the store. On a
-        store that keeps no sessions the number is 0.
+        The first call writes to the store. On a store without sessions it does nothing, and the number is 0.
 
         Raises:
             StoreError: the handle can't write, because it is read-only.
-            SessionDeadError: the store says that this handle's session is dead.
+            SessionDeadError: the store has recorded this handle's session as dead.
         """
         return 0
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:  # noqa: ARG002 - see `has_liveness`
-        """Return who has, or had, this store open, in the order of their numbers; empty where that is not kept.
+        """Return all sessions, in the order of their numbers; none on a store without sessions.
 
         It registers this handle and records the deaths that it finds, unless the handle is read-only.
 
         Args:
-            ranks: ask only for those who said to be one of these ranks.
+            ranks: return only sessions that have announced one of these ranks.
         """
         return []
 
-    def announce_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
+    def announce_rank(self, rank: int) -> None:  # noqa: B027 - a store without sessions does nothing
         """Record that this handle is rank `rank`. A handle may be several ranks, and several handles one rank."""
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
-        """Return those of `ranks` that are known dead: somebody said to be that rank, and all who did are dead.
+        """Return those of `ranks` that are known dead: some session announced the rank, and all that did are dead.
 
-        A rank that nobody said to be, or of whom it can't be known, is not among them. The answer is the same for all
-        handles: a death is recorded before it is told.
+        A rank that no session announced is not known dead, and neither is one with a session whose state is unknown.
+        All handles get the same answer, because a death is recorded before it is returned.
         """
         return []
 
@@ -298,26 +298,26 @@ class Store(ABC):
         return []
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """Wait for `keys` as `wait` does, but only as long as all of `ranks` may come.
+        """Wait for `keys` as `wait` does, but end the wait as soon as one of `ranks` is known dead.
 
         Returns:
-            The ranks that are known dead, at once, while keys are missing; or nothing when all keys are there.
+            The ranks that are known dead, if keys are missing; an empty list if all keys are there.
 
         Raises:
-            StoreTimeoutError: neither happened.
+            StoreTimeoutError: neither happened before the deadline.
         """
         needed = list(ranks)
         limit = self._timeout if timeout is None else to_seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """Do as `wait_alive`, but for the sessions `numbers`, and return those of them that are known dead."""
+        """Wait as `wait_alive` does, but for the sessions `numbers` instead of ranks, and return those known dead."""
         needed = list(numbers)
         limit = self._timeout if timeout is None else to_seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """Wait for the keys `names`, or until `find` finds somebody who is dead."""
+        """Wait for the keys `names`, or until `find` returns the dead; return those."""
         if not self.has_liveness:
             self.wait(names, limit)
             return []
@@ -325,23 +325,23 @@ class Store(ABC):
         while True:
             left = limit - (system.time.monotonic() - started)
             try:
-                self.wait(names, max(0.0, min(left, LOOK_S)))
+                self.wait(names, max(0.0, min(left, DEATH_POLL_S)))
                 return []
             except StoreTimeoutError:
                 dead = find()
                 if dead:
                     return dead
-                if left <= LOOK_S:
+                if left <= DEATH_POLL_S:
                     raise
 
     def _await_change(self, known: object, limit: float) -> object:
         """Wait until something may have changed since the call that returned `known`, or for `limit` seconds.
 
         Return what is to be `known` next time; with None return at once. A store that hears of nothing sleeps for
-        `UNHEARD_S`, and may have changed then.
+        `POLL_INTERVAL_S`, and may have changed then.
         """
         if known is not None:
-            system.time.sleep(min(UNHEARD_S, limit))
+            system.time.sleep(min(POLL_INTERVAL_S, limit))
         return True
 
     def _listener(self, sleepers: Sleepers) -> Any:  # noqa: ARG002 - see there
@@ -356,15 +356,15 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long operations wait by default; no limit is ``timedelta.max``."""
+        """The time that operations wait by default; ``timedelta.max`` is no limit."""
         return to_timedelta(self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long operations of this handle wait when they are not told otherwise."""
+        """Set the time that operations of this handle wait by default."""
         self._timeout = to_seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether `append`, `multi_get` and `multi_set` are there. They are, on every store of fscoord."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`; true for every store of fscoord."""
         return True
 
     def __enter__(self: S) -> S:

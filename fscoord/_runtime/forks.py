@@ -31,7 +31,7 @@ ORDER: Final = (
     "posts",
     "bells",
     "events",
-    "watches",  # use the three before
+    "watches",  # which use the last three
     "names",
     "calls",
     "memory stores",

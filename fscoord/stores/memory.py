@@ -116,14 +116,13 @@ system.after_fork_in_child("memory stores", _after_fork_in_child)
 
 
 class HashStore(Store):
-    """A store in the memory of this process, for threads and for tests; it keeps the whole contract of `Store`.
+    """A store in the memory of this process, for threads and for tests, with the whole contract of `Store`.
 
-    Other handles on the same data come from `clone`, or by a name from `named` and ``open_store("mem:NAME")``. The
-    data lives as long as one open handle does. A forked child has a copy of the data of its own and shares nothing
-    with its parent.
+    `clone` returns another handle on the same data, and so do `named` and ``open_store("mem:NAME")``. The data exists
+    as long as a handle is open. A forked child has its own copy of the data and shares nothing with its parent.
 
     Args:
-        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
+        timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
     capabilities = Capabilities(certain=True)
@@ -136,7 +135,7 @@ class HashStore(Store):
 
     @classmethod
     def named(cls, name: str, *, timeout: Timeout | None = None) -> HashStore:
-        """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
+        """Return a new handle on the store named `name` of this process. The first call creates the store."""
         store = cls(timeout=timeout)
         system.process_epoch()
         with _named_lock[0]:
