@@ -1,4 +1,4 @@
-"""`Consumer`: who makes sense of the data records of a log, which itself knows no keys."""
+"""`StateMachine`: the protocol by which a log passes on its data records. The log itself knows no keys."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ __all__ = ["StateMachine"]
 
 
 class StateMachine(Protocol):
-    """Who makes sense of the data records."""
+    """Applies the data records of a log, in order. The log calls it under the process mutex."""
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Take in the next records. Only those that set, append or push one value may have left it in the file."""
+        """Apply the next records. One that sets, appends or pushes a single value may have it spilled."""
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """Records of these keys come next whose values are left in the file."""
+        """The next records have spilled values of these keys."""
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """The log goes on in another file, whose snapshot has the long values at `spots`; False if some lack."""
+        """The log continues in a new generation, whose snapshot has the spilled values at `spots`.
+
+        Return False if one is missing.
+        """
 
     def reset(self) -> None:
-        """Forget every record: they come again from the first."""
+        """Forget all records: they will be applied again from the first."""
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Return kind, key and value of records that amount to all those that were taken in."""
+        """Yield kind, key and value of records that lead to the same state as all those applied."""
 
     def live_size(self) -> int:
-        """Return about how many bytes of a log those records take."""
+        """Return about how many bytes the records of `snapshot` take in a log."""

@@ -1,4 +1,4 @@
-"""The beginning and the end of a `~fscoord.FileStore`: temporary files, side-cars, processes that just exit."""
+"""Opening and closing of a `~fscoord.FileStore`: its arguments, joining a run, temporary files, exit of the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
 ATTEMPTS: Final = 20
-"""How often a log may be removed while it is opened. One that has lost a generation is as often found wanting."""
+"""The most attempts to open a log that is removed meanwhile, or that has lost a generation."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
@@ -48,24 +48,24 @@ _closing: weakref.WeakSet[FileStore] = weakref.WeakSet()
 
 
 def check_platform() -> None:
-    """Make sure that there are locks at all.
+    """Check that the platform has advisory locks.
 
     Raises:
-        UnsupportedFilesystemError: there are none.
+        UnsupportedFilesystemError: it has none.
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(
-            f"FileStore needs the advisory locks of a POSIX system, which {system.platform()} does not have; use"
+            f"FileStore needs the advisory locks of a POSIX system, which {system.platform()!r} does not have; use"
             " HashStore in one process"
         )
 
 
 def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:
-    """Return the one of `path` and `file_name` that was given, or None for a temporary file.
+    """Return `path` or its other name `file_name`, or None for a temporary file.
 
     Raises:
         TypeError: both were given.
-        ValueError: there is to be something to read.
+        ValueError: neither was given, for a read-only store.
     """
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
@@ -86,11 +86,11 @@ def log_options(
     run_id: str | tuple[str, int] | None,
     spill_bytes: int | None,
 ) -> Wanted:
-    """Return what these arguments ask of a log. Under pyfakefs all values stay in memory.
+    """Return the options of the log for these arguments of a `~fscoord.FileStore`. Under pyfakefs nothing is spilled.
 
     Raises:
-        ValueError: one of them is none of those there are.
-        TypeError: a number is none.
+        ValueError: unknown lock or coherence mode, or a size below 1.
+        TypeError: a size is not an integer.
     """
     check_choice("lock", lock, KINDS)
     if coherence is not None:
@@ -102,14 +102,14 @@ def log_options(
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
-    """`store` is open. A participant remains one, thrown away or not, until it is closed or its process exits."""
+    """Close `store` when the process exits. A participant is kept alive until it is closed or the process exits."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
 
 
 def unregister(store: FileStore) -> bool:
-    """`store` closes; return whether it was open. If it was, the caller goes on to close its log."""
+    """Begin to close `store`; return whether it was open. If it was, the caller closes its log."""
     _participants.discard(store)
     _closing.add(store)
     if _open_stores.pop(store, None) is not None:
@@ -119,12 +119,12 @@ def unregister(store: FileStore) -> bool:
 
 
 def mark_closed(store: FileStore) -> None:
-    """`store` is closed."""
+    """The caller of `unregister` has closed the log of `store`."""
     _closing.discard(store)
 
 
 def _after_fork_in_child() -> None:
-    """What a thread of the parent was closing is closed here: nobody else can do it any more."""
+    """Close the stores that other threads of the parent were closing: those threads do not exist in the child."""
     for store in list(_closing):
         store._log.be_closed_by_fork()
     _closing.clear()
@@ -135,7 +135,7 @@ system.after_fork_in_child("stores", _after_fork_in_child)
 
 def _close_at_exit() -> None:
     for store, owner in list(_open_stores.items()):
-        if owner == system.os.getpid():  # and not a forked child, whose parent goes on
+        if owner == system.os.getpid():  # not in a forked child: its parent continues
             store.close()
 
 
@@ -143,22 +143,26 @@ atexit.register(_close_at_exit)
 
 
 def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
-    """Return the path of a private temporary file, and what removes it: at the latest when `store` is thrown away."""
+    """Return the path of a private temporary file, and the function that removes it.
+
+    That function is called when `store` is collected, if not before.
+    """
     directory = system.make_private_directory()
     remove = weakref.finalize(store, system.remove_directory, directory, system.os, system.os.getpid())
     return system.os.path.join(directory, "store"), remove
 
 
 def remove_side_cars(path: str) -> None:
-    """Remove what stands beside a log that is being removed; the marker of a soft lock goes with the lock."""
+    """Remove the side files of the log at `path`. The marker of a soft lock is removed with the lock."""
     for suffix in SIDE_CARS:
         safe_files.unlink_quietly(path + suffix)
 
 
 def open_and_join_run(make: Callable[[], LogFile], limit: float, *, shows: bool) -> LogFile:
-    """Return the log that `make` opens, in the run and life that it is to be used in; see `LogFile.join_run`.
+    """Return the log that `make` opens, after it has joined its run; see `LogFile.join_run`.
 
-    Should it end, and be removed, meanwhile, there is another: until it is joined nobody has seen anything of it.
+    If the log ends and is removed meanwhile, open the next one: before it has joined, the handle has shown nothing of
+    the log to its caller.
     """
     for attempt in range(1, ATTEMPTS + 1):
         log: LogFile | None = None
@@ -172,12 +176,12 @@ def open_and_join_run(make: Callable[[], LogFile], limit: float, *, shows: bool)
                 log.close()
             if attempt == ATTEMPTS or not isinstance(error, StoreGoneError):
                 raise
-    assert log is not None, "it was opened, or there was an error"
+    assert log is not None, "the loop ends with a log or an error"
     return log
 
 
 def session_record(options: Mapping[str, Any]) -> Session:
-    """Return what a handle of this process, opened with these options, writes about itself."""
+    """Return the session record of a handle that this process has opened with `options`."""
     home = Home.find()
     return Session(
         host=home.host,
