@@ -25,12 +25,14 @@ __all__ = [
     "check_positive",
     "counter_sum",
     "key_bytes",
+    "key_given",
     "key_names",
     "key_text",
     "keys_bytes",
     "missing_message",
     "pairs_bytes",
     "parse_uint63",
+    "timeout_given",
     "to_seconds",
     "to_timedelta",
     "utf8",
@@ -88,6 +90,31 @@ def key_bytes(key: Key) -> bytes:
     if len(name) > KEY_MAX:
         raise LimitExceededError(f"a key of {len(name)} bytes is over the limit of {KEY_MAX}")
     return name
+
+
+def key_given(key: Key | None, other_name: str, other: Key | None) -> Key:
+    """Return the key argument, which the caller may also give as `other_name`, its name in torch.
+
+    Raises:
+        TypeError: both are given, or neither.
+    """
+    found = other if key is None else key
+    if found is None:
+        raise TypeError(f"key is missing: give key, or {other_name} as in torch")
+    if key is not None and other is not None:
+        raise TypeError(f"key and {other_name} are two names of one argument: give one of them")
+    return found
+
+
+def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | None) -> Timeout | None:
+    """Return the timeout argument, which the caller may also give as `other_name`, its name in torch.
+
+    Raises:
+        TypeError: both are given.
+    """
+    if timeout is not None and other is not None:
+        raise TypeError(f"timeout and {other_name} are two names of one argument: give one of them")
+    return other if timeout is None else timeout
 
 
 def keys_bytes(keys: Iterable[Key]) -> list[bytes]:

@@ -121,8 +121,8 @@ class Queue:
         return await self._store._hands.do(self._core.taken)
 
     async def size(self) -> int:
-        """Return how many items nobody has taken."""
-        return await self._store._hands.do(self._core.__len__)
+        """Return how many items may be taken; see `fscoord.recipes.Queue.size`."""
+        return await self._store._hands.do(self._core.size)
 
 
 class PriorityQueue(Queue):

@@ -10,17 +10,15 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
-from fscoord._runtime import system
 from fscoord._waiting.parking import Naps
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Request, Sought, Turns
 from fscoord.aio._hands import Hands
 from fscoord.aio._loop import LoopWake, Tasks
 from fscoord.aio._slices import Slices
 from fscoord.collectives.steps import Meeting
-from fscoord.store import Member, Store
-from fscoord.stores.url import open_store as open_sync_store
+from fscoord.store import Capabilities, Member, Store
 
-__all__ = ["AsyncStore", "open_store"]
+__all__ = ["AsyncStore"]
 
 T = TypeVar("T")
 
@@ -59,6 +57,11 @@ class AsyncStore:
     def store(self) -> Store:
         """The store that does the work."""
         return self._store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """In what the store differs from others; see `~fscoord.Capabilities`."""
+        return self._store.capabilities
 
     @property
     def timeout(self) -> timedelta:
@@ -239,11 +242,3 @@ async def _sleep(nap: tuple[Any, float]) -> None:
     wake, left = nap
     assert isinstance(wake, LoopWake), "it was made by `Tasks`"
     await wake.sleep(left)
-
-
-async def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> AsyncStore:
-    """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
-
-    What it returns is an asynchronous context manager: ``async with await open_store(url) as store:``.
-    """
-    return AsyncStore(await Hands(1, 0.0).do(partial(open_sync_store, url, **options), Store.close))

@@ -183,7 +183,7 @@ def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | 
 
 def _tell_late(hold: _Hold, what: str, how: How) -> None:
     """Say who has it, as an error or, where no error is meant, with -v."""
-    holders = [waiter.owner for waiter in hold.holders()]
+    holders = [holder.owner for holder in hold.holders()]
     text = not_acquired(what, hold.name, how.limit, holders, len(hold.waiters()))
     if how.late == TIMEOUT:
         raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=how.limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -109,6 +110,22 @@ class Election(Exclusive):
             StoreTimeoutError: there was none.
         """
         return take_turns(self._store, self._observing(after, timeout))
+
+    def watch(self, timeout: Timeout | None = math.inf) -> Iterator[Leader]:
+        """Yield each leader, without end.
+
+        Args:
+            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
+                means the store's.
+
+        Raises:
+            StoreTimeoutError: there was no other for that long.
+        """
+        term = 0
+        while True:
+            leader = self.observe(term, timeout)
+            term = leader.term
+            yield leader
 
     def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)

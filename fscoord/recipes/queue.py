@@ -150,7 +150,10 @@ class Queue:
         return [Contender(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
 
     def __len__(self) -> int:
-        """How many items may be taken: those without a consumer, and those whose consumer is known dead."""
+        return self.size()
+
+    def size(self) -> int:
+        """Return how many items may be taken: those without a consumer, and those whose consumer is known dead."""
         items, claims = self._items.places()
         return len(items.difference(self._living(self._items.claims(claims))))
 

@@ -178,7 +178,7 @@ def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:
     path = tmp_path / "store"
 
     async def main() -> None:
-        async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
+        async with aio.open_store(path, timeout=HANG_S) as asynchronous:
             waits = asyncio.ensure_future(asynchronous.get("from a thread"))
             with FileStore(path, timeout=HANG_S) as other:
                 thread = asyncio.get_running_loop().run_in_executor(None, other.get, "from a task")
@@ -268,7 +268,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
     path = tmp_path / "store"
 
     async def main() -> None:
-        async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
+        async with aio.open_store(path, timeout=HANG_S) as asynchronous:
             with FileStore(path) as other:
                 other.set("k", "1")
                 lock = other._log._lock
@@ -288,7 +288,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
 
 def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: Path) -> None:
     async def main() -> None:
-        async with await aio.open_store(tmp_path / "store") as asynchronous:
+        async with aio.open_store(tmp_path / "store") as asynchronous:
             task = asyncio.ensure_future(asynchronous.get("k"))
             await asyncio.sleep(0)
             await until(lambda: is_asleep(asynchronous, 1))
@@ -308,7 +308,7 @@ def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: P
 
 def test_a_loop_does_not_listen_for_ever_to_a_bell_that_has_failed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with await aio.open_store(tmp_path / "store") as asynchronous:
+        async with aio.open_store(tmp_path / "store") as asynchronous:
             task = asyncio.ensure_future(asynchronous.get("k"))
             await asyncio.sleep(0)
             await until(lambda: is_asleep(asynchronous, 1))
@@ -383,7 +383,7 @@ import asyncio, sys
 from fscoord import aio
 
 async def main():
-    async with await aio.open_store(sys.argv[1]) as store:
+    async with aio.open_store(sys.argv[1]) as store:
         async with aio.Lock(store, "l"):
             pass
 

@@ -121,7 +121,7 @@ def test_dead_holders_are_not_named_by_a_time_out(place: Place, store: Store) ->
 
 def test_dead_holders_are_not_named_in_a_loop_either(tmp_path: Path) -> None:
     async def look() -> None:
-        async with await aio.open_store(tmp_path / "store") as store:
+        async with aio.open_store(tmp_path / "store") as store:
             lock, queue, office = aio.Lock(store, "l"), aio.Queue(store, "q"), aio.Election(store, "e")
             assert not await lock.locked()
             assert await lock.holders() == await lock.waiters() == []

@@ -140,7 +140,7 @@ def test_bell_of_a_node_of_any_name(owner: str, tmp_path: Path, monkeypatch: pyt
 
 def test_tasks_take_hosts_of_any_name(owner: str, tmp_path: Path) -> None:
     async def work() -> None:
-        async with await aio.open_store(tmp_path / "store") as store:
+        async with aio.open_store(tmp_path / "store") as store:
             async with aio.Lock(store, "l") as lock:
                 assert [each.owner for each in await lock.holders()] == [owner]
             queue = aio.Queue(store, "q")

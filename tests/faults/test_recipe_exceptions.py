@@ -65,7 +65,7 @@ def lead(office: Election) -> None:
 
 
 def write(value: Fenced) -> None:
-    value.set("value", value.token or 1)
+    value.set("value", value.token() or 1)
     value.get()
 
 

@@ -84,7 +84,7 @@ def election(store: Store) -> Calls:
 
 def fenced(store: Store) -> Calls:
     value = Fenced(store, "r")
-    return [lambda: value.set(b"data", 3), value.get, lambda: value.token]
+    return [lambda: value.set(b"data", 3), value.get, value.token]
 
 
 def latch(store: Store) -> Calls:
@@ -112,7 +112,7 @@ def queue_of(kind: type[Queue]) -> Callable[[Store], Calls]:
             lambda: work.put_all([b"1", b"2"]),
             lambda: taken.append(work.take(block=False)),
             work.taken,
-            work.__len__,
+            work.size,
             lambda: taken[0].release(),
             lambda: work.take(timeout=0).ack(),
             lambda: work.take(timeout=0).ack(),

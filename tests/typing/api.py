@@ -118,6 +118,12 @@ def collectives(store: Store, rank: int, world_size: int) -> None:
         assert_type(synchronize(store, b"data", rank, world_size, "prefix", timeout=5), list[bytes])
         assert_type(get_all(store, rank, "prefix", world_size), list[bytes])
     barrier(store, world_size, "prefix", 5)
+    barrier(store, world_size=world_size, key="key", timeout=5, rank=rank, fail_fast=True)
+    barrier(store, world_size, "prefix", timeout=timedelta(seconds=5))
+    assert_type(get_all(store, rank, key="key", world_size=world_size, timeout=5), list[bytes])
+    assert_type(synchronize(store, b"data", rank, world_size=world_size, key="key", timeout=5), list[bytes])
+    assert_type(broadcast(store, b"data", rank, world_size=world_size, key="key", timeout=5), bytes)
+    assert_type(gather(store, b"data", rank, world_size=world_size, key="key", timeout=5), list[bytes] | None)
     barrier(store, world_size, "prefix", None, rank)
     barrier(store, world_size, "prefix", 5, rank, lambda rank: f"node{rank}", 2)
     assert_type(fscoord.__version__, str)
@@ -160,6 +166,8 @@ def recipes(store: Store) -> None:
     with Election(store, "name", b"data") as election:
         assert_type(election.leader(), Leader | None)
         assert_type(election.observe(after=1, timeout=5).data, bytes)
+        for leader in election.watch(timeout=None):
+            assert_type(leader, Leader)
     with DoubleBarrier(store, "name", 4, 0, timeout=5, fail_fast=True) as both:
         both.leave(timeout=timedelta(seconds=1))
     assert_type(Latch(store, "name", 3).count_down(), int)
@@ -171,7 +179,7 @@ def recipes(store: Store) -> None:
     with queue.take(timeout=timedelta(seconds=1)) as item:
         assert_type(item, Item)
         assert_type(item.data, bytes)
-    assert_type((len(queue), queue.taken()), tuple[int, list[Contender]])
+    assert_type((len(queue), queue.size(), queue.taken()), tuple[int, int, list[Contender]])
     with Membership(store, "name", b"data") as group:
         assert_type(group.observe(timeout=5), list[Participant])
         assert_type(group.evict(group.members()[0]), bool)
@@ -191,8 +199,9 @@ async def tasks(store: aio.AsyncStore) -> None:
     async def work() -> str:
         return "value"
 
-    async with await aio.open_store("mem:") as opened:
+    async with aio.open_store("mem:") as opened:
         assert_type(opened, aio.AsyncStore)
+    assert_type(await aio.open_store("mem:"), aio.AsyncStore)
     assert_type(await store.get("key"), bytes)
     assert_type(await store.add("key", 1), int)
     assert_type(await store.queue_pop("queue", block=False), bytes)
@@ -208,6 +217,10 @@ async def tasks(store: aio.AsyncStore) -> None:
             assert_type(present, list[Participant])
     assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
     assert_type(await aio.once(store, "name", work), bytes)
+    await aio.barrier(store, world_size=1, key="key", timeout=5)
+    assert_type(await aio.get_all(store, 0, key="key", world_size=1, timeout=5), list[bytes])
+    assert_type(await store.register(), int)
+    assert_type(await aio.Fenced(store, "key").token(), int)
 
 
 def errors(error: FscoordError) -> None:
