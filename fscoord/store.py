@@ -349,7 +349,7 @@ class Store(ABC):
         return None
 
     def _seek(self, sought: Sought, listener: Any) -> Naps[Any]:
-        """Wait for `sought`, with what `_listener` returned; return who is dead, the values, or the item."""
+        """Wait for `sought`, with what `_listener` returned; return the dead, the values, or the item."""
         raise TypeError(
             f"{type(self).__name__} has no listener {listener!r}, and waits for {sought} in its calls alone"
         )

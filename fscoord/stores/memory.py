@@ -1,9 +1,9 @@
 """`HashStore`: the store contract in the memory of one process.
 
 It is also the model that tests compare the other stores with, so everything happens under one lock, on a plain dict
-of values and a dict of queues, and nothing here is clever. Who must wait leaves a *bell* beside the key that it misses,
-and sleeps until a writer of that key rings it: nobody else is woken, and who sleeps costs nothing. (No
-`threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
+of values and a dict of queues, and nothing here is clever. A waiter leaves its waker beside the first key that it
+misses, and sleeps until a writer of that key sets it: no other waiter is woken, and a waiter that sleeps costs nothing.
+(No `threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Begin with nobody who waits; in a forked child too, which has no such thread, and a ring would be lost."""
+        """Begin without waiters; in a forked child too, where the parent's waiting threads do not exist."""
         # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
         self._lock = system.threading.Lock()
-        self.readers: _Waiters = {}  # who waits for a value or a non-empty queue: all are rung
-        self.poppers: _Waiters = {}  # who waits to take from a queue: one is rung for each value
+        self.readers: _Waiters = {}  # they wait for a value or a non-empty queue: a write wakes all of them
+        self.poppers: _Waiters = {}  # they wait to take from a queue: each value wakes one of them
 
     @property
     def lock(self) -> Any:
@@ -66,7 +66,8 @@ class _Shared:
             system.recover_from_fork()
         return self._lock
 
-    # Ctrl-C may come between any two steps: so first ring, then write in one step. Who is rung looks under the lock.
+    # Ctrl-C may come between any two steps. So a write first wakes the waiters, which look under the lock and therefore
+    # after the write, and then changes the data in one step. In the other order it could change the data and wake none.
 
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
         for key, _ in pairs:
@@ -289,7 +290,7 @@ class HashStore(Store):
         try:
             return (yield from self._until(look, lambda: [name], "a value in queue", shared.poppers, limit, sleepers))
         except BaseException:
-            with shared.lock:  # the ring for a value may have come to who leaves: let the others look
+            with shared.lock:  # this waiter may have been woken for a value that it leaves: let the others look
                 notify(shared.poppers, name)
             raise
 
@@ -331,7 +332,7 @@ class HashStore(Store):
 
 
 def notify(bells: _Waiters, key: bytes, count: int | None = None) -> None:
-    """Wake those who sleep beside `key`, `count` of them at most, the one who came first before the others."""
+    """Wake the waiters of `key`, at most `count` of them, in the order of their arrival."""
     waiting = bells.get(key, [])
     while waiting and count != 0:
         waiting[0].set()
