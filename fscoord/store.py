@@ -111,9 +111,9 @@ class Store(ABC):
     Bad arguments change nothing: `TypeError` for a wrong type, `ValueError` for a wrong value,
     `~fscoord.LimitExceededError` for a key over 1 KiB or a value over 64 MiB.
 
-    Any operation may raise `~fscoord.StoreTimeoutError` when the store itself can't be had within the store's
-    timeout, and `~fscoord.StoreError` or one of its kinds when the store fails. A failed write's ``maybe_applied``
-    says whether it may have taken effect.
+    Any operation may raise `~fscoord.StoreTimeoutError` if it can't reach or lock the store within the store's
+    timeout, and `~fscoord.StoreError` or one of its kinds if the store fails. The ``maybe_applied`` of a failed write
+    tells whether it may have taken effect.
     """
 
     capabilities: Capabilities = Capabilities()
