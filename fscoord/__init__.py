@@ -1,6 +1,5 @@
-"""Processes that share nothing but a directory find each other and agree."""
+"""Coordination of processes through a shared file system: stores, barriers, locks, queues."""
 
-from fscoord.capabilities import Capabilities
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
     BarrierError,
@@ -29,8 +28,7 @@ from fscoord.errors import (
     UnsupportedFilesystemError,
     WorkFailedError,
 )
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.etcd import EtcdStore
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore

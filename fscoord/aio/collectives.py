@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import overload
 
+from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.collectives import steps as turns
 from fscoord.collectives.arrivals import Decoder
 

@@ -8,10 +8,10 @@ from functools import partial, wraps
 from typing import TypeVar, overload
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value, key_bytes
 from fscoord.aio._hands import MADE
 from fscoord.aio.holds import Hold
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value, key_bytes
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes.once import Turn, failure, result_key, success, value_of
 

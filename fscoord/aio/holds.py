@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value, to_seconds
 from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value, seconds
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
@@ -260,7 +260,7 @@ class Election(Hold):
 
     async def campaign(self, timeout: Timeout | None = math.inf) -> bool:
         """Wait in line until this candidate leads; see `fscoord.recipes.Election.campaign`."""
-        return await self.acquire(timeout=None if timeout is None else seconds(timeout))
+        return await self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     async def resign(self) -> None:
         """Let the next one lead; see `Hold.release` for errors."""

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value
 from fscoord.aio._hands import MADE
 from fscoord.aio.store import AsyncStore
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.errors import FscoordError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._item import Taken

@@ -9,16 +9,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._waiting.parking import Naps
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Request, Sought, Turns
 from fscoord.aio._hands import Hands
 from fscoord.aio._loop import LoopWake, Tasks
 from fscoord.aio._slices import Slices
-from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
-from fscoord.capabilities import Capabilities
 from fscoord.collectives.steps import Meeting
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Capabilities, Member, Store
 
 __all__ = ["AsyncStore"]
 
@@ -165,14 +163,14 @@ class AsyncStore:
 
     async def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `~fscoord.Store.wait_alive`."""
-        needed = [integer("rank", rank) for rank in ranks]
+        needed = [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)))
 
     async def wait_sessions(
         self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None
     ) -> list[int]:
         """See `~fscoord.Store.wait_sessions`."""
-        needed = [integer("session", number) for number in numbers]
+        needed = [check_int64("session", number) for number in numbers]
         return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)))
 
     async def queue_pop(self, key: Key, block: bool = True) -> bytes:
@@ -211,7 +209,7 @@ class AsyncStore:
     # -- for the recipes -------------------------------------------------------------------------------------------
 
     def _limit(self, timeout: Timeout | None) -> float:
-        return seconds(self._store.timeout if timeout is None else timeout)
+        return to_seconds(self._store.timeout if timeout is None else timeout)
 
     async def _take_turns(self, turns: Turns[T], undo: Callable[[T], object] | None = None) -> T:
         """Return what `turns` ends with; see `Hands.drive`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
-from fscoord.arguments import Timeout
+from fscoord._arguments import Timeout
 from fscoord.environment import detect
 
 __all__ = [

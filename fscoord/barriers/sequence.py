@@ -10,7 +10,7 @@ in the object, so that a restarted rank begins at 0, and one number per rank for
 
 from __future__ import annotations
 
-from fscoord.arguments import MalformedText, key_text, natural
+from fscoord._arguments import MalformedText, key_text, parse_uint63
 from fscoord.errors import BarrierError
 from fscoord.store import Store
 
@@ -40,7 +40,7 @@ class Sequence:
             return 0
         text = self._store.get(key)
         try:
-            return natural(text)
+            return parse_uint63(text)
         except MalformedText as error:
             raise BarrierError(
                 f"key {key_text(key)!r} holds {text[:40]!r}, which is no sequence number: something else wrote it; give"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fscoord._arguments import Key, Timeout, check_positive, key_bytes, to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, key_bytes, positive, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.sequence import Sequence
 from fscoord.collectives import barrier
@@ -59,9 +59,9 @@ class StoreBarrier(Barrier):
         **options: Any,
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
-        check_rank(self._rank, positive("world_size", self._world_size))
+        check_rank(self._rank, check_positive("world_size", self._world_size))
         prefix = key_bytes(barrier_prefix)
-        self._timeout = None if timeout is None else seconds(timeout)
+        self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
         self._decoder = rank_tracing_decoder
         self._owns_store = not isinstance(store, Store)
@@ -103,7 +103,7 @@ class StoreBarrier(Barrier):
             BrokenBarrierError: with `fail_fast`, a rank that is needed is dead.
             BarrierError: the callers disagree about the world's size, or two of them have one rank.
         """
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         number = self._sequence.next_of(self._rank)
         missing: list[int] = []
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder
@@ -68,8 +68,8 @@ class TCPStoreBarrier(StoreBarrier):
         if len(prefixes) > 1:
             raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
-        self._init_timeout = seconds(timeout_barrier_init_secs)
-        self._store_timeout = seconds(timeout_secs)
+        self._init_timeout = to_seconds(timeout_barrier_init_secs)
+        self._store_timeout = to_seconds(timeout_secs)
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
             prefixes[0] if prefixes else "barrier",
@@ -126,7 +126,7 @@ class DistBarrier(Barrier):
             BarrierError: the process group failed.
         """
         started = system.time.monotonic()
-        limit = None if timeout is None else seconds(timeout)
+        limit = None if timeout is None else to_seconds(timeout)
         try:
             self._finish(self._barrier(async_op=True), None if limit == float("inf") else limit)
         except RuntimeError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fscoord._runtime.signals import signals_end_it
+from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import as_json, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json
@@ -39,7 +39,7 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
       fscoord join --data "$(hostname):8080" workers -- ./serve --port 8080
     """
     command = words(options)
-    with signals_end_it(), Membership(store, name, data) as membership:
+    with raise_on_termination(), Membership(store, name, data) as membership:
         log.info("takes part in %r", membership.name)
         own = store.register()
 

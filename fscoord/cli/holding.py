@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import click
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.signals import signals_end_it
-from fscoord.arguments import Timeout, seconds
+from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exits import FALSE, TIMEOUT
 from fscoord.cli.options import absolute_url, time_limit
 from fscoord.errors import StoreTimeoutError
@@ -122,7 +122,7 @@ def how_to_hold(store: Store, options: dict[str, Any]) -> How:
     ttl = options["ttl"]
     if ttl is not None and not 0 < ttl < math.inf:
         raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
-    limit = seconds(store.timeout) if wait is None else wait
+    limit = to_seconds(store.timeout) if wait is None else wait
     return How(limit, late, options["grace"], ttl, options["close"])
 
 
@@ -156,7 +156,7 @@ def environment(token: int | None) -> dict[str, str]:
 
 def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | None:
     """Acquire `hold`, run the command while it lasts, give it back, and return how it ended; None: it was not had."""
-    with signals_end_it():
+    with raise_on_termination():
         log.info("waiting for %s %r, up to %g s", what, hold.name, how.limit)
         start = system.time.monotonic()
         try:

@@ -7,8 +7,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.options import as_json, with_existing_store
 from fscoord.cli.output import printable, write, write_json
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 
 __all__ = ["members"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from fscoord._runtime.signals import Ended, signals_end_it
-from fscoord.arguments import VALUE_MAX, key_text
+from fscoord._arguments import VALUE_MAX, key_text
+from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import raw, with_store
 from fscoord.cli.output import write
@@ -61,7 +61,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
 
     log.info("waiting for the result of %r, up to %s", key_text(name), store.timeout)
     try:
-        with signals_end_it():
+        with raise_on_termination():
             result = once_for_all(store, name, work)
     except _NoResult as error:
         raise error.cause from None
@@ -91,5 +91,5 @@ def _run(store: Store, name: bytes, command: list[str], options: dict[str, Any])
         output_max=OUTPUT_MAX,
     )
     if ending.status and ending.interruption:
-        raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Ended(ending.interruption)
+        raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Terminated(ending.interruption)
     return b"%d\n" % ending.code + ending.output

@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import VALUE_MAX, seconds
 from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
@@ -52,7 +52,7 @@ def raw(text: str) -> bytes:
 def time_limit(text: str) -> float:
     """Return a time-out in seconds, checked by the rules that the library has for them."""
     try:
-        return seconds(float(text))
+        return to_seconds(float(text))
     except ValueError:
         raise click.BadParameter(f"{text!r} is no number of seconds; 0 looks once, inf has no limit.") from None
 

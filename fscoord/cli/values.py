@@ -6,7 +6,7 @@ import logging
 
 import click
 
-from fscoord.arguments import key_bytes
+from fscoord._arguments import key_bytes
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
 from fscoord.cli.output import field, is_terminal, printable, write, write_json, write_value

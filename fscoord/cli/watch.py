@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import click
 
+from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import key_bytes, key_text, seconds
 from fscoord.cli.options import as_json, given_timeout, raw, time_limit, with_existing_store
 from fscoord.cli.output import field, flush, printable, write, write_json
 from fscoord.errors import StoreTimeoutError
@@ -57,7 +57,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     """
     limit = given_timeout(click.get_current_context())
     end = system.time.monotonic() + (math.inf if limit is None else limit)
-    store.set_timeout(min(READ_S, seconds(store.timeout)))
+    store.set_timeout(min(READ_S, to_seconds(store.timeout)))
     left = math.inf if count is None else count
     for changes in _looks(store, prefix, is_all=is_all, interval=interval, end=end):
         for key, value in changes:
@@ -94,7 +94,7 @@ def _looks(
 
 
 def _look(store: Store, prefix: bytes) -> Values:
-    backoff = Backoff(seconds(store.timeout))
+    backoff = Backoff(to_seconds(store.timeout))
     while True:
         names = [key_bytes(name) for name in store.list_keys(prefix)]
         if store.check(names):  # else one was deleted meanwhile, and would be waited for

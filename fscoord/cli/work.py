@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import signals_end_it
+from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.breaking import lives_of, owner_of
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import as_json, content, raw, with_store
@@ -86,7 +86,7 @@ def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes
         raise click.UsageError("--failed is another queue: in this one the item would be taken again at once")
     refuse = PriorityQueue(store, failed) if failed is not None else None
     code = 0
-    with signals_end_it():
+    with raise_on_termination():
         while True:
             try:
                 item = _next(source, waits=not no_wait, is_last=not each)

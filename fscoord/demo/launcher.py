@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import interruptions_wait, signals_end_it
+from fscoord._runtime.signals import defer_signals, raise_on_termination
 from fscoord.demo.words import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore
@@ -58,7 +58,7 @@ def run(
     if next(text_files(directory), None) is None:
         raise ValueError(f"there is no text file below {directory}")
     start = system.time.monotonic()
-    with signals_end_it(), FileStore() as store, _Crew(str(store.path)) as crew:
+    with raise_on_termination(), FileStore() as store, _Crew(str(store.path)) as crew:
         for _ in range(processes):
             crew.hire([directory, str(processes), "kill" if kill else "", str(timeout)])
         report = crew.follow(on_event)
@@ -79,7 +79,7 @@ class _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with interruptions_wait():
+        with defer_signals():
             for member in self._members:
                 member.kill()  # does nothing to one that has been waited for
         for member in self._members:  # whoever can't wait for one that is stuck in the kernel may interrupt this
@@ -92,7 +92,7 @@ class _Crew:
         """Start one more process."""
         # In the directory of the store nothing can be imported by mistake, and with this process's own path the same
         # fscoord is found, however this one was. A session of its own keeps the terminal's Ctrl-C from it.
-        with interruptions_wait():
+        with defer_signals():
             member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                 [sys.executable, "-m", "fscoord.demo.worker", self._store, *arguments],
                 stdin=subprocess.PIPE,

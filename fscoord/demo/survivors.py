@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fscoord.arguments import Key, Timeout
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord._arguments import Key, Timeout
+from fscoord.store import Member, Store
 from fscoord.stores.prefix import PrefixStore
 
 __all__ = ["Survivors"]

@@ -180,7 +180,7 @@ class Acts:
             "group": group_of(found),
             "host": system.hostname(),
             "boot_id": system.boot_id().hex(),
-            "network": system.network_namespace(),
+            "network": system.namespace("net"),
             "kernel": system.os.uname().release,
         }
 
@@ -248,7 +248,7 @@ class Acts:
             self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)
         except (OSError, ImportError):
             return False
-        return bool(self._watch.readable)
+        return bool(self._watch.is_pollable)
 
     def watched(self, seconds: float) -> bool:
         """Return whether an event came, at once or within so many seconds."""

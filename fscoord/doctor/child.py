@@ -8,7 +8,7 @@ import sys
 from typing import Any, Final, Protocol
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import interruptions_wait
+from fscoord._runtime.signals import defer_signals
 from fscoord.errors import FscoordError
 
 __all__ = ["ChildHand", "FailedError", "HandLike", "LostError", "Scribe", "SilentError", "StuckError"]
@@ -136,7 +136,7 @@ class ChildHand:
         # standard error keeps whoever reads this process's from waiting for one that the kernel keeps.
         self._rest = self._said = b""
         self._has_started = False
-        with interruptions_wait():  # or a process could start that nobody knows of
+        with defer_signals():  # or a process could start that nobody knows of
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fscoord.doctor.hand"],
                 stdin=subprocess.PIPE,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import signals_end_it
+from fscoord._runtime.signals import raise_on_termination
 from fscoord.doctor import series
 from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
 from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError
@@ -78,7 +78,7 @@ def examine(
     start = system.time.monotonic()
     path = system.os.path.abspath(path)  # the processes that look at it are elsewhere
     try:
-        with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
+        with raise_on_termination(), _Instance(path, lock, tell, effort) as instance:
             report = instance.run(expected, wait, group, client)
     except (FailedError, LostError) as error:
         raise StoreUnavailableError(f"{path}: {error}", path=path) from None

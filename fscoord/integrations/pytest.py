@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from fscoord._arguments import Timeout, Value
 from fscoord._runtime import system
-from fscoord.arguments import Timeout, Value
 from fscoord.recipes import Lock, once
 from fscoord.stores.file import FileStore
 

@@ -11,8 +11,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from fscoord import environment
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import Timeout, seconds
 from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
 from fscoord.store import Store
 from fscoord.stores import url as urls
@@ -247,7 +247,7 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     if not 0 <= rank < world_size:
         raise ValueError(f"{url}: rank {rank} is not one of {world_size}; ranks go from 0 to world_size - 1")
     if timeout is not None:
-        options.setdefault("timeout", repr(seconds(timeout)))
+        options.setdefault("timeout", repr(to_seconds(timeout)))
     options.setdefault("rank", str(rank))
     told = options.pop("run_id", None)
     run_id = environment.detect().run_id if told is None else told or None

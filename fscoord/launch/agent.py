@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord._waiting.slow_wait import Patience as SlowWait
-from fscoord.arguments import MalformedText, natural, seconds
 from fscoord.errors import (
     RendezvousClosedError,
     RendezvousStateError,
@@ -155,7 +155,7 @@ class Agent:
         """
         info.store.set(f"workers/{info.rank}", str(self._job.workers))
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
-        limit = seconds(info.store.timeout)
+        limit = to_seconds(info.store.timeout)
         end = system.time.monotonic() + limit
         slow_wait = SlowWait()
         while True:
@@ -175,7 +175,7 @@ class Agent:
                 slow_wait.speak(__name__, lambda: words)  # noqa: B023 - it is called at once
                 continue
             try:
-                return [natural(value) for value in values]
+                return [parse_uint63(value) for value in values]
             except MalformedText as error:
                 raise _foreign("numbers of workers", error) from error
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._runtime.signals import signals_go_to
+from fscoord._runtime.logging import logger
+from fscoord._runtime.signals import forward_signals
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,
@@ -147,7 +147,7 @@ class _Held:
         theirs, self._orders = system.os.pipe()
         reader, report = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
-        with signals_go_to(self._pass_on, warden.PASSED):
+        with forward_signals(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
                     [*warden.program(self._manner, theirs, report, patience), *self._command],
@@ -245,7 +245,7 @@ class _Watch:
         self._orders = orders
         self._grace = grace
         self._patience = patience
-        self._over = system.Wakeup()
+        self._over = system.AutoResetEvent()
         self._thread = system.threading.Thread(target=self._run, name="fscoord-hold", daemon=True)
 
     def __enter__(self) -> _Watch:

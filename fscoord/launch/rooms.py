@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError
 from fscoord.store import Store
 

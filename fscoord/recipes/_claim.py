@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fscoord._arguments import MalformedText, parse_uint63, words_in
 from fscoord._runtime import system
-from fscoord.arguments import MalformedText, natural, words_in
 from fscoord.recipes._keys import foreign
 
 __all__ = ["Claim", "new_claim", "read_claim"]
@@ -39,6 +39,6 @@ def read_claim(key: bytes, text: bytes) -> Claim:
     """
     try:
         session, owner, _ = words_in(text, " ", 3)
-        return Claim(text, natural(session), owner)
+        return Claim(text, parse_uint63(session), owner)
     except MalformedText as error:
         raise foreign(key, text, "claim on an item") from error

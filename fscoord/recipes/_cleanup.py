@@ -47,7 +47,7 @@ def _run(over: list[object], undo: Callable[..., object], *arguments: Any) -> No
         undo(*arguments)
     over.append(END)
     for wakeup in list(over):
-        if isinstance(wakeup, system.Wakeup):
+        if isinstance(wakeup, system.AutoResetEvent):
             wakeup.set()
 
 
@@ -57,7 +57,7 @@ go_on_in_thread: Final = partial(system.start_bare_thread, _run)
 
 def await_end(over: list[object]) -> None:
     """Wait a moment for the thread that was given `over`: as a rule all is undone when the interruption comes out."""
-    wakeup = system.Wakeup()
+    wakeup = system.AutoResetEvent()
     over.append(wakeup)  # in this order: the thread looks for it after it has said that it is over
     if END not in over:
         wakeup.wait(LINGER_S)

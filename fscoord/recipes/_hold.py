@@ -8,10 +8,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
+from fscoord._arguments import Key, Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.request import Turns, take_turns
-from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
@@ -21,7 +21,7 @@ from fscoord.store import Store
 
 __all__ = ["Contender", "Exclusive", "Holder"]
 
-_Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `_system.life`
+_Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `system.process_epoch`
 _POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
@@ -58,11 +58,11 @@ class Holder:
         ttl: Timeout | None = None,
     ) -> None:
         self._store = store
-        self._ttl = 0.0 if ttl is None else seconds(ttl)
+        self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
         self._line = Line(store, name, policy, self._ttl)
-        self._timeout = None if timeout is None else seconds(timeout)
+        self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[_Held] = []
 
     @property
@@ -111,7 +111,7 @@ class Holder:
         if served is None:
             return False
         renewal = Renewal(self._line, served) if self._ttl else None
-        self._held.append((system.life(), served, renewal))
+        self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()
         self._begin(served)
@@ -148,11 +148,11 @@ class Holder:
             return math.inf
         if not blocking and timeout is not None:
             raise ValueError("a call that does not block takes no timeout")
-        return self._patience() if timeout is None else seconds(timeout)
+        return self._patience() if timeout is None else to_seconds(timeout)
 
     def _patience(self) -> float:
         """Return for how many seconds a ``with`` waits."""
-        return seconds(self._store.timeout) if self._timeout is None else self._timeout
+        return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
     def _enter(self, mode: str, got: list[str]) -> None:
         """Acquire, or raise `StoreTimeoutError`."""
@@ -200,7 +200,7 @@ class Holder:
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
-        if self._held and self._held[-1][0] != system.life():
+        if self._held and self._held[-1][0] != system.process_epoch():
             self._held.clear()  # it was forked: its parent has them
         return self._held[-1][1] if self._held else None
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from fscoord.arguments import key_bytes, key_text
+from fscoord._arguments import key_bytes, key_text
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._claim import Claim, read_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from fscoord._arguments import CounterRangeError, MalformedText, NotACounterError, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -51,7 +51,7 @@ class Refusals:
         """
         if self._backoff is None:
             left = max(0.0, self._end - system.time.monotonic())
-            self._backoff = Backoff(min(seconds(self._store.timeout), left))
+            self._backoff = Backoff(min(to_seconds(self._store.timeout), left))
         if not self._backoff.pause():
             waited = self._backoff.waited()
             raise RefusedError(
@@ -77,7 +77,7 @@ def count_in(key: bytes, text: bytes) -> int:
         FscoordError: it is none.
     """
     try:
-        return natural(text)
+        return parse_uint63(text)
     except MalformedText as error:
         raise foreign(key, text, "count") from error
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreClosedError, StoreGoneError
 from fscoord.recipes._entry import Entry
 
@@ -35,7 +35,7 @@ class Renewal:
         self._line = line
         self._entry = entry
         self._is_over = False
-        self._wakeup = system.Wakeup()
+        self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
         """Give the first after a while, and then one after the other."""

@@ -29,11 +29,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
+from fscoord._arguments import Key, MalformedText, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._waiting.backoff import FREE_TRIES
 from fscoord._waiting.request import KEYS, Sought, Turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign
@@ -93,9 +93,9 @@ class Line:
     def new_id(self) -> str:
         """Return the id of an entry that is not in line yet."""
         life, _, start, numbers = self._me
-        if life != system.life():  # also in a forked child, whose ids must not be its parent's
+        if life != system.process_epoch():  # also in a forked child, whose ids must not be its parent's
             start, numbers = system.random_bytes(7).hex(), count()
-            self._me = system.life(), system.process_name(), start, numbers
+            self._me = system.process_epoch(), system.process_name(), start, numbers
             self._tail = -1, ""
         return f"{start}{next(numbers):x}"
 
@@ -110,7 +110,7 @@ class Line:
                 return None
             if text is not free:
                 try:
-                    token = natural(text.partition(b" ")[0])
+                    token = parse_uint63(text.partition(b" ")[0])
                 except MalformedText:  # no line of ours: to be read, and complained of, by `join`
                     return None
             token += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from fscoord.arguments import Key, positive
+from fscoord._arguments import Key, check_positive
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._line import Line
 from fscoord.store import Store
@@ -28,7 +28,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
     Returns:
         Whether there was such a hold.
     """
-    positive("token", token)
+    check_positive("token", token)
     line = Line(store, name, _admitted)
     held = [entry for entry in line.entries() if entry.token == token]
     entry = held[0] if held else None

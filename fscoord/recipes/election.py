@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
@@ -76,7 +76,7 @@ class Election(Exclusive):
         Raises:
             LockLostError: somebody took this one out of the line.
         """
-        return self.acquire(timeout=None if timeout is None else seconds(timeout))
+        return self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     def resign(self) -> None:
         """Let the next one lead.
@@ -128,7 +128,7 @@ class Election(Exclusive):
             yield leader
 
     def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         start, patience = system.time.monotonic(), Patience()
         while True:
             # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
@@ -169,7 +169,7 @@ class Election(Exclusive):
     def _term_of(self, key: bytes) -> float:
         """Return which term this key is of; infinity: none, so something else stands there."""
         try:
-            return natural(key[len(self._terms) :])
+            return parse_uint63(key[len(self._terms) :])
         except MalformedText:
             return math.inf
 

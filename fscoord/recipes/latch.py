@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
+from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import count_in, counted
 from fscoord.store import Store
@@ -34,7 +34,7 @@ class Latch:
     def __init__(self, store: Store, name: Key, count: int) -> None:
         self._store = store
         self._name = key_bytes(name)
-        self._count = positive("count", count)
+        self._count = check_positive("count", count)
         self._counted, self._open = self._name + b"/counted", self._name + b"/open"
         key_bytes(self._counted)
 
@@ -62,7 +62,7 @@ class Latch:
         take_turns(self._store, self._waiting(timeout))
 
     def _waiting(self, timeout: Timeout | None) -> Turns[None]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         start, patience = system.time.monotonic(), Patience()
         while True:
             left = limit - (system.time.monotonic() - start)

@@ -8,20 +8,20 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     MalformedText,
     Timeout,
     Value,
     key_bytes,
     key_text,
-    natural,
-    seconds,
+    parse_uint63,
+    to_seconds,
     value_bytes,
     words_in,
 )
+from fscoord._runtime import system
+from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, count_in, counted, foreign, read_now
@@ -173,7 +173,7 @@ class Membership:
         return take_turns(self._store, self._observing(known, timeout))
 
     def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> Turns[list[Participant]]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         end = system.time.monotonic() + limit
         while True:
             # Counted before the look: what changes behind the look has a higher number.
@@ -307,7 +307,7 @@ class Membership:
         head, _, data = value.partition(b"\n")
         try:
             session, owner = words_in(head, " ", 2)
-            return Participant(_number(key), owner, natural(session), data)
+            return Participant(_number(key), owner, parse_uint63(session), data)
         except MalformedText as error:
             raise foreign(key_bytes(key), value, "participant") from error
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import overload
 
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord.errors import LockLostError, WorkFailedError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import _Held

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text, seconds, value_bytes
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._claim import Claim, new_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
@@ -66,7 +66,7 @@ class Queue:
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None) -> None:
         self._store = store
         self._items = Items(store, key_bytes(name))
-        self._timeout = None if timeout is None else seconds(timeout)
+        self._timeout = None if timeout is None else to_seconds(timeout)
         self._ready: deque[_Ready] = deque()
         self._looked = (-1.0, b"", b"")
         key_bytes(self._items.claim_key(_place(0, 0)))  # a name that is too long fails here
@@ -110,7 +110,7 @@ class Queue:
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> Turns[Item]:
         """Take an item, and put into `got` what `_put_back` is to return if that fails."""
-        limit = seconds(timeout) if timeout is not None else self._limit()
+        limit = to_seconds(timeout) if timeout is not None else self._limit()
         end, patience = system.time.monotonic() + limit, Patience()
         is_cleared = is_last = False
         while True:
@@ -166,7 +166,7 @@ class Queue:
         return {place: claim for place, claim in claims.items() if claim.session not in dead}
 
     def _limit(self) -> float:
-        return seconds(self._store.timeout) if self._timeout is None else self._timeout
+        return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
     def _put(self, values: list[Value], priority: int) -> None:
         packed = [b"=" + value_bytes(value) for value in values]
@@ -258,7 +258,7 @@ class PriorityQueue(Queue):
 
 
 def _checked(priority: int) -> int:
-    if not -MIDDLE <= integer("priority", priority) < MIDDLE:
+    if not -MIDDLE <= check_int64("priority", priority) < MIDDLE:
         raise ValueError(f"priority {priority} does not fit in 32 bits")
     return priority
 

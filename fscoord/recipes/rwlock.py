@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from fscoord.arguments import Key, Timeout
+from fscoord._arguments import Key, Timeout
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive
 from fscoord.store import Store

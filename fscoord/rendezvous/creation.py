@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, RendezvousConnectionError
 from fscoord.rendezvous.backend import C10dRendezvousBackend
 from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint

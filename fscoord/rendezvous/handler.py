@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
+from fscoord._runtime.logging import logger
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.slow_wait import Patience as SlowWait
-from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
     FscoordError,
@@ -72,7 +72,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._owns_store = owns_store
         self._address = local_addr or system.hostname()
         self._local_id = next(_local_ids)
-        name = f"{one_word(self._address)}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
+        name = f"{escape_word(self._address)}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
         view = PrefixStore(f"fscoord.rendezvous.{settings.run_id}", store)
         self._shared = SharedState(backend, view)
         self._keeper = Keeper(self._shared, view.clone(), name, settings)
@@ -229,7 +229,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return state.complete and state.round == self._returned
 
     def _within_limit(self, way: Callable[[], None]) -> None:
-        limit = min(seconds(self._settings.timeout.close), seconds(self._store.timeout))
+        limit = min(to_seconds(self._settings.timeout.close), to_seconds(self._store.timeout))
         with connection(), store_timeout(self._store, limit):
             way()
 
@@ -297,7 +297,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             writes, backoff = 0, Backoff(math.inf)
 
     def _too_few(self, state: State, refused: int = 0) -> str:
-        limit = seconds(self._settings.timeout.join)
+        limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
         return f"no round within {limit:g} s of {self._needs(state)}{hint}"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fscoord._arguments import Timeout
 from fscoord._runtime import network, system
-from fscoord.arguments import Timeout
 from fscoord.errors import RendezvousStateError
 from fscoord.store import Store
 

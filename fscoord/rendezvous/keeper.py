@@ -10,7 +10,7 @@ import re
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import RendezvousError
 from fscoord.rendezvous.patience import SLOW_LOOK_S
 from fscoord.rendezvous.pulse import Pulse
@@ -74,7 +74,7 @@ class Keeper:
 
     def stop_soon(self) -> None:
         """Have the thread end, without waiting for it."""
-        system.life()  # after a fork in C it makes the child forget the thread
+        system.process_epoch()  # after a fork in C it makes the child forget the thread
         self._over.set()
 
     def stop(self) -> None:
@@ -91,7 +91,7 @@ class Keeper:
 
     def look(self, state: State) -> tuple[frozenset[str], frozenset[str]]:
         """Take note of who is in `state`; return who is known to live, and who is known dead."""
-        system.life()
+        system.process_epoch()
         with self._mutex:
             self._meet(state)
             unknown = state.present - self._pulse.alive - {self.node}

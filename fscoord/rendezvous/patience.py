@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fscoord._arguments import to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import seconds
 from fscoord.rendezvous.settings import RendezvousTimeout
 from fscoord.rendezvous.state import Limits, State
 
@@ -18,8 +18,8 @@ class Patience:
 
     def __init__(self, limits: Limits, timeout: RendezvousTimeout) -> None:
         self._limits = limits
-        self._join = seconds(timeout.join)
-        self._last_call = seconds(timeout.last_call)
+        self._join = to_seconds(timeout.join)
+        self._last_call = to_seconds(timeout.last_call)
         self._deadline = system.time.monotonic() + self._join
         self._forming: tuple[int, float] | None = None
         self._enough: tuple[int, float] | None = None

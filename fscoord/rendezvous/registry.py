@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.rendezvous.base import RendezvousHandler
 from fscoord.rendezvous.parameters import RendezvousParameters
 

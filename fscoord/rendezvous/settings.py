@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from fscoord.arguments import Timeout, duration, positive, seconds
+from fscoord._arguments import Timeout, check_positive, to_seconds, to_timedelta
 from fscoord.rendezvous.parameters import RendezvousParameters
 
 __all__ = ["RendezvousSettings", "RendezvousTimeout"]
@@ -32,10 +32,10 @@ class RendezvousTimeout:
     ) -> None:
         given = {"join": join, "last_call": last_call, "close": close, "heartbeat": heartbeat}
         for name, value in given.items():
-            limit = seconds(value)
+            limit = to_seconds(value)
             if limit == 0 and name != "last_call":
                 raise ValueError(f"the timeout {name} must be above zero")
-            object.__setattr__(self, name, duration(limit))
+            object.__setattr__(self, name, to_timedelta(limit))
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class RendezvousSettings:
     def __post_init__(self) -> None:
         if not self.run_id:
             raise ValueError("the run id is empty; give the rendezvous a name")
-        if positive("max_nodes", self.max_nodes) < positive("min_nodes", self.min_nodes):
+        if check_positive("max_nodes", self.max_nodes) < check_positive("min_nodes", self.min_nodes):
             raise ValueError(f"max_nodes must be at least min_nodes: {self.max_nodes} is less than {self.min_nodes}")
-        positive("keep_alive_max_attempt", self.keep_alive_max_attempt)
-        interval = seconds(self.keep_alive_interval)
+        check_positive("keep_alive_max_attempt", self.keep_alive_max_attempt)
+        interval = to_seconds(self.keep_alive_interval)
         if interval == 0:
             raise ValueError("keep_alive_interval must be above zero")
-        object.__setattr__(self, "keep_alive_interval", duration(interval))
+        object.__setattr__(self, "keep_alive_interval", to_timedelta(interval))
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> RendezvousSettings:
@@ -87,7 +87,7 @@ class RendezvousSettings:
             params.min_nodes,
             params.max_nodes,
             RendezvousTimeout(**given),
-            timedelta(seconds=5) if interval is None else duration(interval),
+            timedelta(seconds=5) if interval is None else to_timedelta(interval),
             params.get_as_int("keep_alive_max_attempt") or 3,
         )
 
@@ -97,6 +97,6 @@ def _seconds(params: RendezvousParameters, key: str) -> float | None:
     if value is None:
         return None
     try:
-        return seconds(float(value) if isinstance(value, str) else value)
+        return to_seconds(float(value) if isinstance(value, str) else value)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the rendezvous option {key}={value!r} is no number of seconds") from error

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from fscoord._arguments import to_seconds
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import seconds
 from fscoord.errors import (
     RendezvousConnectionError,
     RendezvousError,
@@ -83,7 +83,7 @@ class SharedState:
             RendezvousTimeoutError: each try failed.
         """
         state, token = self.read()
-        backoff = Backoff(seconds(self._store.timeout) if limit is None else limit)
+        backoff = Backoff(to_seconds(self._store.timeout) if limit is None else limit)
         while (wanted := rule(state)) != state:
             state, token, is_written = self.write(replace(wanted, sequence=state.sequence + 1), token)
             if is_written:

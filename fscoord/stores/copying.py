@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.inspect.repair import Repair, copy_log
 from fscoord._log.io import safe_files
-from fscoord.arguments import Timeout, seconds
 
 __all__ = ["copy"]
 
@@ -39,4 +39,4 @@ def copy(
         UnsupportedFilesystemError: this file system has no locks of the store's kind.
     """
     source, target = safe_files.resolve(path), safe_files.resolve(output)
-    return copy_log(source, target, limit=seconds(timeout), tell=on_progress)
+    return copy_log(source, target, limit=to_seconds(timeout), tell=on_progress)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.inspect.repair import Dropped, Repair, repair_log
 from fscoord._log.io import safe_files
-from fscoord.arguments import Timeout, seconds
 
 __all__ = ["Dropped", "Repair", "repair"]
 
@@ -51,5 +51,5 @@ def repair(
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
     source, target = safe_files.resolve(path), safe_files.resolve(output)
-    limit = seconds(timeout)
+    limit = to_seconds(timeout)
     return repair_log(source, target, salvage=salvage, write=write, limit=limit, tell=on_progress, drop=on_skipped)

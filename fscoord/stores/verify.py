@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.inspect.verify import Finding, Generation, Report, verify_log
 from fscoord._log.io import safe_files
-from fscoord.arguments import Timeout, seconds
 
 __all__ = ["Finding", "Generation", "Report", "verify"]
 
@@ -33,4 +33,4 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: Callable[[str, in
         StoreTimeoutError: the lock did not come, so that nothing can be said for certain; the error names the holder.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    return verify_log(safe_files.resolve(path), limit=seconds(timeout), tell=on_progress)
+    return verify_log(safe_files.resolve(path), limit=to_seconds(timeout), tell=on_progress)

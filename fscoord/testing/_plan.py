@@ -96,7 +96,7 @@ class Plan:
         """Return what goes wrong with this call of `name`, in the order in which the rules came."""
         if not self._rules:
             return []
-        system.life()  # after a fork in C it renews the mutex
+        system.process_epoch()  # after a fork in C it renews the mutex
         found = []
         with self._mutex:
             for rule, hit in self._rules:

@@ -40,7 +40,7 @@ class FaultyFiles:
         self._real: tuple[Any, Any] | None = None
 
     def __enter__(self) -> FaultyFiles:
-        if isinstance(system.os, _StandIn) or system.is_faked() or system.fcntl is None:
+        if isinstance(system.os, _StandIn) or system.is_fake_fs() or system.fcntl is None:
             raise RuntimeError(
                 "FaultyFiles needs the real files: it is in force already, or pyfakefs is, or has no locks"
             )

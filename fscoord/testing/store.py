@@ -7,11 +7,19 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from fscoord._arguments import (
+    Key,
+    Timeout,
+    Value,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    to_seconds as in_seconds,
+    to_timedelta,
+)
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, Value, duration, key_bytes, key_text, keys_bytes, seconds as in_seconds
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.testing._plan import Fault, Plan, counted, drawn
 
 __all__ = ["FaultyStore"]
@@ -122,7 +130,7 @@ class FaultyStore(Store):
     @property
     def timeout(self) -> timedelta:
         """The timeout of the store behind."""
-        return duration(self._limit)
+        return to_timedelta(self._limit)
 
     @property
     def _limit(self) -> float:

@@ -39,7 +39,7 @@ from fscoord import (
     WorkFailedError,
     errors,
 )
-from fscoord.arguments import VALUE_MAX
+from fscoord._arguments import VALUE_MAX
 from fscoord.cli import exits, options
 
 EXAMPLES = [

@@ -13,7 +13,7 @@ from support.places import ETCD, HANG_S, Place
 from fscoord import FileStore, aio
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._runtime import system
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
     DoubleBarrier,
@@ -62,10 +62,10 @@ def owner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.mark.parametrize("kind", NAMES)
 def test_word_has_no_space_and_is_nobody_elses(kind: str) -> None:
     text, word = NAMES[kind]
-    assert one_word(text) == word
-    assert len(one_word(text).split()) == bool(text)
-    assert one_word(text).encode().decode() == word
-    assert len({one_word(other) for other, _ in NAMES.values()}) == len(NAMES)
+    assert escape_word(text) == word
+    assert len(escape_word(text).split()) == bool(text)
+    assert escape_word(text).encode().decode() == word
+    assert len({escape_word(other) for other, _ in NAMES.values()}) == len(NAMES)
 
 
 def test_locks_take_hosts_of_any_name(owner: str, store: Store, place: Place) -> None:

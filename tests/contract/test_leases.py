@@ -273,7 +273,7 @@ def test_something_else_under_the_key_is_an_error_and_stays(store: Store) -> Non
 def test_bad_tokens_and_values_are_refused(store: Store) -> None:
     value = Fenced(store, "v")
     for bad in ("1", 1.5, None):
-        with pytest.raises(TypeError, match="token is an int"):
+        with pytest.raises(TypeError, match="token must be an int"):
             value.set("", bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="token must be"):
         value.set("", 0)

@@ -55,7 +55,7 @@ def test_a_rank_is_an_integer(call: str, place: Place) -> None:
         return  # it keeps no ranks
     store = place.open()
     bad: object = "1"
-    with pytest.raises(TypeError, match="rank is an int"):
+    with pytest.raises(TypeError, match="rank must be an int"):
         {
             "announce_rank": lambda: store.announce_rank(bad),  # type: ignore[arg-type]
             "dead_ranks": lambda: store.dead_ranks([bad]),  # type: ignore[list-item]

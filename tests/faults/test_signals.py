@@ -201,7 +201,7 @@ LOOP = """
 import random, signal, sys
 from fscoord import FileStore
 from fscoord._log import recovery
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = FileStore(path, lock=lock, timeout=60)
@@ -218,7 +218,7 @@ def handler(*_):
 signal.signal(signal.SIGINT, handler)
 signal.signal(signal.SIGALRM, handler)
 acknowledged = 0
-with lose_none():
+with resend_lost_signals():
     for number in range(count):
         try:
             try:

@@ -21,7 +21,7 @@ from fscoord import (
     get_all,
     synchronize,
 )
-from fscoord.arguments import integer, key_bytes
+from fscoord._arguments import check_int64, key_bytes
 from fscoord.barriers import StoreBarrier
 from fscoord.launch.agent import Agent, Job
 from fscoord.recipes import (
@@ -48,10 +48,10 @@ class Sessions(HashStore):
     session = 1
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        return [number for number in numbers if integer("session", number) == 2]
+        return [number for number in numbers if check_int64("session", number) == 2]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        return [rank for rank in ranks if integer("rank", rank) == 1]
+        return [rank for rank in ranks if check_int64("rank", rank) == 1]
 
     def clone(self) -> Sessions:
         other = Sessions(timeout=self.timeout)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateError, environment
-from fscoord.arguments import MalformedText
+from fscoord._arguments import MalformedText
 from fscoord.barriers import BarrierConfig
 from fscoord.recipes import Lock
 from fscoord.recipes._lease import longest_look

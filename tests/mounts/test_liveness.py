@@ -8,7 +8,7 @@ from typing import Any
 from mounts.agents import Agent
 from mounts.conftest import Sides
 
-from fscoord.members import Member
+from fscoord.store import Member
 
 
 def by_number(members: list[Member]) -> dict[int, str]:

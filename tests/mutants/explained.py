@@ -27,7 +27,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "AliveFile.close: self._fd = -1 | 1 -> 2": NEGATIVE,
     },
     "_log/io/writer.py": {
-        "Appender._append: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
+        "Appender._append: *_state_machine.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "Appender._void_tail: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
     },
     "_log/wakeup/doorbell.py": {
@@ -98,8 +98,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Marker.__init__: self._may_hold = self._is_unseen = False *": UNREAD,
         "Marker.take: self._count += 1 | 1 -> 2": "all that counts is that it grows",
         "Marker.close: if self._is_unseen and *-> Or": "to give back asks, too, whose process this is",
-        "Marker._begin: *= system.life(), False, False | False -> True": "`take`, which calls it, sets it next",
-        "Marker._begin: *= system.life(), False, False | False -> True (2)": "one needless look when it is closed",
+        "Marker._begin: *process_epoch(), False, False | False -> True": "`take`, which calls it, sets it next",
+        "Marker._begin: *process_epoch(), False, False | False -> True (2)": "one needless look when it is closed",
         "Marker._finds_itself: if now - self._looked < LOOK_S: |*": CLOCK,
         "Marker._finds_itself: self._is_unseen = False *": "one needless look when it is closed",
     },
@@ -148,7 +148,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader.__init__: self._rfd = self._root_fd = -1 | 1 -> 2": NEGATIVE,
         "LogReader.__init__: self._trouble = 0 | 0 -> 1": SPARES,
         "LogReader._reopen: safe_files.close_kept(fd, keep) -> pass": "closed with the handle, which is over",
-        "LogReader._advance: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
+        "LogReader._advance: *_state_machine.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "LogReader._advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
         "LogReader._advance: asked = CHUNK -> pass (2)": "a longer read brings the same",
         "LogReader._advance: self._leave_torn() -> pass": "what is pending says so, too",

@@ -22,7 +22,7 @@ from soaking.journal import Journal, Sections
 from soaking.weight import weighed
 
 from fscoord import FileStore
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 from fscoord.barriers import StoreBarrier
 from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import (
@@ -573,5 +573,5 @@ CHILD = {
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ warns of every fork beside threads
     faulthandler.enable()
-    with lose_none():
+    with resend_lost_signals():
         Worker(json.loads(sys.argv[1])).work()

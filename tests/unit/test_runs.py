@@ -242,7 +242,7 @@ def test_a_restart_that_makes_no_sense_in_an_address_is_refused(query: str, path
 
 
 def test_a_restart_does_not_go_with_a_run_that_has_one(path: Path) -> None:
-    with pytest.raises(ValueError, match="restart=1 counts the restarts of a job"):
+    with pytest.raises(ValueError, match="restart=1 is the restart count of a job"):
         open_store(f"file:{path}?restart=1", run_id=("job", 1))
 
 

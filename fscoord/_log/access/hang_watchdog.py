@@ -10,8 +10,8 @@ import weakref
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 
 __all__ = ["Call"]
 
@@ -66,7 +66,7 @@ class Watcher:
     """The thread that looks at all calls."""
 
     def __init__(self) -> None:
-        self.wake = system.Wakeup()
+        self.wake = system.AutoResetEvent()
         self._thread: Any = None
 
     def see_to_it(self) -> None:

@@ -6,7 +6,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from fscoord._log.format.malformed import MalformedRecord
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
 
 __all__ = ["Session", "decode_death", "encode_death"]
 
@@ -69,7 +69,7 @@ class Session(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"{one_word(self.host)}:{self.pid}"
+        return f"{escape_word(self.host)}:{self.pid}"
 
 
 def encode_death(number: int, alive_id: bytes) -> bytes:

@@ -23,7 +23,7 @@ from fscoord._log.inspect.verify import Tell
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
 __all__ = ["Dropped", "Repair", "copy_log", "repair_log"]

@@ -17,7 +17,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError
 
 __all__ = ["Source", "open_newest"]

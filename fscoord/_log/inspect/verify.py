@@ -20,7 +20,7 @@ from fscoord._log.inspect.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
 __all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "verify_log"]

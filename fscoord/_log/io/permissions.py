@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["copy_permissions"]
 
@@ -27,7 +27,7 @@ def copy_permissions(source: str, target: str) -> None:
     group = wanted.st_gid if found.st_gid != wanted.st_gid else -1
     if (owner, group) != (-1, -1):
         system.os.chown(target, owner, group)
-    if not system.is_faked():
+    if not system.is_fake_fs():
         for name in _ACLS:
             _copy_acl(source, target, name)
     mode = system.stat.S_IMODE(wanted.st_mode)

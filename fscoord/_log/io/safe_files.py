@@ -9,7 +9,7 @@ from typing import Any
 
 from fscoord._log.io.permissions import copy_permissions
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 __all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
@@ -67,11 +67,11 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | N
     """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program.
 
     The descriptor is added to `keep` in the same chain of C calls, which no signal handler can split, so that an
-    interruption doesn't lose it. Without `keep` it is among those that `close_quietly` closes (`_system.loose`).
+    interruption doesn't lose it. Without `keep` it is among those that `close_quietly` closes (`system.loose`).
     """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
-        if keep is None and system.is_faked():
+        if keep is None and system.is_fake_fs():
             return system.os.open(path, flags | extra, mode)
         return _open_kept(path, flags | extra, mode, system.loose if keep is None else keep)
     except OSError as error:
@@ -192,7 +192,7 @@ def unlink_quietly(path: str, life: int | None = None) -> None:
     an operation, the operation goes on in the child, too, and cleans up after itself, but the file is the parent's.
     """
     try:
-        if life is None or system.life() == life:  # no signal handler runs from here to the call
+        if life is None or system.process_epoch() == life:  # no signal handler runs from here to the call
             system.os.unlink(path)
     except OSError as error:
         raise_if_foreign(error)
@@ -216,7 +216,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         durable: sync file and directory.
         like: a file whose group and access control list it gets, as far as this process may give them.
     """
-    life, birth = system.life(), birth_name(path)
+    life, birth = system.process_epoch(), birth_name(path)
     opened = system.Descriptors()
     try:
         try:

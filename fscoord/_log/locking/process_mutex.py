@@ -20,7 +20,7 @@ class Shared:
 
     def renew(self) -> None:
         """Begin anew: in a forked child the thread that held the mutex does not exist."""
-        self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
+        self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.threading.RLock()
         self.busy = False
 
 

@@ -25,7 +25,7 @@ from fscoord._log.format.malformed import MalformedRecord
 from fscoord._log.format.session import Session
 from fscoord._log.liveness.liveness_file import Home
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Marker", "holder"]
 
@@ -106,7 +106,7 @@ class Marker:
             OSError: the file system failed. The marker may be there: `give_back` then removes it.
         """
         self.give_back()  # of a hold that an interruption, or an error, left behind
-        if self._life != system.life():
+        if self._life != system.process_epoch():
             self._begin()
         self._count += 1
         self._text = f"{self._who}.{self._count}"
@@ -125,7 +125,7 @@ class Marker:
         Raises:
             OSError: the file system failed. The marker may be there: to call this again is right.
         """
-        if not self._may_hold or self._life != system.life():
+        if not self._may_hold or self._life != system.process_epoch():
             return
         if _read(self.path) == self._text:  # else somebody was told to remove it, and did
             _remove(self.path)
@@ -135,7 +135,7 @@ class Marker:
     def close(self) -> None:
         """Remove the marker if it is that of any try: nobody will look for it again."""
         try:
-            if self._is_unseen and self._life == system.life():
+            if self._is_unseen and self._life == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
@@ -156,7 +156,7 @@ class Marker:
         )
         self._network = system.namespace("net")
         self._who = f"{_Maker(session, self._network).encode()}:{system.random_bytes(8).hex()}"
-        self._life, self._may_hold, self._is_unseen = system.life(), False, False
+        self._life, self._may_hold, self._is_unseen = system.process_epoch(), False, False
 
     def _finds_itself(self) -> bool:
         """Look who is in the way, if that was not done just now; return whether it is this handle."""
@@ -193,7 +193,7 @@ class Marker:
 
         Other hosts can't know that it has, and those of this one take turns. So nobody makes another one meanwhile.
         """
-        turn = system.load("fscoord._runtime.network").take_name(REMOVER)
+        turn = system.import_uninterrupted("fscoord._runtime.network").acquire_host_mutex(REMOVER)
         if turn is not None:
             with turn:
                 if _read(self.path) == text:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
 __all__ = ["News"]
 
 
 class News:
-    """A consumer that hands on what it is given, and remembers which keys were written to."""
+    """A state machine that hands on what it is given, and remembers which keys were written to."""
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+    def __init__(self, state_machine: StateMachine) -> None:
+        self._state_machine = state_machine
         self._buckets: set[int] = set()
         self.is_of_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Take in the next records."""
-        self._consumer.apply(records)
+        self._state_machine.apply(records)
         for kind, key, value, _, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
                 self._buckets.update(bucket(name) for name, _ in record.decode_pairs(value))
@@ -31,24 +31,24 @@ class News:
 
     def reset(self) -> None:
         """Forget every record: they come again from the first."""
-        self._consumer.reset()
+        self._state_machine.reset()
         self.is_of_all = True
 
-    def expect_long(self, keys: set[bytes]) -> None:
-        """Say so to the consumer."""
-        self._consumer.expect_long(keys)
+    def mark_spilled(self, keys: set[bytes]) -> None:
+        """Say so to the state machine."""
+        self._state_machine.mark_spilled(keys)
 
-    def rehome(self, spots: Iterable[Spot]) -> bool:
-        """Say so to the consumer."""
-        return self._consumer.rehome(spots)
+    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
+        """Say so to the state machine."""
+        return self._state_machine.relocate_spilled(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Return what the consumer amounts to."""
-        return self._consumer.snapshot(fetch)
+        """Return what the state machine amounts to."""
+        return self._state_machine.snapshot(fetch)
 
     def live_size(self) -> int:
         """Return about how many bytes of a log that takes."""
-        return self._consumer.live_size()
+        return self._state_machine.live_size()
 
     def mark_all(self) -> None:
         """A record was read that concerns every waiter: a session, a death, a participant that left."""

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     CounterRangeError,
     Key,
     NotACounterError,
     Timeout,
     Value,
+    check_int64,
+    check_positive,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     pairs_bytes,
-    positive,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
 from fscoord.errors import QueueEmptyError
+from fscoord.store import Capabilities
 from fscoord.stores.etcd.address import access_of
 from fscoord.stores.etcd.handle import Look, Watched
 from fscoord.stores.etcd.requests import Names, after_prefix, compare, decoded, delete, found, put, range_of
@@ -103,8 +103,8 @@ class EtcdStore(EtcdSessions):
     ) -> None:
         from fscoord.stores.etcd.client import Cluster
 
-        self._timeout = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
-        self._session_ttl = positive("session_ttl", session_ttl)
+        self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+        self._session_ttl = check_positive("session_ttl", session_ttl)
         self._prefix = _checked(prefix)
         self._names = Names(self._prefix)
         self._begin_without_session()
@@ -144,7 +144,7 @@ class EtcdStore(EtcdSessions):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         name = key_bytes(key)
-        integer("amount", amount)
+        check_int64("amount", amount)
         return int(self._change(name, lambda current: b"%d" % counter_sum(current, amount, name)) or 0)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
@@ -186,7 +186,7 @@ class EtcdStore(EtcdSessions):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
             self._await(limit, lambda left: self._look(names, left), "key")
 

@@ -142,7 +142,7 @@ class Cluster:
 
     def close(self) -> None:
         """Give all connections back; whoever waits on one gets a `StoreClosedError`."""
-        system.life()  # after a fork in C it makes the child leave its parent's connections alone
+        system.process_epoch()  # after a fork in C it makes the child leave its parent's connections alone
         self._is_closed = True
         with self._lock:
             streams = list(self._streams)
@@ -220,7 +220,7 @@ class Cluster:
     def _post(self, index: int, path: str, data: bytes, connect: float, read: float, *, streams: bool = False) -> Any:
         """Return the response of member `index`."""
         self.refuse_if_closed()
-        system.life()
+        system.process_epoch()
         headers = {"Content-Type": "application/json"}
         if streams:
             headers["Grpc-Metadata-hasleader"] = "true"  # so that a member which lost the others ends the watch

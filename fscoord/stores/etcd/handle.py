@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import key_names, key_text, missing_message
 from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Store
 from fscoord.stores.etcd.requests import (

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from weakref import WeakSet, finalize
 
+from fscoord._arguments import MalformedText, check_int64, parse_uint63
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import MalformedText, integer, natural
 from fscoord.errors import FscoordError, StoreError
-from fscoord.members import Member
+from fscoord.store import Member
 from fscoord.stores.etcd.address import Access
 from fscoord.stores.etcd.handle import EtcdHandle, Look, Watched
 from fscoord.stores.etcd.requests import after_prefix, compare, decoded, found, put, range_of
@@ -43,7 +43,7 @@ class Lease:
         self._ttl = ttl
         self._cluster = Cluster(access)
         self._owner = system.os.getpid()
-        self._over = system.Wakeup()
+        self._over = system.AutoResetEvent()
         self._thread = system.start_thread("fscoord-etcd-lease", self._keep)
 
     def _keep(self) -> None:
@@ -88,12 +88,12 @@ class EtcdSessions(EtcdHandle):
 
     def announce_rank(self, rank: int) -> None:
         """See `Store.announce_rank`. It writes unless the store knows already."""
-        if integer("rank", rank) not in self._ranks or not self._own_session():
+        if check_int64("rank", rank) not in self._ranks or not self._own_session():
             self._introduced(rank)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `Store.members`."""
-        wanted = None if ranks is None else {integer("rank", rank) for rank in ranks}
+        wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}
         self._introduced(None)
         return [
             Member(
@@ -111,17 +111,17 @@ class EtcdSessions(EtcdHandle):
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `Store.dead_ranks`."""
-        wanted = [integer("rank", rank) for rank in ranks]
+        wanted = [check_int64("rank", rank) for rank in ranks]
         return self._dead_among(wanted, self._timeout)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
         """See `Store.dead_sessions`."""
-        wanted = [integer("session", number) for number in numbers]
+        wanted = [check_int64("session", number) for number in numbers]
         roster = self._roster(self._timeout)[0] if wanted else {}
         return [number for number in wanted if number in roster and not roster[number][1]]
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """See `~fscoord.members.Liveness`. A deletion among the lives ends the sleep."""
+        """See `~fscoord.Store`. A deletion among the lives ends the sleep."""
         lives = self._names.lives
         deaths = Watched(lives, after_prefix(lives), deletions=True)
 
@@ -164,7 +164,7 @@ class EtcdSessions(EtcdHandle):
         _handles.add(self)
 
     def _own_session(self) -> int:
-        system.life()
+        system.process_epoch()
         return self._session_number
 
     def _introduced(self, rank: int | None) -> int:
@@ -208,7 +208,7 @@ class EtcdSessions(EtcdHandle):
 
     def _last(self, text: bytes) -> int:
         try:
-            return natural(text)
+            return parse_uint63(text)
         except MalformedText as error:
             message = f"{self._cluster}: key {self._names.counter!r} holds no number of a session; use another prefix"
             raise StoreError(message) from error
@@ -237,7 +237,7 @@ class EtcdSessions(EtcdHandle):
             name = decoded(each["key"])
             number = name[len(members) :]
             try:
-                roster[natural(number)] = (read_record(decoded(each["value"])), number in alive)
+                roster[parse_uint63(number)] = (read_record(decoded(each["value"])), number in alive)
             except MalformedText as error:
                 raise StoreError(
                     f"{self._cluster}: key {name!r} says nothing that a session would; delete it"

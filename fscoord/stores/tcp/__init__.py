@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from fscoord._runtime import system
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
 from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
@@ -28,7 +27,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from fscoord.store import Store
+from fscoord.store import Capabilities, Store
 from fscoord.stores.tcp.connections import Connections
 from fscoord.stores.tcp.deadline import GRACE_S, Deadline
 from fscoord.stores.tcp.server import Server
@@ -105,21 +104,21 @@ class TCPStore(Store):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
-        self._timeout = self._limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+        self._timeout = self._limit = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._keeps_queues: bool | None = None
         started = system.time.monotonic()
         self._server = None
         if is_master:
             self._server = Server(
                 host_name,
-                integer("port", port),
+                check_int64("port", port),
                 self._limit,
                 use_libuv=use_libuv,
                 multi_tenant=multi_tenant,
                 master_listen_fd=master_listen_fd,
             )
             port = self._server.port
-        self._connections = Connections(host_name, integer("port", port))
+        self._connections = Connections(host_name, check_int64("port", port))
         self._waits = Waits(self._connections)
         try:
             deadline = self._connections.deadline(self._limit - (system.time.monotonic() - started))
@@ -205,7 +204,7 @@ class TCPStore(Store):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`. The server drops who adds to what is no integer, so that is looked at first."""
         name = key_bytes(key)
-        integer("amount", amount)
+        check_int64("amount", amount)
 
         def add(channel: Channel) -> int:
             counter_sum(channel.value(name), amount, name)
@@ -261,7 +260,7 @@ class TCPStore(Store):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
             self._waits.keys(names, limit)
 

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreUnavailableError
 from fscoord.stores.tcp.deadline import LEAST_ANSWER_S, Deadline, Unanswered
 from fscoord.stores.tcp.wire import Channel, Disconnected
@@ -52,7 +52,7 @@ class Connections:
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
         self._is_closed = False
-        self._network = system.load("fscoord._runtime.network")
+        self._network = system.import_uninterrupted("fscoord._runtime.network")
         self._begin()
         _all.add(self)
 
@@ -129,14 +129,14 @@ class Connections:
     def close(self) -> None:
         """End the calls that are under way, and give the connections back."""
         self._is_closed = True
-        system.life()
+        system.process_epoch()
         for channel in list(self._busy):
             channel.interrupt()
         self._close_idle()
 
     def _take(self, deadline: Deadline) -> Channel:
         """Return a connection that no other thread uses."""
-        system.life()  # after a fork in C it makes the child leave what is its parent's
+        system.process_epoch()  # after a fork in C it makes the child leave what is its parent's
         try:
             return self._idle.pop()
         except IndexError as error:

@@ -36,7 +36,7 @@ class Server:
     def __init__(
         self, host: str, port: int, limit: float, *, use_libuv: bool, multi_tenant: bool, master_listen_fd: int | None
     ) -> None:
-        self._life = system.life()
+        self._life = system.process_epoch()
         self._store: Any = None
         self._preserve = _preserver()
         torch = _torch()
@@ -74,7 +74,7 @@ class Server:
 
         It is not waited for beyond `LEAST_ANSWER_S`: then a thread is left, until the server has stopped.
         """
-        if self._life != system.life():
+        if self._life != system.process_epoch():
             self._leave()
             return
         holder, self._store = [self._store], None
@@ -85,7 +85,7 @@ class Server:
             pass
 
     def __del__(self) -> None:
-        if self._life != system.life():
+        if self._life != system.process_epoch():
             self._leave()
 
     def _leave(self) -> None:

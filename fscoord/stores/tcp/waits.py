@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._runtime import system
-from fscoord.arguments import key_names, key_text, missing_message
 from fscoord.errors import StoreTimeoutError
 from fscoord.stores.tcp.connections import Connections, Failure
 from fscoord.stores.tcp.deadline import GRACE_S, LEAST_ANSWER_S, Deadline

@@ -97,7 +97,7 @@ class Channel:
 
     def abandon(self) -> None:
         """Close a connection that is not whole, without leaving what is still to be sent to the kernel."""
-        system.load("fscoord._runtime.network").drop_unsent(self._socket)
+        system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()
 
     # -- requests --------------------------------------------------------------------------------------------------

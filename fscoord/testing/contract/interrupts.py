@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 from fscoord.store import Store
 from fscoord.testing.contract.base import ContractTests
 from fscoord.testing.contract.place import HANG_S, Place, start_thread, until
@@ -29,7 +29,7 @@ class CtrlC:
         self._is_armed = self._has_come = False
         self._raised = 0
         self._before: object = None
-        self._again = lose_none()
+        self._again = resend_lost_signals()
 
     def __enter__(self) -> CtrlC:
         self._before = signal.signal(signal.SIGINT, self._handle)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fscoord.arguments import KEY_MAX, VALUE_MAX
+from fscoord._arguments import KEY_MAX, VALUE_MAX
 from fscoord.errors import FscoordError, LimitExceededError
 from fscoord.store import Store
 from fscoord.testing.contract.base import ContractTests

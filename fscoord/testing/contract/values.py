@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fscoord.arguments import INT64_MAX, INT64_MIN, KEY_MAX
+from fscoord._arguments import INT64_MAX, INT64_MIN, KEY_MAX
 from fscoord.errors import StoreError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.testing.contract.base import ContractTests

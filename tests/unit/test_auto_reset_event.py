@@ -1,4 +1,4 @@
-"""`Wakeup`: it wakes one wait, and no wait sleeps for long in one system call."""
+"""`AutoResetEvent`: it wakes one wait, and no wait sleeps for long in one system call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fscoord._runtime import system
-from fscoord._runtime.system import SLEEP_MAX_S, Wakeup
+from fscoord._runtime.system import SLEEP_MAX_S, AutoResetEvent
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
 
 
 def wait_by(clock: Clock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> bool:
-    wakeup: Any = Wakeup()
+    wakeup: Any = AutoResetEvent()
     wakeup._lock = clock
     monkeypatch.setattr(system, "time", clock)
     return bool(wakeup.wait(seconds))
@@ -58,7 +58,7 @@ def test_time_that_is_over_is_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wakeup_that_was_set_before_ends_one_wait_at_once() -> None:
-    wakeup = Wakeup()
+    wakeup = AutoResetEvent()
     assert wakeup.set()
     assert not wakeup.set()
     assert wakeup.wait(60)
@@ -66,7 +66,7 @@ def test_wakeup_that_was_set_before_ends_one_wait_at_once() -> None:
 
 
 def test_wakeup_ends_the_wait_of_another_thread() -> None:
-    wakeup = Wakeup()
+    wakeup = AutoResetEvent()
     woken: list[bool] = []
     thread = threading.Thread(target=lambda: woken.append(wakeup.wait(60)))
     thread.start()

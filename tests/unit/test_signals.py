@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fscoord._runtime.signals import Ended, interruptions_wait, lose_none, signals_end_it
+from fscoord._runtime.signals import Terminated, defer_signals, raise_on_termination, resend_lost_signals
 
 HANG_S = 60
 
@@ -43,14 +43,14 @@ def seen_unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
 
 def test_python_loses_what_is_raised_in_a_weak_reference_s_callback(monkeypatch):
-    """If this fails, Python has changed, and `lose_none` may go."""
+    """If this fails, Python has changed, and `resend_lost_signals` may go."""
     with seen_unraisable(monkeypatch) as seen:
         interrupt_where_it_is_lost(signal.SIGINT)
     assert [type(error) for error in seen] == [KeyboardInterrupt]
 
 
 def test_a_lost_ctrl_c_comes_again_and_ends_a_wait(monkeypatch):
-    with seen_unraisable(monkeypatch) as seen, lose_none():
+    with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
         with pytest.raises(KeyboardInterrupt):
             lose_then_wait(signal.SIGINT)
         assert seen == []
@@ -70,7 +70,7 @@ def test_a_ctrl_c_that_is_lost_again_comes_once_more(monkeypatch):
 
     before = signal.signal(signal.SIGINT, handler), signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        with seen_unraisable(monkeypatch) as seen, lose_none():
+        with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
             with pytest.raises(KeyboardInterrupt):
                 lose_then_wait(signal.SIGUSR1)
             assert (left, seen) == (0, [])
@@ -81,8 +81,8 @@ def test_a_ctrl_c_that_is_lost_again_comes_once_more(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_lost_signal_that_is_to_end_the_process_comes_again(monkeypatch, number):
-    with seen_unraisable(monkeypatch) as seen, lose_none(), signals_end_it():
-        with pytest.raises(Ended) as caught:
+    with seen_unraisable(monkeypatch) as seen, resend_lost_signals(), raise_on_termination():
+        with pytest.raises(Terminated) as caught:
             lose_then_wait(number)
         assert (caught.value.number, caught.value.code, seen) == (number, 128 + number, [])
 
@@ -93,18 +93,18 @@ def test_other_errors_that_python_drops_go_where_they_went(monkeypatch):
 
     error = SystemExit(3)
     with seen_unraisable(monkeypatch) as seen:
-        with lose_none():
+        with resend_lost_signals():
             thing = Thing()
             kept = weakref.ref(thing, fail)
             del thing
             assert kept() is None
             assert seen == [error]
         interrupt_where_it_is_lost(signal.SIGINT)
-        assert len(seen) == 2, "what lose_none has put there must not stay"
+        assert len(seen) == 2, "what resend_lost_signals has put there must not stay"
 
 
 def test_an_interruption_of_another_thread_s_own_is_not_ours(monkeypatch):
-    with seen_unraisable(monkeypatch) as seen, lose_none():
+    with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
 
         def call() -> None:
             thing = Thing()
@@ -125,7 +125,7 @@ def test_signals_that_are_ignored_stay_ignored_and_handlers_come_back():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         handler = signal.getsignal(signal.SIGTERM)
-        with signals_end_it():
+        with raise_on_termination():
             signal.raise_signal(signal.SIGHUP)
             with pytest.raises(SystemExit) as caught:
                 signal.raise_signal(signal.SIGTERM)
@@ -141,19 +141,19 @@ def test_an_interruption_waits_until_the_block_is_done(number):
     done = []
 
     def call() -> None:
-        with interruptions_wait():
+        with defer_signals():
             signal.raise_signal(number)
             done.append(number)
 
-    with signals_end_it(), pytest.raises((KeyboardInterrupt, Ended)) as caught:
+    with raise_on_termination(), pytest.raises((KeyboardInterrupt, Terminated)) as caught:
         call()
     assert done == [number]
-    assert caught.type is (KeyboardInterrupt if number == signal.SIGINT else Ended)
+    assert caught.type is (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 
 
 def test_an_interruption_that_waited_comes_after_an_error_too_and_brings_it_along():
     def call() -> None:
-        with interruptions_wait():
+        with defer_signals():
             signal.raise_signal(signal.SIGINT)
             raise LookupError("enough")
 
@@ -165,7 +165,7 @@ def test_an_interruption_that_waited_comes_after_an_error_too_and_brings_it_alon
 def test_what_is_ignored_does_not_wait_either():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interruptions_wait():
+        with defer_signals():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
@@ -176,7 +176,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone():
     seen: list[object] = []
 
     def call() -> None:
-        with signals_end_it():
+        with raise_on_termination():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=call)
