@@ -20,8 +20,8 @@ from fscoord.errors import (
 from fscoord.launch.output import Console, Streams
 from fscoord.launch.rooms import Room
 from fscoord.launch.worker import End, Group
+from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
-from fscoord.rendezvous.info import RendezvousInfo
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 

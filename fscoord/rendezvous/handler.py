@@ -24,18 +24,19 @@ from fscoord.errors import (
     StoreTimeoutError,
 )
 from fscoord.rendezvous.backend import RendezvousBackend
-from fscoord.rendezvous.base import RendezvousHandler
+from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
-from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
-from fscoord.rendezvous.keeper import Keeper
-from fscoord.rendezvous.patience import SLOW_LOOK_S, Patience
-from fscoord.rendezvous.settings import RendezvousSettings, RendezvousTimeout
-from fscoord.rendezvous.shared import SharedState, connection
+from fscoord.rendezvous.keep_alive import Keeper
+from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
+from fscoord.rendezvous.shared import POLL_INTERVAL_S, SharedState, connection
 from fscoord.rendezvous.state import Limits, Seen, State, Verdict, close, decide, without
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["DynamicRendezvousHandler"]
+__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "Patience"]
+
+ADDRESS_POLL_S = POLL_INTERVAL_S
+"""How often a node that waits for the address of rank 0 checks that the round still holds."""
 
 _local_ids = itertools.count()
 
@@ -315,7 +316,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         while True:
             try:
                 with connection():
-                    address = RendezvousStoreInfo.build(rank, store, self._address, timeout=SLOW_LOOK_S)
+                    address = RendezvousStoreInfo.build(rank, store, self._address, timeout=ADDRESS_POLL_S)
                 return RendezvousInfo(store, rank, len(state.participants), address)
             except RendezvousConnectionError as error:
                 if not isinstance(error.__cause__, StoreTimeoutError):
@@ -337,3 +338,50 @@ class DynamicRendezvousHandler(RendezvousHandler):
         construct_and_record_rdzv_event(
             self.get_run_id(), text, node_state, name, self._address, None, address, self._local_id, rank
         )
+
+
+class Patience:
+    """The time limits of one call of `next_rendezvous`, on this node's own clock."""
+
+    def __init__(self, limits: Limits, timeout: RendezvousTimeout) -> None:
+        self._limits = limits
+        self._join = seconds(timeout.join)
+        self._last_call = seconds(timeout.last_call)
+        self._deadline = system.time.monotonic() + self._join
+        self._forming: tuple[int, float] | None = None
+        self._enough: tuple[int, float] | None = None
+
+    def look(self, state: State) -> tuple[bool, bool]:
+        """Return whether the last call is over, and whether places have been kept for long enough."""
+        now = system.time.monotonic()
+        is_forming = not state.complete
+        self._forming = _mark(self._forming, state.round, now, is_forming)
+        self._enough = _mark(self._enough, state.round, now, is_forming and self._has_enough(state))
+        return self._is_past(self._enough, now), self._is_past(self._forming, now)
+
+    def is_over(self, state: State, node: str) -> bool:
+        """Return whether it is time to give up; as long as `node` is spare it is not."""
+        now = system.time.monotonic()
+        if state.complete and node in state.waiting and len(state.participants) >= self._limits.most:
+            self._deadline = now + self._join
+        return now >= self._deadline
+
+    def left(self) -> float:
+        """Return how many seconds it is, at most, until something has to be done."""
+        now = system.time.monotonic()
+        marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
+        ends = [end - now for end in (*marks, self._deadline) if end > now]
+        return max(0.0, min([POLL_INTERVAL_S, *ends]))
+
+    def _has_enough(self, state: State) -> bool:
+        return len(state.participants) >= self._limits.least
+
+    def _is_past(self, mark: tuple[int, float] | None, now: float) -> bool:
+        return mark is not None and now >= mark[1] + self._last_call
+
+
+def _mark(mark: tuple[int, float] | None, number: int, now: float, holds: bool) -> tuple[int, float] | None:
+    """Return since when the condition `holds` in round `number`, or None."""
+    if not holds:
+        return None
+    return mark if mark is not None and mark[0] == number else (number, now)

@@ -19,7 +19,10 @@ from fscoord.rendezvous.backend import RendezvousBackend, Token
 from fscoord.rendezvous.state import State
 from fscoord.store import Store
 
-__all__ = ["SharedState", "connection"]
+__all__ = ["POLL_INTERVAL_S", "SharedState", "connection"]
+
+POLL_INTERVAL_S = 1.0
+"""How often a waiting node reads the state unasked: a node that changes it may die before it wakes the others."""
 
 KEPT_RINGS = 64
 """How many changes may pass between a look and the wait that follows it, before that wait has to poll."""

@@ -23,7 +23,7 @@ from fscoord.rendezvous import (
     RendezvousStoreInfo,
     parse_rendezvous_endpoint,
 )
-from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.keep_alive import Keeper
 from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide

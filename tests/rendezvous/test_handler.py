@@ -32,7 +32,7 @@ from fscoord.rendezvous import (
     create_handler,
     get_rendezvous_handler,
 )
-from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.keep_alive import Keeper
 from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import State, without
 
@@ -268,7 +268,7 @@ def test_too_few_nodes_is_an_error_that_names_who_was_there_and_nobody_counts_on
 
 
 def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatch):
-    monkeypatch.setattr("fscoord.rendezvous.handler.SLOW_LOOK_S", 0)
+    monkeypatch.setattr("fscoord.rendezvous.handler.ADDRESS_POLL_S", 0)
     first, second = sorted([node(2, 2), node(2, 2)], key=lambda handler: handler.node)
     monkeypatch.setattr(first, "_prepare", lambda *_: "nothing")
     agree = second._agree
@@ -288,7 +288,7 @@ def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatc
 
 
 def test_wait_for_the_address_of_rank_0_is_logged(monkeypatch):
-    monkeypatch.setattr("fscoord.rendezvous.handler.SLOW_LOOK_S", 0)
+    monkeypatch.setattr("fscoord.rendezvous.handler.ADDRESS_POLL_S", 0)
     store = HashStore()
     handler = DynamicRendezvousHandler(RendezvousSettings("id", 2, 2), C10dRendezvousBackend(store, "id"), store)
     state = State(complete=True, participants=("0 silent", handler.node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fscoord.rendezvous.pulse import Pulse
+from fscoord.rendezvous.keep_alive import Pulse
 
 
 @pytest.fixture

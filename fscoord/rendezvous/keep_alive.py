@@ -7,19 +7,18 @@ whose number stands in its name, and nothing has to be written. Elsewhere each n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.logger import logger
 from fscoord.errors import RendezvousError
-from fscoord.rendezvous.patience import SLOW_LOOK_S
-from fscoord.rendezvous.pulse import Pulse
-from fscoord.rendezvous.settings import RendezvousSettings
-from fscoord.rendezvous.shared import SharedState, connection
+from fscoord.rendezvous.parameters import RendezvousSettings
+from fscoord.rendezvous.shared import POLL_INTERVAL_S, SharedState, connection
 from fscoord.rendezvous.state import State, without
 from fscoord.store import Store
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "Pulse"]
 
 _SESSION = re.compile(r"_s([0-9]{1,19})$")
 
@@ -98,7 +97,7 @@ class Keeper:
             if not self._has_sessions or not unknown:
                 return self._pulse.alive, frozenset()
             now = system.time.monotonic()
-            if unknown <= self._asked and now < self._asked_at + SLOW_LOOK_S:
+            if unknown <= self._asked and now < self._asked_at + POLL_INTERVAL_S:
                 return self._pulse.alive, frozenset()
             self._asked, self._asked_at = unknown, now
             dead = self._ask(state.present)
@@ -176,3 +175,66 @@ def _session(node: str) -> int:
     """Return the number of the session in the name of a node; 0, which no session has, if there is none."""
     match = _SESSION.search(node)
     return int(match[1]) if match else 0
+
+
+class _Patient:
+    def __init__(self, now: float, beat: object) -> None:
+        self.beat = beat
+        self.since = now
+        self.misses = 0
+
+
+class Pulse:
+    """What one node knows of the lives of others.
+
+    Args:
+        interval: how far looks that count are apart, in seconds.
+        attempts: how many of them without a change mean death.
+    """
+
+    def __init__(self, interval: float, attempts: int) -> None:
+        self._interval = interval
+        self._attempts = attempts
+        self._known: frozenset[str] | None = None
+        self._patients: dict[str, _Patient] = {}
+        self._alive: set[str] = set()
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """The nodes that were seen coming, or whose counter was seen to change, and that did not die since."""
+        return frozenset(self._alive)
+
+    def meet(self, present: frozenset[str]) -> None:
+        """Take note of who is there: who was not there at the look before has just come, so it lives."""
+        if self._known is not None:
+            self._alive |= present - self._known
+            self._alive &= present
+        self._known = present
+
+    def know(self, nodes: Iterable[str]) -> None:
+        """Take note that `nodes` live: somebody who knows has said so."""
+        self._alive.update(nodes)
+
+    def look(self, now: float, nodes: Iterable[str], beats: Mapping[str, object]) -> frozenset[str]:
+        """Return those of `nodes` that are dead.
+
+        Args:
+            now: the time, in seconds, on a clock that never goes back.
+            nodes: who is to live.
+            beats: their counters, as far as they have one; all that counts is whether they change.
+        """
+        wanted = frozenset(nodes)
+        dead = set()
+        for node in wanted:
+            patient = self._patients.setdefault(node, _Patient(now, beats.get(node)))
+            if beats.get(node) != patient.beat:
+                self._patients[node] = _Patient(now, beats.get(node))
+                self._alive.add(node)
+            elif now - patient.since >= self._interval:
+                patient.since = now
+                patient.misses += 1
+            if self._patients[node].misses >= self._attempts:
+                dead.add(node)
+        self._alive -= dead
+        self._patients = {node: patient for node, patient in self._patients.items() if node in wanted}
+        return frozenset(dead)
