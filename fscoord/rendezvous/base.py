@@ -1,4 +1,4 @@
-"""`RendezvousHandler`: what every kind of rendezvous offers to the process that takes part."""
+"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: its outcome for one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From parameters to an open store and the backend on it, `create_backend`, or to a handler, `create_handler`."""
+"""Create rendezvous from parameters: the endpoint, the store and its backend, the handler, the registry of handlers."""
 
 from __future__ import annotations
 

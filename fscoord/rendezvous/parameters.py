@@ -1,4 +1,4 @@
-"""`RendezvousParameters`: what a rendezvous is told when it is made, and the text form of its options."""
+"""`RendezvousParameters`: the arguments of a rendezvous and their text form. `RendezvousSettings`: checked values."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fscoord.rendezvous.backend import RendezvousBackend, Token
 from fscoord.rendezvous.state import State
 from fscoord.store import Store
 
-__all__ = ["POLL_INTERVAL_S", "SharedState", "connection"]
+__all__ = ["POLL_INTERVAL_S", "SharedState", "store_errors_as_rendezvous"]
 
 POLL_INTERVAL_S = 1.0
 """How often a waiting node reads the state unasked: a node that changes it may die before it wakes the others."""
@@ -101,21 +101,21 @@ class SharedState:
     def wait(self, state: State, timeout: float) -> None:
         """Return when `state` has been changed, or after `timeout` seconds, or, now and then, earlier."""
         try:
-            with connection():
+            with store_errors_as_rendezvous():
                 self._store.wait([f"changed/{state.sequence + 1}"], timeout)
         except RendezvousConnectionError as error:
             if not isinstance(error.__cause__, StoreTimeoutError):
                 raise
 
     def _ring(self, sequence: int) -> None:
-        with connection():
+        with store_errors_as_rendezvous():
             self._store.set(f"changed/{sequence}", b"")
             if sequence > KEPT_RINGS:
                 self._store.delete_key(f"changed/{sequence - KEPT_RINGS}")
 
 
 @contextmanager
-def connection() -> Iterator[None]:
+def store_errors_as_rendezvous() -> Iterator[None]:
     """Turn whatever a store raises into a `~fscoord.RendezvousConnectionError`."""
     try:
         yield
