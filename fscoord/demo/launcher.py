@@ -13,7 +13,7 @@ from typing import Any
 
 from fscoord._runtime import system
 from fscoord._runtime.signals import interruptions_wait, signals_end_it
-from fscoord.demo.words import OWN_SOURCES, text_files
+from fscoord.demo.word_count import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore
 

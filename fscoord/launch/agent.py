@@ -17,9 +17,8 @@ from fscoord.errors import (
     RendezvousTimeoutError,
     StoreTimeoutError,
 )
-from fscoord.launch.output import Console, Streams
-from fscoord.launch.rooms import Room
-from fscoord.launch.worker import End, Group
+from fscoord.launch.round_store import Room
+from fscoord.launch.worker import Console, End, Group, Streams
 from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.store import Store
