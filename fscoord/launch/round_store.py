@@ -1,4 +1,4 @@
-"""`Room`: a fresh store for the workers of one round, beside the file of the rendezvous, or below its place in etcd."""
+"""`RoundStore`: a new store for the workers of one round, next to the rendezvous file or below its etcd prefix."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fscoord._runtime.logger import logger
 from fscoord.errors import FscoordError
 from fscoord.store import Store
 
-__all__ = ["Room"]
+__all__ = ["RoundStore"]
 
 
-class Room:
-    """A store that only the workers of one round use, so that nothing old is in it.
+class RoundStore:
+    """A store that only the workers of one round use, so that it is empty when they start.
 
-    Beside a file it is a file in a directory of its own. Whoever may use the file of the rendezvous may use both: they
-    have its group, and the permissions that its mode gives.
+    Next to a file it is a file in a directory of its own. The directory and the file have the group and the permissions
+    of the rendezvous's file, so that the same users can use them.
 
     Args:
-        store: the store of the rendezvous; if it is no file, and knows no stores below it either, there is no room.
-        name: what tells this round from all others in that store.
-        is_first: whether this is the node that makes the room at the beginning of the ``with``, before others use it,
-            and removes it at the end.
+        store: the store of the rendezvous; unless it is a file or has stores below it, the round has no store.
+        name: distinguishes this round from all others in that store.
+        is_first: whether this node creates the store at the beginning of the ``with``, before the others use it, and
+            removes it at the end.
 
     Attributes:
-        address: the address of the store, for `~fscoord.open_store`; empty if there is no room.
+        address: the address of the store, for `~fscoord.open_store`; empty if the round has none.
     """
 
     def __init__(self, store: Store, name: str, *, is_first: bool) -> None:
@@ -42,7 +42,7 @@ class Room:
             self._below = store.below(f"round-{name}")
             self.address = self._below.address
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> RoundStore:
         if self._directory and self._is_first:
             self._make()
         return self
@@ -54,7 +54,7 @@ class Room:
             try:
                 if self._is_first:
                     self._below.erase()
-            except FscoordError:  # as with a directory: what can't be removed stays
+            except FscoordError:  # as with a directory that can't be removed, it is left behind
                 pass
             self._below.close()
 
@@ -76,7 +76,7 @@ class Room:
                     self._group,
                     error.strerror,
                 )
-        # Who may read or write the file may enter the directory; what is made in it has its group (the setgid bit).
+        # Users who may read or write the file may enter the directory. Files in it inherit its group (the setgid bit).
         enter = (self._mode | self._mode >> 1 | self._mode >> 2) & 0o111
         system.os.chmod(self._directory, system.stat.S_ISGID | 0o700 | self._mode | enter)
 

@@ -1,4 +1,7 @@
-"""`Group`: the workers of one node in one round, each under a warden: started, followed, stopped."""
+"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, shows their output, stops them.
+
+Their output goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from fscoord._runtime import system
 from fscoord._runtime.logger import logger
 from fscoord.launch import warden
 
-__all__ = ["Console", "End", "Group", "Streams", "parse_streams"]
+__all__ = ["Console", "Streams", "WorkerExit", "WorkerGroup", "parse_streams"]
 
-FOLLOW_S = 5.0
+OUTPUT_END_S = 5.0
 """How long the last output of ended workers may take to be shown."""
 
 KILL_S = 30.0
 """How long to wait for processes that were killed."""
 
 
-class End(NamedTuple):
+class WorkerExit(NamedTuple):
     """How a worker ended.
 
     Attributes:
@@ -44,8 +47,8 @@ class End(NamedTuple):
     error_file: str
 
 
-class Group:
-    """Some workers. Leaving the ``with`` kills those that still run, with everything that they have started.
+class WorkerGroup:
+    """The workers of one node. Leaving the ``with`` kills those that still run, with all their descendants.
 
     Args:
         command: the program and its arguments.
@@ -58,10 +61,10 @@ class Group:
         self._console = console
         self._streams = streams
         self._workers: list[_Worker] = []
-        self._ends: queue.SimpleQueue[End] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[WorkerExit] = queue.SimpleQueue()
         self._ended = 0
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> WorkerGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,7 +97,7 @@ class Group:
             path = system.os.path.join(directory, name) if is_file else None
             worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", path)
 
-    def next_end(self, seconds: float) -> End | None:
+    def next_end(self, seconds: float) -> WorkerExit | None:
         """Return how a worker ended, or None if none does within so many seconds."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
@@ -113,7 +116,7 @@ class Group:
         for worker in self._workers:
             worker.kill()
         while self.running:
-            if self.next_end(FOLLOW_S) is None:
+            if self.next_end(OUTPUT_END_S) is None:
                 logger(__name__).warning("%d workers can't be killed: they hang in the kernel", self.running)
                 return
 
@@ -121,7 +124,7 @@ class Group:
 class _Worker:
     """One worker: the process of its warden, and the threads that read what comes from both."""
 
-    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[End], None]) -> None:
+    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[WorkerExit], None]) -> None:
         self._rank = rank
         self._local_rank = local_rank
         self._error_file = error_file
@@ -186,7 +189,7 @@ class _Worker:
                     self._process.pid,
                 )
         for thread in self._threads:
-            thread.join(FOLLOW_S)
+            thread.join(OUTPUT_END_S)
         if self._report is not None and not self._threads:
             self._report.close()
 
@@ -203,7 +206,7 @@ class _Worker:
             for line in report:
                 facts.update(json.loads(line))
         for thread in outputs:
-            thread.join(FOLLOW_S)
+            thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
         if "status" not in facts:
             message += "its warden was killed"
@@ -211,7 +214,7 @@ class _Worker:
         assert isinstance(status, int)
         assert isinstance(pid, int)
         error_file = self._error_file if system.os.path.exists(self._error_file) else ""
-        self._on_end(End(self._rank, self._local_rank, pid, status, message, error_file))
+        self._on_end(WorkerExit(self._rank, self._local_rank, pid, status, message, error_file))
 
 
 STDOUT, STDERR = 1, 2

@@ -1,4 +1,4 @@
-"""`Room`: the store of a round's workers, who may be several users, and what is left of rounds that were killed."""
+"""`RoundStore`: the store of a round's workers, who may be several users, and what a killed round leaves behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conftest import GROUP
 
 from fscoord import FileStore, HashStore, StoreUnavailableError, open_store
-from fscoord.launch.round_store import Room
+from fscoord.launch.round_store import RoundStore
 
 ALICE, BOB = 64001, 64002
 
@@ -40,7 +40,7 @@ def begin(path, mode=0o660):
     with job(path) as store:
         os.chown(path, -1, GROUP)
         os.chmod(path, mode)
-        room = Room(store, "0-0", is_first=True).__enter__()
+        room = RoundStore(store, "0-0", is_first=True).__enter__()
         with open_store(room.address) as workers:
             workers.set("from", "alice")
             workers.be_rank(0)
@@ -49,7 +49,7 @@ def begin(path, mode=0o660):
 
 def take_part(path):
     """Do what another node does, and its workers."""
-    with job(path) as store, Room(store, "0-0", is_first=False) as room, open_store(room.address) as workers:
+    with job(path) as store, RoundStore(store, "0-0", is_first=False) as room, open_store(room.address) as workers:
         workers.set("and", "bob")
         return room.address, workers.get("from"), [member.pid > 0 for member in workers.members()]
 
@@ -68,7 +68,7 @@ def test_room_whose_maker_was_killed_is_made_anew_by_another_user(as_member, pat
     as_member(ALICE, begin, path)
 
     def begin_again(path):
-        with job(path) as store, Room(store, "0-0", is_first=True) as room, open_store(room.address) as workers:
+        with job(path) as store, RoundStore(store, "0-0", is_first=True) as room, open_store(room.address) as workers:
             return workers.num_keys()
 
     assert as_member(BOB, begin_again, path) == 0
@@ -91,7 +91,7 @@ def test_room_that_can_not_have_the_group_says_so(as_member, public_dir):
     def begin_with_words():
         words = logging.handlers.BufferingHandler(100)
         logging.getLogger("fscoord").addHandler(words)
-        with job(path) as store, Room(store, "0-0", is_first=True):
+        with job(path) as store, RoundStore(store, "0-0", is_first=True):
             return [record.getMessage() for record in words.buffer]
 
     (said,) = as_member(ALICE, begin_with_words)
@@ -100,7 +100,7 @@ def test_room_that_can_not_have_the_group_says_so(as_member, public_dir):
 
 def test_room_is_told_of_the_file_system_what_the_rendezvous_was_told(tmp_path):
     with FileStore(tmp_path / "job", lock="soft", coherence="local") as store:
-        with Room(store, "0-0", is_first=True) as room:
+        with RoundStore(store, "0-0", is_first=True) as room:
             assert room.address == f"file://{tmp_path}/job.round-0-0/store?lock=soft&coherence=local"
             open_store(room.address).close()
         assert not os.path.exists(f"{tmp_path}/job.round-0-0")
@@ -108,13 +108,13 @@ def test_room_is_told_of_the_file_system_what_the_rendezvous_was_told(tmp_path):
 
 def test_room_is_made_and_removed_by_the_first_node_alone(tmp_path):
     with FileStore(tmp_path / "job") as store:
-        with Room(store, "0-0", is_first=False):
+        with RoundStore(store, "0-0", is_first=False):
             assert not os.path.exists(f"{tmp_path}/job.round-0-0")
-        with Room(store, "0-0", is_first=True), Room(store, "0-0", is_first=False):
+        with RoundStore(store, "0-0", is_first=True), RoundStore(store, "0-0", is_first=False):
             pass
         assert not os.path.exists(f"{tmp_path}/job.round-0-0")
 
 
 def test_room_of_a_store_without_a_place_has_no_address():
-    with Room(HashStore(), "0-0", is_first=True) as room:
+    with RoundStore(HashStore(), "0-0", is_first=True) as room:
         assert room.address == ""
