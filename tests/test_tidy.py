@@ -190,7 +190,7 @@ SYSTEM_ALLOWED = {
     "cli.once": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
-    "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
+    "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
 
 # Extras, and the only modules that may ask for them.

@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord._runtime.signals import signals_end_it
-from fscoord.doctor import series
-from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
-from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError
-from fscoord.doctor.meeting import BrokenOffError, LateError, Meeting, RemoteHand
-from fscoord.doctor.pair import Pair
-from fscoord.doctor.verdict import NOT_SAFE, Findings, judge
+from fscoord.doctor import probes
+from fscoord.doctor.agents import ChildHand, FailedError, LostError, Scribe, SilentError
+from fscoord.doctor.coordination import BrokenOffError, LateError, Meeting, RemoteHand
+from fscoord.doctor.probes import Pair
+from fscoord.doctor.verdict import BAD, HOSTS, NOT_SAFE, PROCESSES, UNKNOWN, Check, Findings, judge
 from fscoord.errors import InsecurePathError, StoreUnavailableError, UnsupportedFilesystemError
 
 __all__ = ["COMPANY_S", "EFFORT_S", "STRANGERS_S", "examine"]
@@ -73,8 +72,8 @@ def examine(
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
-    if lock not in series.KINDS:
-        raise ValueError(f"lock is one of {', '.join(series.KINDS)}, not {lock!r}")
+    if lock not in probes.KINDS:
+        raise ValueError(f"lock is one of {', '.join(probes.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
     path = system.os.path.abspath(path)  # the processes that look at it are elsewhere
     try:
@@ -182,7 +181,7 @@ class _Instance:
             meeting.beat()
 
         try:
-            for check in series.run(pair, self.lock, options, before):
+            for check in probes.run(pair, self.lock, options, before):
                 self.checks.append(check)
                 if check.outcome in {BAD, UNKNOWN}:
                     self.tell(f"between {pair.between}: {check.title}: {check.says}")

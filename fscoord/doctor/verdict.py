@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from fscoord.doctor.checks import BAD, HOSTS, OK, PROCESSES, UNKNOWN, Check
+__all__ = [
+    "BAD",
+    "HOSTS",
+    "INFO",
+    "NOT_PROVEN",
+    "NOT_SAFE",
+    "OK",
+    "PROCESSES",
+    "SAFE",
+    "UNKNOWN",
+    "Check",
+    "Findings",
+    "judge",
+]
 
-__all__ = ["NOT_PROVEN", "NOT_SAFE", "SAFE", "Findings", "judge"]
+OK: Final = "ok"
+BAD: Final = "bad"
+UNKNOWN: Final = "unknown"
+INFO: Final = "info"
+
+PROCESSES: Final = "processes"
+HOSTS: Final = "hosts"
+
+
+class Check(NamedTuple):
+    """One thing that was tried.
+
+    Attributes:
+        name: what, as one word.
+        between: ``"processes"`` of one host or ``"hosts"``.
+        outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (it could not be tried to its end) or
+            ``"info"`` (nothing depends on it).
+        says: what was seen, in words.
+        lock: which kind of lock it is about, ``""`` if none.
+        measured: figures; times in seconds.
+    """
+
+    name: str
+    between: str
+    outcome: str
+    says: str
+    lock: str = ""
+    measured: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+
+    @property
+    def title(self) -> str:
+        """The check's name with its kind of lock."""
+        return f"{self.name} ({self.lock})" if self.lock else self.name
+
 
 SAFE: Final = "safe"
 NOT_PROVEN: Final = "not proven"

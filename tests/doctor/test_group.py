@@ -13,8 +13,8 @@ import pytest
 from conftest import GROUP
 
 from fscoord import InsecurePathError
-from fscoord.doctor.hand import Hand
-from fscoord.doctor.place import Place, group_of
+from fscoord.doctor.agent_process import Hand
+from fscoord.doctor.mailbox import Place, group_of
 
 ALICE, BOB = 64001, 64002
 FACTS = {"group": GROUP}

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fscoord.doctor import examination, locks, series, views
-from fscoord.doctor.checks import HOSTS, Check
-from fscoord.doctor.child import ChildHand, Scribe
+from fscoord.doctor import examination, probes
+from fscoord.doctor.agents import ChildHand, Scribe
 from fscoord.doctor.examination import examine
-from fscoord.doctor.pair import Pair
+from fscoord.doctor.probes import Pair
+from fscoord.doctor.verdict import HOSTS, Check
 
 IN_TIME_S = 60.0
 PLACE = "/mnt"
@@ -220,7 +220,7 @@ class ModelledScribe(Modelled, Scribe):
 
 
 def between_hosts(pair: Pair, *given: Any) -> Iterator[Check]:
-    return series.run(pair, *given) if pair.between == HOSTS else iter(())
+    return probes.run(pair, *given) if pair.between == HOSTS else iter(())
 
 
 @pytest.fixture
@@ -229,11 +229,11 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], tuple[dict[s
 
     def run(server: Server) -> tuple[dict[str, Any], list[str]]:
         monkeypatch.setattr(Modelled, "server", server, raising=False)
-        monkeypatch.setattr(views, "ROUNDS", 2)
+        monkeypatch.setattr(probes, "ROUNDS", 2)
         clock = SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 0.0)
-        monkeypatch.setattr(locks, "system", SimpleNamespace(time=clock))
+        monkeypatch.setattr(probes, "system", SimpleNamespace(time=clock))
         if server.others:  # what is tried between processes is tried without others too
-            monkeypatch.setattr(examination, "series", SimpleNamespace(run=between_hosts, KINDS=series.KINDS))
+            monkeypatch.setattr(examination, "probes", SimpleNamespace(run=between_hosts, KINDS=probes.KINDS))
         monkeypatch.setattr(examination, "ChildHand", Modelled)
         monkeypatch.setattr(examination, "Scribe", ModelledScribe)
         told: list[str] = []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fscoord.doctor import child
-from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError, StuckError
+from fscoord.doctor import agents
+from fscoord.doctor.agents import ChildHand, FailedError, LostError, Scribe, SilentError, StuckError
 
 LIMIT_S = 60
 
@@ -84,8 +84,8 @@ def test_a_scribe_whose_call_returns_after_all_still_leaves_the_meeting_place(ha
 
 
 def test_a_process_that_does_not_start_is_lost_and_says_nothing_about_the_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "START_S", -1.0)
-    monkeypatch.setattr(child, "END_S", float(LIMIT_S))
+    monkeypatch.setattr(agents, "START_S", -1.0)
+    monkeypatch.setattr(agents, "END_S", float(LIMIT_S))
     with pytest.raises(LostError, match="did not start"):
         Scribe("the scribe").ask("facts", LIMIT_S, path=str(tmp_path))
 

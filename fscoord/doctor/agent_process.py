@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from fscoord._log.io import safe_files
-from fscoord.doctor.contests import Contests
-from fscoord.doctor.place import Place
+from fscoord.doctor.mailbox import Place
+from fscoord.doctor.operations import Acts
 
 __all__ = ["Hand", "main"]
 
 
-class Hand(Contests):
+class Hand(Acts):
     """All acts that can be asked for: those on files, those of two at once, and those at the meeting place."""
 
     place: Place

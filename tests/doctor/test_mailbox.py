@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from fscoord import InsecurePathError
-from fscoord.doctor.place import Place
+from fscoord.doctor.mailbox import Place
 
 
 @pytest.fixture

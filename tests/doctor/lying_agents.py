@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fscoord.doctor import acts, lines
-from fscoord.doctor.child import FailedError, StuckError
-from fscoord.doctor.contests import Contests
+from fscoord.doctor import probe_file
+from fscoord.doctor.agents import FailedError, StuckError
+from fscoord.doctor.operations import Acts
 
 PATIENCE_S = 60
 
@@ -18,9 +18,9 @@ PATIENCE_S = 60
 class ThreadHand:
     """A hand that does its acts in a thread, on files that `Opened` opens."""
 
-    def __init__(self, directory: Path, opened: type[acts.Opened] = acts.Opened):
+    def __init__(self, directory: Path, opened: type[probe_file.Opened] = probe_file.Opened):
         self.label = opened.__name__
-        self._acts = Contests()
+        self._acts = Acts()
         self._acts.settle(str(directory))
         self._opened = opened
         self._thread: threading.Thread | None = None
@@ -57,12 +57,12 @@ class ThreadHand:
         self._acts.close()
 
 
-class OwnLocks(acts.Opened):
+class OwnLocks(probe_file.Opened):
     """As on NFS with local_lock=all: each host's locks are its own."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._shadow = acts.Opened(f"{path}.{threading.get_ident()}.{time.monotonic_ns()}")
+        self._shadow = probe_file.Opened(f"{path}.{threading.get_ident()}.{time.monotonic_ns()}")
 
     def lock(self, kind: str, *, shared: bool = False) -> Any:
         return self._shadow.lock(kind, shared=shared)
@@ -72,7 +72,7 @@ class OwnLocks(acts.Opened):
         super().close()
 
 
-class OldData(acts.Opened):
+class OldData(probe_file.Opened):
     """As on GlusterFS by default: what was seen is believed for a while, also under the lock.
 
     There it is a second; here it is a number of looks, so that it lasts for as long as it matters on any machine.
@@ -84,7 +84,7 @@ class OldData(acts.Opened):
         super().__init__(path)
         self._looks: dict[int, int] = {}
 
-    def _forward(self, fd: int) -> list[lines.Line | None]:
+    def _forward(self, fd: int) -> list[probe_file.Line | None]:
         if self._looks.get(fd, 0):
             self._looks[fd] -= 1
             return []
@@ -94,20 +94,20 @@ class OldData(acts.Opened):
         return found
 
 
-class Zeros(acts.Opened):
+class Zeros(probe_file.Opened):
     """As a plain look on NFS beside a writer: the right length, and zeros, in every third look that finds a line."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._looks = 0
 
-    def _forward(self, fd: int) -> list[lines.Line | None]:
+    def _forward(self, fd: int) -> list[probe_file.Line | None]:
         found = super()._forward(fd)
         self._looks += bool(found)
         return [*found[:-1], None] if found and self._looks % 3 == 0 else found
 
 
-class Forgetful(acts.Opened):
+class Forgetful(probe_file.Opened):
     """Some appends are acknowledged and never reach the file."""
 
     def __init__(self, path: str) -> None:

@@ -65,7 +65,7 @@ class HandLike(Protocol):
 
 
 class ChildHand:
-    """A process that runs `fscoord.doctor.hand`; started by the first question, and again after `kill`."""
+    """A process that runs `fscoord.doctor.agent_process`; started by the first question, and again after `kill`."""
 
     def __init__(self, label: str, directory: str = "") -> None:
         self.label = label
@@ -138,7 +138,7 @@ class ChildHand:
         self._has_started = False
         with interruptions_wait():  # or a process could start that nobody knows of
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fscoord.doctor.hand"],
+                [sys.executable, "-m", "fscoord.doctor.agent_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -10,138 +10,22 @@ from typing import Any, Final
 
 from fscoord._log.access.mount import find_mount
 from fscoord._log.io import safe_files
-from fscoord._log.locking.log_lock import KINDS, LogLock
+from fscoord._log.locking.log_lock import KINDS
 from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
-from fscoord.doctor import lines
-from fscoord.doctor.place import GROUP_UMASK, OWN_MODE, content, file_mode, group_of, new_file
+from fscoord.doctor import probe_file
+from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, file_mode, group_of, new_file
+from fscoord.doctor.probe_file import Opened
+from fscoord.stores.file import FileStore
 
-__all__ = ["Acts", "Opened"]
+__all__ = ["LINES_MAX", "Acts"]
 
-CHUNK: Final = 1 << 16
+LINES_MAX: Final = 500
+SUMS_MAX: Final = 2000
+TURNS: Final = 4
+"""How often at least a hand must have seen that the other wrote in between: else the two were not at work at once."""
+MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
-TAKE_S: Final = 60.0
-"""How long a lock is tried for: longer than anybody waits for an answer. A hand whose asking process was killed in the
-meantime would try for ever."""
-O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
-
-
-class Opened:
-    """A file as a store has it: one descriptor that appends and locks, one that reads and only moves forward."""
-
-    def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
-        self.path = path
-        self._is_nfs = is_nfs
-        self.writer = safe_files.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
-        self.reader = safe_files.open_descriptor(path, system.os.O_RDONLY)
-        self._mutex = system.threading.RLock()
-        self._locks: dict[tuple[str, bool], LogLock] = {}
-        self._direct = -1
-        self._pending: dict[int, bytes] = {}
-
-    def lock(self, kind: str, *, shared: bool = False) -> LogLock:
-        """Return the lock of a log, of this kind, on this file."""
-        if (kind, shared) not in self._locks:
-            fd = self.reader if shared else self.writer
-            self._locks[kind, shared] = LogLock(self.path, fd, KINDS[kind], self._mutex, set(), shared=shared)
-        return self._locks[kind, shared]
-
-    def take(self, kind: str, *, shared: bool = False) -> bool:
-        """Take the lock if it is free; return whether it was."""
-        lock = self.lock(kind, shared=shared)
-        try:
-            lock.try_lock()
-        except OSError as error:
-            if not lock.is_taken(error):
-                raise
-            return False
-        return True
-
-    def await_lock(self, kind: str, *, shared: bool = False) -> None:
-        """Try to take the lock until it is free.
-
-        Raises:
-            TimeoutError: another had it for `TAKE_S` seconds.
-        """
-        deadline = system.time.monotonic() + TAKE_S
-        while not self.take(kind, shared=shared):
-            if system.time.monotonic() >= deadline:
-                raise TimeoutError(system.errno.ETIMEDOUT, f"another had its lock for {TAKE_S:g} s", self.path)
-            system.time.sleep(random.uniform(0.1, 1) * NAP_S)
-
-    def append(self, kind: str, data: bytes) -> None:
-        """Append as a store does that has the lock: on NFS, with a marker file for one, past the cache."""
-        if self.way(kind) != "direct":
-            safe_files.write_all(self.writer, data)
-            return
-        fd = safe_files.open_descriptor(self.path, system.os.O_WRONLY | O_DIRECT)
-        try:
-            system.os.lseek(fd, 0, system.os.SEEK_END)
-            safe_files.write_all(fd, data)
-        finally:
-            system.close_quietly(fd)
-
-    def way(self, kind: str) -> str:
-        """Return how a store that has the lock looks: a marker file, other than a lock, makes no cache of NFS valid."""
-        return "direct" if kind == "soft" and self._is_nfs else "plain"
-
-    def read(self, how: str, kind: str) -> list[lines.Line | None]:
-        """Return the lines that are new since the last look of this way.
-
-        Args:
-            how: ``"plain"``, ``"locked"`` (under the shared lock) or ``"direct"`` (O_DIRECT, without a lock).
-            kind: of which kind the shared lock is.
-        """
-        if kind == "soft" and how != "direct":
-            self._forget()
-        if how == "locked":
-            self.await_lock(kind, shared=True)
-            try:
-                return self._forward(self.reader)
-            finally:
-                self.lock(kind, shared=True).unlock()
-        if how == "direct":
-            if self._direct < 0:
-                self._direct = safe_files.open_descriptor(self.path, system.os.O_RDONLY | O_DIRECT)
-            return self._forward(self._direct)
-        return self._forward(self.reader)
-
-    def _forget(self) -> None:
-        """Open the file again and drop what the kernel keeps of it, as a store does whose lock validates no cache."""
-        fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
-        if hasattr(system.os, "posix_fadvise"):
-            system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
-        system.os.lseek(fd, system.os.lseek(self.reader, 0, system.os.SEEK_CUR), system.os.SEEK_SET)
-        self._pending[fd] = self._pending.pop(self.reader, b"")
-        system.close_quietly(self.reader)
-        self.reader = fd
-
-    def _forward(self, fd: int) -> list[lines.Line | None]:
-        """Read on. From a line that is not sound one steps back: it may be a cache's first, wrong idea of it."""
-        data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
-        found = lines.decode(data)
-        sound = next((index for index, line in enumerate(found) if line is None), len(found))
-        if sound < len(found):
-            rest = len(data) - sound * lines.LINE_SIZE
-            system.os.lseek(fd, -rest, system.os.SEEK_CUR)
-            self._pending[fd] = b""
-            return found[: sound + 1]
-        self._pending[fd] = data[len(found) * lines.LINE_SIZE :]
-        return found
-
-    def read_all(self) -> bytes:
-        """Return all that the file holds."""
-        return content(self.path)
-
-    def close(self) -> None:
-        """Close every descriptor, which gives the kernel's locks back."""
-        for lock in self._locks.values():
-            try:
-                lock.unlock()
-            except OSError:  # closing the descriptor will do
-                pass
-            lock.close()
-        system.close_quietly(self.writer, self.reader, self._direct)
 
 
 class Acts:
@@ -219,7 +103,7 @@ class Acts:
         file = self.file(name)
         file.await_lock(kind)
         try:
-            return lines.tally(file.read_all())._asdict()
+            return probe_file.tally(file.read_all())._asdict()
         finally:
             file.lock(kind).unlock()
 
@@ -228,7 +112,7 @@ class Acts:
         file = self.file(name)
         file.await_lock(kind)
         try:
-            file.append(kind, lines.encode(number, writer))
+            file.append(kind, probe_file.encode(number, writer))
         finally:
             file.lock(kind).unlock()
 
@@ -263,7 +147,7 @@ class Acts:
         draft = self.path(f".{name}.{system.os.getpid()}")
         fd = new_file(draft, self.mode)
         try:
-            safe_files.write_all(fd, lines.encode(number, "replaced"))
+            safe_files.write_all(fd, probe_file.encode(number, "replaced"))
             system.os.fsync(fd)
         finally:
             system.close_quietly(fd)
@@ -275,7 +159,7 @@ class Acts:
         while True:
             file = Opened(self.path(name), mode=self.mode)
             try:
-                found = lines.decode(file.read_all())
+                found = probe_file.decode(file.read_all())
             except OSError as error:
                 if error.errno != system.errno.ESTALE:
                     raise
@@ -309,6 +193,133 @@ class Acts:
         safe_files.unlink_quietly(source)
         return won
 
+    def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
+        """Append lines under the lock for so many seconds, each numbered by the last one that is there.
+
+        That is how a store appends. It begins when another writer's line is there, or after 5 s, and goes on until the
+        two took turns a few times, for up to 5 s more.
+
+        Returns:
+            ``written``, how many lines; ``met``, whether there was another; ``garbled``, how many lines, looked at
+            under the lock, were not sound.
+        """
+        file = self.file(name)
+        last, garbled, written = 0, 0, 0
+        others: set[str] = set()
+        turns = 0
+        met = system.time.monotonic() + MEET_S
+        while True:
+            now = system.time.monotonic()
+            if others:
+                met = min(met, now)
+            enough = now > met + seconds or written >= LINES_MAX
+            if enough and (turns >= TURNS or now > met + seconds + MEET_S):
+                break
+            file.await_lock(kind)
+            try:
+                foreign = False
+                for line in _new_lines(file, kind):
+                    if line is None:
+                        garbled += 1
+                        continue
+                    last = line.number
+                    others |= {line.writer} - {writer}
+                    foreign = foreign or line.writer != writer
+                turns += foreign
+                if not written % 3:
+                    system.time.sleep(2 * NAP_S)  # whoever has the lock too, or sees nothing of this, shows by it
+                if not written or others or now > met:  # one line says that this hand is there
+                    file.append(kind, probe_file.encode(last + 1, writer))
+                    written += 1
+            finally:
+                file.lock(kind).unlock()
+            system.time.sleep(random.uniform(0, 4) * NAP_S)  # let the other in
+        return {"written": written, "met": bool(others), "garbled": garbled}
+
+    def answer(self, name: str, kind: str, how: str, turn: int, rounds: int, seconds: float) -> dict[str, Any]:
+        """Take turns with another hand: append a line as soon as its line is seen.
+
+        Args:
+            name: the file.
+            kind: of the lock under which lines are appended.
+            how: the way to look, see `Opened.read`.
+            turn: 0 begins, 1 answers.
+            rounds: how many lines each appends.
+            seconds: after how many to give up.
+
+        Returns:
+            ``waits``, the seconds from each line of this hand to the other's answer; ``garbled``, how many looks
+            showed bytes that nobody wrote; ``done``, whether all rounds came to an end; ``possible``, whether there is
+            this way to look.
+        """
+        seen, garbled = 0, 0
+        waits: list[float] = []
+        start = system.time.monotonic()
+        sent = 0.0
+        while True:
+            if seen % 2 == turn and seen < 2 * rounds:
+                self.append(name, kind, seen + 1, f"turn{turn}")
+                sent = system.time.monotonic()
+                seen += 1
+            for number in self.look(name, kind, how):
+                if number < 0:
+                    return {"waits": [], "garbled": 0, "done": False, "possible": False}
+                garbled += number == 0
+                if number > seen:
+                    seen = number
+                    waits += [system.time.monotonic() - sent] if sent else []
+            if seen >= 2 * rounds or system.time.monotonic() - start > seconds:
+                return {"waits": waits, "garbled": garbled, "done": seen >= 2 * rounds, "possible": True}
+            if seen % 2 != turn:
+                system.time.sleep(NAP_S)
+
+    def scatter(self, name: str, writer: str, count: int) -> int:
+        """Append lines without a lock; return how many."""
+        file = self.file(name)
+        for number in range(count):
+            safe_files.write_all(file.writer, probe_file.encode(number + 1, writer))
+            system.time.sleep(NAP_S)
+        return count
+
+    def scattered(self, name: str) -> int:
+        """Return how many sound lines the file holds."""
+        return probe_file.tally(self.file(name).read_all()).sound
+
+    def count(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Add 1 to one number of a real store for so many seconds; return what it answered, and what it costs.
+
+        Returns:
+            ``sums``, every answer; ``operations``, how many adds a second; ``error``, in words, why it ended early.
+        """
+        sums: list[int] = []
+        took = 0.0
+        try:
+            with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
+                store.add("ready", 1)
+                deadline = system.time.monotonic() + MEET_S
+                while store.add("ready", 0) < 2 and system.time.monotonic() < deadline:
+                    system.time.sleep(10 * NAP_S)
+                began = system.time.monotonic()
+                turns = 0
+                while (took < seconds and len(sums) < SUMS_MAX) or (turns < TURNS and took < seconds + MEET_S):
+                    sums.append(store.add("sum", 1))
+                    turns += len(sums) > 1 and sums[-1] > sums[-2] + 1
+                    if len(sums) >= SUMS_MAX:
+                        system.time.sleep(NAP_S)  # let the other in
+                    took = system.time.monotonic() - began
+        except (OSError, RuntimeError) as error:
+            return {"sums": sums, "operations": 0.0, "error": f"{type(error).__name__}: {error}"}
+        return {"sums": sums, "operations": len(sums) / took, "error": ""}
+
+    def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
+        """Return how many seconds a set, a get and an add of a real store take, alone: the medians."""
+        with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
+            return {
+                "set": _median(lambda: store.set("k", b"v" * 32), seconds / 3),
+                "get": _median(lambda: store.get("k"), seconds / 3),
+                "add": _median(lambda: store.add("n", 1), seconds / 3),
+            }
+
     def close(self) -> None:
         """Close all files."""
         for file in self.files.values():
@@ -328,3 +339,22 @@ class Acts:
         if not name or "/" in name or not self.directory:
             raise ValueError(f"{name!r} names no file of the examination")
         return system.os.path.join(self.directory, name)
+
+
+def _new_lines(file: Opened, kind: str) -> list[probe_file.Line | None]:
+    way = file.way(kind)
+    found = more = file.read(way, kind)
+    while more and None not in more:
+        more = file.read(way, kind)
+        found = found + more
+    return found
+
+
+def _median(call: Any, seconds: float) -> float:
+    took: list[float] = []
+    deadline = system.time.monotonic() + seconds
+    while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):
+        start = system.time.perf_counter()
+        call()
+        took.append(system.time.perf_counter() - start)
+    return sorted(took)[len(took) // 2]

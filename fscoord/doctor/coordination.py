@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord.doctor.child import ChildHand, FailedError, LostError, StuckError
+from fscoord.doctor.agents import ChildHand, FailedError, LostError, StuckError
 from fscoord.errors import FscoordError
 
 __all__ = ["BrokenOffError", "LateError", "Meeting", "RemoteHand", "is_elsewhere"]
@@ -174,7 +174,7 @@ class Meeting:
 
 
 class RemoteHand:
-    """The hand that the instance `name` lends; see `fscoord.doctor.child.HandLike`."""
+    """The hand that the instance `name` lends; see `fscoord.doctor.agents.HandLike`."""
 
     def __init__(self, meeting: Meeting, name: str, label: str) -> None:
         self.label = label
