@@ -1,10 +1,10 @@
-"""The helper process of an examination: does one act after another, as it is asked to on standard input.
+"""The program of an agent process of an examination: performs the operations that standard input asks for.
 
-Whatever may hang in the kernel happens here, where it harms nobody but this process. A question is a line of JSON,
+Every call that may hang in the kernel is made here, so that it hangs this process alone. A question is a line of JSON,
 ``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7, "error":
-{...}}``: the number lets who asks again after an interruption tell the answers apart. An answer with the number 0, to
-nothing, says that the process has started. When standard input ends, all files are closed and the meeting place is
-left; so nothing stays behind, however the asking process ended.
+{...}}``. The number tells a caller that was interrupted and asks again which answer is meant. The first line has the
+number 0 and says that the process has started. When standard input ends, the agent closes all files and leaves the
+mailbox. So nothing is left behind, however the asking process ended.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from collections.abc import Iterable
 from typing import Any
 
 from fscoord._log.io import safe_files
-from fscoord.doctor.mailbox import Place
-from fscoord.doctor.operations import Acts
+from fscoord.doctor.mailbox import Mailbox
+from fscoord.doctor.operations import ProbeOperations
 
-__all__ = ["Hand", "main"]
+__all__ = ["Agent", "main"]
 
 
-class Hand(Acts):
-    """All acts that can be asked for: those on files, those of two at once, and those at the meeting place."""
+class Agent(ProbeOperations):
+    """All operations that can be asked for: those on files and those on the mailbox."""
 
-    place: Place
+    mailbox: Mailbox
 
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
-        """See `Place.enter`."""
-        self.place = Place(directory, name)
-        return self.place.enter(facts)
+        """See `Mailbox.enter`."""
+        self.mailbox = Mailbox(directory, name)
+        return self.mailbox.enter(facts)
 
     def publish(self, name: str, message: Any) -> None:
-        """See `Place.publish`."""
-        self.place.publish(name, message)
+        """See `Mailbox.publish`."""
+        self.mailbox.publish(name, message)
 
     def fetch(self, name: str) -> Any:
-        """See `Place.fetch`."""
-        return self.place.fetch(name)
+        """See `Mailbox.fetch`."""
+        return self.mailbox.fetch(name)
 
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool) -> list[str]:
-        """See `Place.wait`."""
-        return self.place.wait(prefixes, known, seconds, idle)
+        """See `Mailbox.wait`."""
+        return self.mailbox.wait(prefixes, known, seconds, idle)
 
     def put_aside(self) -> None:
-        """See `Place.put_aside`."""
-        self.place.put_aside()
+        """See `Mailbox.put_aside`."""
+        self.mailbox.put_aside()
 
     def leave(self) -> None:
-        """Close all files and leave the meeting place."""
+        """Close all files and leave the mailbox."""
         self.close()
-        if "place" in vars(self):
-            self.place.leave()
+        if "mailbox" in vars(self):
+            self.mailbox.leave()
 
 
 def main(questions: Iterable[bytes], answers: int) -> None:
-    """Do what `questions` ask for until they end; write the answers to the descriptor `answers`."""
-    hand = Hand()
+    """Perform the operations in `questions` until they end; write the answers to the descriptor `answers`."""
+    agent = Agent()
 
     def tell(answer: dict[str, Any]) -> None:
         safe_files.write_all(answers, json.dumps(answer).encode("ascii") + b"\n")
@@ -64,16 +64,16 @@ def main(questions: Iterable[bytes], answers: int) -> None:
     try:
         tell({"n": 0, "result": None})
         for line in questions:
-            tell(_answer(hand, json.loads(line)))
-    except (BrokenPipeError, KeyboardInterrupt):  # who asked has ended
+            tell(_answer(agent, json.loads(line)))
+    except (BrokenPipeError, KeyboardInterrupt):  # the asking process has ended
         pass
     finally:
-        hand.leave()
+        agent.leave()
 
 
-def _answer(hand: Hand, question: dict[str, Any]) -> dict[str, Any]:
+def _answer(agent: Agent, question: dict[str, Any]) -> dict[str, Any]:
     try:
-        result = getattr(hand, question["act"])(**question["with"])
+        result = getattr(agent, question["act"])(**question["with"])
     except (OSError, RuntimeError, ValueError) as error:
         number = getattr(error, "errno", None)
         words = (error.strerror if isinstance(error, OSError) else None) or str(error)

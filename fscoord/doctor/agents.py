@@ -1,4 +1,4 @@
-"""A hand of this host: a process that is asked, waited for with a deadline, and given up if the kernel keeps it."""
+"""`LocalAgent`: a process of this host that performs operations; it is abandoned if the kernel blocks it too long."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import interruptions_wait
 from fscoord.errors import FscoordError
 
-__all__ = ["ChildHand", "FailedError", "HandLike", "LostError", "Scribe", "SilentError", "StuckError"]
+__all__ = ["AgentProtocol", "FailedError", "LocalAgent", "LostError", "MailboxAgent", "SilentError", "StuckError"]
 
 START_S: Final = 30.0
-"""How long a process may take to start; the limit of what it is asked first counts from then on."""
+"""How long a process may take to start; the limit of the first operation counts from then on."""
 END_S: Final = 2.0
 PIECE: Final = 1 << 16
 
 
 class FailedError(FscoordError):
-    """An act failed: `errno` and the error's own words."""
+    """An operation failed: `errno` and the text of the error."""
 
     def __init__(self, message: str, *, errno: int | None = None, kind: str = "") -> None:
         super().__init__(message)
@@ -29,43 +29,43 @@ class FailedError(FscoordError):
 
 
 class StuckError(FscoordError):
-    """An act did not return in time; the kernel may keep its process for ever."""
+    """An operation did not return in time; the kernel may block its process for ever."""
 
 
 class LostError(FscoordError):
-    """A hand is gone: its process ended, or its host does not answer any more."""
+    """An agent is gone: its process has ended, or its host has stopped answering."""
 
 
 class SilentError(FscoordError):
-    """The directory itself does not answer: no more can be found out there."""
+    """The examined directory does not answer, so that nothing more can be tried there."""
 
 
-class HandLike(Protocol):
-    """Whoever can be asked for an act: a process of this host, or an instance on another."""
+class AgentProtocol(Protocol):
+    """Performs operations on request: a process of this host, or an instance on another host."""
 
     label: str
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
-        """Ask for `act`, which may take `limit` seconds."""
+        """Start the operation `act`, which may take `limit` seconds."""
 
     def finish(self) -> Any:
-        """Return the answer to what was asked last.
+        """Return the result of the operation that was started last.
 
         Raises:
-            FailedError: the act failed.
+            FailedError: the operation failed.
             StuckError: it did not return within its limit.
-            LostError: nobody is there to answer.
+            LostError: the agent is gone.
         """
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """Ask for `act` and return the answer, see `finish`."""
+        """Start `act` and return its result, see `finish`."""
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL, whatever it is at; the next question starts another."""
+        """Kill the process with SIGKILL; the next operation starts another."""
 
 
-class ChildHand:
-    """A process that runs `fscoord.doctor.agent_process`; started by the first question, and again after `kill`."""
+class LocalAgent:
+    """A process that runs `fscoord.doctor.agent_process`. The first operation starts it, also after `kill`."""
 
     def __init__(self, label: str, directory: str = "") -> None:
         self.label = label
@@ -80,12 +80,12 @@ class ChildHand:
         self._said = b""
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """See `HandLike.ask`."""
+        """See `AgentProtocol.ask`."""
         self.begin(act, limit, **arguments)
         return self.finish()
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
-        """See `HandLike.begin`."""
+        """See `AgentProtocol.begin`."""
         if self._process is None:
             self._start()
         self._send(act, arguments)
@@ -93,7 +93,7 @@ class ChildHand:
         self._deadline = system.time.monotonic() + (limit if self._has_started else START_S)
 
     def finish(self) -> Any:
-        """See `HandLike.finish`."""
+        """See `AgentProtocol.finish`."""
         while True:
             answer = json.loads(self._line())
             if answer["n"] == self._number:
@@ -107,7 +107,7 @@ class ChildHand:
         raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
 
     def kill(self) -> None:
-        """See `HandLike.kill`."""
+        """See `AgentProtocol.kill`."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -115,15 +115,15 @@ class ChildHand:
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
-            pass  # the kernel keeps it; it ends when its call does
+            pass  # the process is blocked in the kernel; it ends when its call returns
         _close(process)
 
     def dismiss(self, seconds: float) -> bool:
-        """Let the process put its things in order and end; return whether it did within so many seconds."""
+        """Let the process clean up and end; return whether it did within `seconds`."""
         process, self._process = self._process, None
         if process is None:
             return True
-        _close(process)  # also if this wait is interrupted, it will put them in order
+        _close(process)  # the process cleans up even if this wait is interrupted
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -131,12 +131,12 @@ class ChildHand:
         return True
 
     def _start(self) -> None:
-        # With this process's own path the same fscoord is found, however this one was; and nothing is imported from the
-        # directory under examination. A session of its own keeps the terminal's Ctrl-C from it; a pipe of its own for
-        # standard error keeps whoever reads this process's from waiting for one that the kernel keeps.
+        # The import path of this process finds the same fscoord, and nothing is imported from the examined directory.
+        # A session of its own protects the agent from the terminal's Ctrl-C. It has its own pipe for standard error,
+        # because a reader of this process's standard error would wait for an agent that is blocked in the kernel.
         self._rest = self._said = b""
         self._has_started = False
-        with interruptions_wait():  # or a process could start that nobody knows of
+        with interruptions_wait():  # or a signal could leave a process that this object does not know of
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fscoord.doctor.agent_process"],
                 stdin=subprocess.PIPE,
@@ -157,8 +157,8 @@ class ChildHand:
         try:
             assert self._process is not None
             assert self._process.stdin is not None
-            self._process.stdin.write(question)  # a hand that still does what was asked before reads it later
-        except BrokenPipeError:  # it has ended: `finish` will say so, and with which words
+            self._process.stdin.write(question)  # an agent that still performs the previous operation reads it later
+        except BrokenPipeError:  # the agent has ended: `finish` will say so, with its last words
             pass
 
     def _line(self) -> bytes:
@@ -196,9 +196,10 @@ class ChildHand:
         return LostError(f"{self.label}: its process ended during {self._act}{last}")
 
 
-class Scribe(ChildHand):
-    """The hand that looks after the meeting place. Where it is stuck nothing goes on, and nothing is given up either:
-    should its call return after all, it sees that nobody asks any more, and leaves the place.
+class MailboxAgent(LocalAgent):
+    """The agent that uses the mailbox. When it is stuck the examination ends, but the process is not killed.
+
+    If its call returns later, the agent finds that standard input has ended, and leaves the mailbox.
     """
 
     def __init__(self, label: str) -> None:

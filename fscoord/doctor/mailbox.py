@@ -1,10 +1,11 @@
-"""The meeting place of the instances: a directory below the one examined, and what one instance does there.
+"""`Mailbox`: the directory, below the examined one, through which the instances of an examination exchange messages.
 
-It belongs to one user or, where the directory belongs to a group, to the group, so that its users meet.
+It belongs to one user or, where the examined directory belongs to a group, to the group, so that its users meet.
 
-Instances know of each other by names in it alone. A name is never asked for before a listing showed it, because NFS
-remembers for up to 30 s that there was nothing (nfs(5), "lookupcache"); a listing comes behind a change of one's own,
-which makes the host ask the server; what a message holds is complete before its name appears, and a name is used once.
+A message is a file, and instances know of each other only by the names of files. Three rules make that reliable on NFS.
+A name is not opened before a listing has shown it, because NFS remembers for up to 30 s that a name was missing
+(nfs(5), "lookupcache"). A listing follows a change of the directory by the same host, which makes the host ask the
+server. A message is complete before its name appears, and a name is used once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Place", "content", "new_file"]
+__all__ = ["Mailbox", "content", "new_file"]
 
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
@@ -33,14 +34,14 @@ GROUP_UMASK: Final = 0o007
 
 
 def new_file(path: str, mode: int = OWN_MODE) -> int:
-    """Make the file `path`, which must not be there, and return a descriptor that writes."""
+    """Create the file `path`, which must not exist, and return a descriptor for writing."""
     return safe_files.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
 
 
 def group_of(found: Any) -> int | None:
-    """Return the group whose members may meet in the directory of which `found` is the status; None if there is none.
+    """Return the group whose members may share a mailbox in the directory of the status `found`; None: there is none.
 
-    In a sticky directory there is none: nobody there can remove what another user has made.
+    A sticky directory has none, because there a user can't remove what another user has created.
     """
     mode, group = found.st_mode, int(found.st_gid)
     is_shared = mode & system.stat.S_IWGRP and not mode & system.stat.S_ISVTX
@@ -48,17 +49,17 @@ def group_of(found: Any) -> int | None:
 
 
 def file_mode(directory: str) -> int:
-    """Return the mode of files in the meeting place `directory`."""
+    """Return the mode of files in the mailbox `directory`."""
     return GROUP_MODE if system.os.stat(directory).st_mode & system.stat.S_IWGRP else OWN_MODE
 
 
-class Place:
-    """One instance at the meeting place `directory`; `name` is its own there."""
+class Mailbox:
+    """One instance's access to the mailbox `directory`, under its `name` there."""
 
     def __init__(self, directory: str, name: str) -> None:
         self.directory = directory
         self.name = name
-        self.presides = False
+        self.is_coordinator = False
         self._mode = OWN_MODE
         self._is_in = False
         self._messages = 0
@@ -66,11 +67,11 @@ class Place:
         self._last_beat = -BEAT_S
 
     def enter(self, facts: dict[str, Any]) -> bool:
-        """Go in, tell `facts` in a message ``here.NAME``, and return whether this instance presides: the first does.
+        """Publish `facts` as ``here.NAME``, and return whether this instance is the coordinator: the first one is.
 
         Raises:
-            OSError: the directory can't be made or used.
-            InsecurePathError: what is there is no directory of this user's, or of the group ``facts["group"]``.
+            OSError: the directory can't be created or used.
+            InsecurePathError: the path is not a directory of this user, or of the group ``facts["group"]``.
         """
         group: int | None = facts.get("group")
         if group is not None:
@@ -86,10 +87,10 @@ class Place:
                 self.publish(f"here.{self.name}", facts)
                 try:
                     system.os.mkdir(self._path("chair"), 0o700)
-                    self.presides = True
+                    self.is_coordinator = True
                 except FileExistsError:
                     pass
-                return self.presides
+                return self.is_coordinator
             except OSError as error:
                 if error.errno not in GONE:  # gone: the instance that presided has just finished
                     raise
@@ -107,14 +108,14 @@ class Place:
                 ) from None
 
     def _make_shared(self, group: int) -> None:
-        """Make a place whose files belong to `group` (the setgid bit); it appears as it is to be."""
+        """Create a mailbox whose files belong to `group` (the setgid bit), with its final mode from the beginning."""
         draft = f"{self.directory}.{self.name}"
         system.os.mkdir(draft, 0o700)
         try:
             if system.os.stat(draft).st_gid != group:
                 system.os.chown(draft, -1, group)
             system.os.chmod(draft, system.stat.S_ISGID | 0o770)
-            system.os.rename(draft, self.directory)  # an empty place that another has just made is as good as ours
+            system.os.rename(draft, self.directory)  # replaces an empty mailbox that another has just created
         except OSError as error:
             system.os.rmdir(draft)
             if error.errno not in TAKEN:
@@ -128,7 +129,7 @@ class Place:
                 ) from None
 
     def publish(self, name: str, message: Any) -> None:
-        """Let `name` appear with `message` in it, whole."""
+        """Publish `message` under `name`; it appears with its whole content."""
         self._messages += 1
         draft = self._path(f".draft.{self.name}.{self._messages}")
         fd = new_file(draft, self._mode)
@@ -145,13 +146,13 @@ class Place:
         while True:
             try:
                 return json.loads(content(self._path(name)))
-            except (ValueError, OSError):  # a cache knows the name before the content
+            except (ValueError, OSError):  # the cache may know the name before the content
                 if system.time.monotonic() > deadline:
                     raise
             system.time.sleep(NAP_S)
 
     def listing(self) -> list[str]:
-        """Return the names that are there, sorted; none if the place itself is gone."""
+        """Return the names of the messages, sorted; none if the mailbox itself is gone."""
         try:
             self._touch()
             return sorted(name for name in system.os.listdir(self.directory) if not name.startswith("."))
@@ -161,9 +162,9 @@ class Place:
             raise
 
     def _touch(self) -> None:
-        """Change the directory; and who presides shows by a new name every second that it lives."""
+        """Change the directory. The coordinator does so with a new ``beat`` every second, which shows that it lives."""
         now = system.time.monotonic()
-        if self.presides and now - self._last_beat >= BEAT_S:
+        if self.is_coordinator and now - self._last_beat >= BEAT_S:
             self._last_beat = now
             self._beats += 1
             system.close_quietly(new_file(self._path(f"beat.{self._beats}")))
@@ -173,9 +174,9 @@ class Place:
         safe_files.unlink_quietly(self._path(f".touch.{self.name}"))
 
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
-        """Return all names as soon as one with such a prefix is there that is not `known`, or after so many seconds.
+        """Return all names as soon as one with such a prefix is not `known`, or after `seconds`.
 
-        Who is `idle` looks twice a second: hundreds of instances may have come, and only two of them are at work.
+        An `idle` instance reads the directory twice a second: hundreds of instances may wait while two of them work.
         """
         deadline = system.time.monotonic() + seconds
         nap = NAP_S
@@ -191,7 +192,7 @@ class Place:
             nap = min(nap * 1.5, IDLE_NAP_S if idle else BUSY_NAP_S)
 
     def put_aside(self) -> None:
-        """Move the place out of the way at one stroke, then remove it; of several who try one does."""
+        """Rename the mailbox atomically, then remove it; of several instances that try, one succeeds."""
         aside = f"{self.directory}.{self.name}"
         try:
             system.os.rename(self.directory, aside)
@@ -202,22 +203,22 @@ class Place:
         _remove(aside)
 
     def leave(self) -> None:
-        """Take back what this instance put there; who presides removes the place."""
+        """Remove what this instance put there; the coordinator removes the mailbox."""
         if not self._is_in:
             return
         self._is_in = False
-        if self.presides:
+        if self.is_coordinator:
             self.put_aside()
             return
         for leaf in (f"here.{self.name}", f".touch.{self.name}"):
             safe_files.unlink_quietly(self._path(leaf))
         try:
             self.publish(f"left.{self.name}", None)
-        except OSError:  # the place is gone
+        except OSError:  # the mailbox is gone
             return
         try:
             if not {name.partition(".")[0] for name in system.os.listdir(self.directory)} - {"left"}:
-                _remove(self.directory)  # nobody presides, and nobody else is there
+                _remove(self.directory)  # there is no coordinator, and no other instance
         except OSError:
             pass
 
@@ -226,7 +227,7 @@ class Place:
 
 
 def content(path: str) -> bytes:
-    """Return all that the file holds."""
+    """Return the content of the file."""
     fd = safe_files.open_descriptor(path, system.os.O_RDONLY)
     try:
         data = piece = system.os.read(fd, 1 << 20)
@@ -239,7 +240,7 @@ def content(path: str) -> bytes:
 
 
 def _remove(directory: str) -> None:
-    """Remove `directory` with what is in it; NFS keeps files that a process of another host has open for a while."""
+    """Remove `directory` with its content; NFS keeps files that a process of another host has open for a while."""
     deadline = system.time.monotonic() + REMOVE_S
     while True:
         try:

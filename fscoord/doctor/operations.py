@@ -1,6 +1,6 @@
-"""What a hand can do to the files of an examination: open, lock, append, look, watch, replace, claim names.
+"""`ProbeOperations`: what an agent does to the files of an examination: open, lock, append, read, watch, rename, race.
 
-Each act is a method whose arguments and result go through JSON. Files are named by a word, below the meeting place.
+Each operation is a method whose arguments and result are JSON. Files are named by one word, in the mailbox directory.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
 from fscoord.doctor import probe_file
 from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, file_mode, group_of, new_file
-from fscoord.doctor.probe_file import Opened
+from fscoord.doctor.probe_file import ProbeFile
 from fscoord.stores.file import FileStore
 
-__all__ = ["LINES_MAX", "Acts"]
+__all__ = ["LINES_MAX", "ProbeOperations"]
 
 LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
 TURNS: Final = 4
-"""How often at least a hand must have seen that the other wrote in between: else the two were not at work at once."""
+"""How often at least an agent must have seen that the other wrote in between: else the two did not run at once."""
 MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
 
 
-class Acts:
-    """One hand's files below `directory`."""
+class ProbeOperations:
+    """One agent's files in `directory`."""
 
     def __init__(self) -> None:
         self.directory = ""
         self.mode = OWN_MODE
-        self.files: dict[str, Opened] = {}
+        self.files: dict[str, ProbeFile] = {}
         self._watch: Any = None
 
     def settle(self, directory: str) -> None:
-        """Work below `directory` from now on."""
+        """Use files in `directory` from now on."""
         self.directory = directory
         self.mode = file_mode(directory)
         if self.mode != OWN_MODE:
             system.os.umask(GROUP_UMASK)
 
     def facts(self, path: str) -> dict[str, Any]:
-        """Return what can be known of `path` and of this host without trying anything."""
+        """Return the properties of `path` and of this host that need no trial."""
         real = system.os.path.realpath(path)
         found = system.os.stat(real)
         if not system.stat.S_ISDIR(found.st_mode):
@@ -69,15 +69,15 @@ class Acts:
         }
 
     def lock(self, name: str, kind: str, shared: bool = False) -> bool:
-        """Take the lock of the file if it is free; return whether it was."""
+        """Take the lock of the file if it is free; return whether it was taken."""
         return self.file(name).take(kind, shared=shared)
 
     def unlock(self, name: str, kind: str, shared: bool = False) -> None:
-        """Give the lock of the file back."""
+        """Release the lock of the file."""
         self.file(name).lock(kind, shared=shared).unlock()
 
     def block(self, name: str, kind: str) -> float:
-        """Wait for the lock, in the kernel if it can; return after how many seconds it came."""
+        """Wait for the lock, in the kernel if the kind allows it; return how many seconds that took."""
         file = self.file(name)
         start = system.time.monotonic()
         if kind == "soft":
@@ -87,7 +87,7 @@ class Acts:
         return system.time.monotonic() - start
 
     def time_lock(self, name: str, kind: str, seconds: float) -> float:
-        """Return how many seconds it takes to take a free lock and to give it back: the median."""
+        """Return the median of the seconds that it takes to acquire and release a free lock."""
         lock = self.file(name).lock(kind)
         took: list[float] = []
         deadline = system.time.monotonic() + seconds
@@ -99,16 +99,16 @@ class Acts:
         return sorted(took)[len(took) // 2]
 
     def tally(self, name: str, kind: str) -> dict[str, Any]:
-        """Return what the whole file holds, looked at under the lock."""
+        """Return the summary of the whole file, read under the lock."""
         file = self.file(name)
         file.await_lock(kind)
         try:
-            return probe_file.tally(file.read_all())._asdict()
+            return probe_file.summarize(file.read_all())._asdict()
         finally:
             file.lock(kind).unlock()
 
     def append(self, name: str, kind: str, number: int, writer: str) -> None:
-        """Append one line under the lock."""
+        """Append one record under the lock."""
         file = self.file(name)
         file.await_lock(kind)
         try:
@@ -117,7 +117,7 @@ class Acts:
             file.lock(kind).unlock()
 
     def look(self, name: str, kind: str, how: str) -> list[int]:
-        """Return the numbers of the lines that are new, 0 for one that is not sound; ``[-1]``: no such way here."""
+        """Return the numbers of the new records, 0 for a damaged one; ``[-1]``: this way to read is impossible here."""
         try:
             return [0 if line is None else line.number for line in self.file(name).read(how, kind)]
         except OSError as error:
@@ -126,7 +126,7 @@ class Acts:
             return [-1]
 
     def watch(self, name: str) -> bool:
-        """Watch the file for events from now on; return whether that is possible."""
+        """Start to watch the file for events; return whether that is possible."""
         self.file(name)
         try:
             self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)
@@ -135,7 +135,7 @@ class Acts:
         return bool(self._watch.readable)
 
     def watched(self, seconds: float) -> bool:
-        """Return whether an event came, at once or within so many seconds."""
+        """Return whether an event has come, or comes within `seconds`."""
         try:
             return bool(self._watch.wait(seconds))
         finally:
@@ -143,7 +143,7 @@ class Acts:
             self._watch = None
 
     def replace(self, name: str, number: int) -> None:
-        """Rename another file, which holds one line of this number, over the file."""
+        """Rename another file, which holds one record of this number, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
         fd = new_file(draft, self.mode)
         try:
@@ -154,10 +154,10 @@ class Acts:
         system.os.rename(draft, self.path(name))
 
     def reopened(self, name: str, number: int, seconds: float) -> float | None:
-        """Return after how many seconds a fresh open of the name shows the line `number`, None if not in `seconds`."""
+        """Return after how many seconds an open by name shows the record `number`, None if not within `seconds`."""
         start = system.time.monotonic()
         while True:
-            file = Opened(self.path(name), mode=self.mode)
+            file = ProbeFile(self.path(name), mode=self.mode)
             try:
                 found = probe_file.decode(file.read_all())
             except OSError as error:
@@ -174,7 +174,7 @@ class Acts:
             system.time.sleep(NAP_S)
 
     def claim(self, stem: str, how: str, count: int) -> list[int]:
-        """Try to be the first to make each of the names ``STEM.0`` to ``STEM.COUNT-1``; return which it was."""
+        """Try to create each of the names ``STEM.0`` to ``STEM.COUNT-1``; return the numbers created by this agent."""
         won = []
         source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
         system.close_quietly(new_file(source, self.mode))
@@ -194,14 +194,14 @@ class Acts:
         return won
 
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
-        """Append lines under the lock for so many seconds, each numbered by the last one that is there.
+        """Append records under the lock for `seconds`, each numbered one more than the last record in the file.
 
-        That is how a store appends. It begins when another writer's line is there, or after 5 s, and goes on until the
-        two took turns a few times, for up to 5 s more.
+        That is how a store appends. The time begins when the file has a record of another writer, or after 5 s. It is
+        extended by up to 5 s until the two have taken turns a few times.
 
         Returns:
-            ``written``, how many lines; ``met``, whether there was another; ``garbled``, how many lines, looked at
-            under the lock, were not sound.
+            ``written``, the number of records; ``met``, whether there was another writer; ``garbled``, how many records
+            were damaged when they were read under the lock.
         """
         file = self.file(name)
         last, garbled, written = 0, 0, 0
@@ -227,8 +227,8 @@ class Acts:
                     foreign = foreign or line.writer != writer
                 turns += foreign
                 if not written % 3:
-                    system.time.sleep(2 * NAP_S)  # whoever has the lock too, or sees nothing of this, shows by it
-                if not written or others or now > met:  # one line says that this hand is there
+                    system.time.sleep(2 * NAP_S)  # gives a second holder of the lock, or a stale read, time to show
+                if not written or others or now > met:  # the first record says that this agent is there
                     file.append(kind, probe_file.encode(last + 1, writer))
                     written += 1
             finally:
@@ -237,20 +237,20 @@ class Acts:
         return {"written": written, "met": bool(others), "garbled": garbled}
 
     def answer(self, name: str, kind: str, how: str, turn: int, rounds: int, seconds: float) -> dict[str, Any]:
-        """Take turns with another hand: append a line as soon as its line is seen.
+        """Take turns with another agent: append a record as soon as the other's record is read.
 
         Args:
             name: the file.
-            kind: of the lock under which lines are appended.
-            how: the way to look, see `Opened.read`.
+            kind: the kind of the lock under which records are appended.
+            how: the way to read, see `ProbeFile.read`.
             turn: 0 begins, 1 answers.
-            rounds: how many lines each appends.
-            seconds: after how many to give up.
+            rounds: how many records each appends.
+            seconds: the time limit.
 
         Returns:
-            ``waits``, the seconds from each line of this hand to the other's answer; ``garbled``, how many looks
-            showed bytes that nobody wrote; ``done``, whether all rounds came to an end; ``possible``, whether there is
-            this way to look.
+            ``waits``, the seconds from each record of this agent to the other's answer; ``garbled``, how many reads
+            returned bytes that nobody wrote; ``done``, whether all rounds were finished; ``possible``, whether this way
+            to read exists here.
         """
         seen, garbled = 0, 0
         waits: list[float] = []
@@ -274,7 +274,7 @@ class Acts:
                 system.time.sleep(NAP_S)
 
     def scatter(self, name: str, writer: str, count: int) -> int:
-        """Append lines without a lock; return how many."""
+        """Append records without a lock; return how many."""
         file = self.file(name)
         for number in range(count):
             safe_files.write_all(file.writer, probe_file.encode(number + 1, writer))
@@ -282,14 +282,15 @@ class Acts:
         return count
 
     def scattered(self, name: str) -> int:
-        """Return how many sound lines the file holds."""
-        return probe_file.tally(self.file(name).read_all()).sound
+        """Return how many sound records the file holds."""
+        return probe_file.summarize(self.file(name).read_all()).sound
 
     def count(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Add 1 to one number of a real store for so many seconds; return what it answered, and what it costs.
+        """Add 1 to one number of a real store for `seconds`.
 
         Returns:
-            ``sums``, every answer; ``operations``, how many adds a second; ``error``, in words, why it ended early.
+            ``sums``, the result of every add; ``operations``, how many adds per second; ``error``, the text of the
+            error that ended it early.
         """
         sums: list[int] = []
         took = 0.0
@@ -312,7 +313,7 @@ class Acts:
         return {"sums": sums, "operations": len(sums) / took, "error": ""}
 
     def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
-        """Return how many seconds a set, a get and an add of a real store take, alone: the medians."""
+        """Return the median seconds of a set, a get and an add of a real store that nobody else uses."""
         with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
             return {
                 "set": _median(lambda: store.set("k", b"v" * 32), seconds / 3),
@@ -326,22 +327,22 @@ class Acts:
             file.close()
         self.files.clear()
 
-    def file(self, name: str) -> Opened:
+    def file(self, name: str) -> ProbeFile:
         """Return the file of this name, open."""
         if name not in self.files:
             path = self.path(name)
-            self.files[name] = Opened(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
+            self.files[name] = ProbeFile(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
         return self.files[name]
 
     def path(self, name: str) -> str:
         """Return the path of the file of this name."""
-        # Questions come from other hosts by way of files: they name nothing outside of the meeting place.
+        # Questions from other hosts come through files, and must not name anything outside of the mailbox directory.
         if not name or "/" in name or not self.directory:
             raise ValueError(f"{name!r} names no file of the examination")
         return system.os.path.join(self.directory, name)
 
 
-def _new_lines(file: Opened, kind: str) -> list[probe_file.Line | None]:
+def _new_lines(file: ProbeFile, kind: str) -> list[probe_file.ProbeRecord | None]:
     way = file.way(kind)
     found = more = file.read(way, kind)
     while more and None not in more:

@@ -16,34 +16,34 @@ from fscoord._log.locking.log_lock import KINDS, LogLock
 from fscoord._runtime import system
 from fscoord.doctor.mailbox import OWN_MODE, content
 
-__all__ = ["LINE_SIZE", "Line", "Opened", "Tally", "decode", "encode", "tally"]
+__all__ = ["RECORD_SIZE", "ProbeFile", "ProbeRecord", "Summary", "decode", "encode", "summarize"]
 
 CHUNK: Final = 1 << 16
 NAP_S: Final = 0.0005
 TAKE_S: Final = 60.0
-"""How long a lock is tried for: longer than anybody waits for an answer. A hand whose asking process was killed in the
-meantime would try for ever."""
+"""How long to try for a lock: longer than any caller waits for the result, so that an agent whose asking process was
+killed does not try for ever."""
 O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
 
-LINE_SIZE: Final = 64
+RECORD_SIZE: Final = 64
 
 
-class Line(NamedTuple):
-    """A sound line: its `number` from 1 on, and its `writer`."""
+class ProbeRecord(NamedTuple):
+    """A sound record: its `number`, from 1 on, and its `writer`."""
 
     number: int
     writer: str
 
 
-class Tally(NamedTuple):
-    """What a whole file holds.
+class Summary(NamedTuple):
+    """The records of a whole file.
 
     Attributes:
-        sound: how many sound lines there are.
-        garbled: how many lines are not what anybody wrote.
-        twice: how many numbers stand there more than once.
-        turns: how often one writer's line follows another's.
-        by: how many sound lines there are of each writer.
+        sound: how many records are sound.
+        garbled: how many records nobody wrote as they are.
+        twice: how many sound records repeat the number of another.
+        turns: how often a record follows one of another writer.
+        by: how many sound records each writer has.
     """
 
     sound: int
@@ -54,41 +54,41 @@ class Tally(NamedTuple):
 
 
 def encode(number: int, writer: str) -> bytes:
-    """Return the line `number` of `writer`, a word of at most 20 signs of ASCII."""
+    """Return the record `number` of `writer`, a word of at most 20 ASCII characters."""
     text = f"{number:012d} {writer:<20}"
-    return f"{text} {zlib.crc32(text.encode()):08x}".ljust(LINE_SIZE - 1).encode() + b"\n"
+    return f"{text} {zlib.crc32(text.encode()):08x}".ljust(RECORD_SIZE - 1).encode() + b"\n"
 
 
-def decode(data: bytes) -> list[Line | None]:
-    """Return the whole lines in `data`, None for each that is not sound; what is behind them does not count."""
-    return [_decode(data[start : start + LINE_SIZE]) for start in range(0, len(data) - LINE_SIZE + 1, LINE_SIZE)]
+def decode(data: bytes) -> list[ProbeRecord | None]:
+    """Return the whole records in `data`, None for each that is not sound; a partial one at the end is ignored."""
+    return [_decode(data[start : start + RECORD_SIZE]) for start in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
-def _decode(line: bytes) -> Line | None:
+def _decode(line: bytes) -> ProbeRecord | None:
     try:
         number, writer, _ = line.decode("ascii").split()
-        return Line(int(number), writer) if encode(int(number), writer) == line else None
+        return ProbeRecord(int(number), writer) if encode(int(number), writer) == line else None
     except ValueError:
         return None
 
 
-def tally(data: bytes) -> Tally:
-    """Return what the whole file `data` holds; an end that is no whole line counts as garbled."""
+def summarize(data: bytes) -> Summary:
+    """Return the summary of the whole file `data`; a partial record at the end counts as garbled."""
     lines = decode(data)
     sound = [line for line in lines if line is not None]
     writers = [line.writer for line in sound]
     turns = sum(one != other for one, other in itertools.pairwise(writers))
-    return Tally(
+    return Summary(
         sound=len(sound),
-        garbled=len(lines) - len(sound) + (len(data) % LINE_SIZE > 0),
+        garbled=len(lines) - len(sound) + (len(data) % RECORD_SIZE > 0),
         twice=len(sound) - len({line.number for line in sound}),
         turns=turns,
         by={writer: writers.count(writer) for writer in sorted(set(writers))},
     )
 
 
-class Opened:
-    """A file as a store has it: one descriptor that appends and locks, one that reads and only moves forward."""
+class ProbeFile:
+    """A file opened as a store opens its log: one descriptor appends and locks, one reads and only moves forward."""
 
     def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
         self.path = path
@@ -101,14 +101,14 @@ class Opened:
         self._pending: dict[int, bytes] = {}
 
     def lock(self, kind: str, *, shared: bool = False) -> LogLock:
-        """Return the lock of a log, of this kind, on this file."""
+        """Return the log lock of this kind on this file."""
         if (kind, shared) not in self._locks:
             fd = self.reader if shared else self.writer
             self._locks[kind, shared] = LogLock(self.path, fd, KINDS[kind], self._mutex, set(), shared=shared)
         return self._locks[kind, shared]
 
     def take(self, kind: str, *, shared: bool = False) -> bool:
-        """Take the lock if it is free; return whether it was."""
+        """Take the lock if it is free; return whether it was taken."""
         lock = self.lock(kind, shared=shared)
         try:
             lock.try_lock()
@@ -131,7 +131,7 @@ class Opened:
             system.time.sleep(random.uniform(0.1, 1) * NAP_S)
 
     def append(self, kind: str, data: bytes) -> None:
-        """Append as a store does that has the lock: on NFS, with a marker file for one, past the cache."""
+        """Append as a store does that holds the lock: past the cache if the lock is a marker file on NFS."""
         if self.way(kind) != "direct":
             safe_files.write_all(self.writer, data)
             return
@@ -143,11 +143,11 @@ class Opened:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return how a store that has the lock looks: a marker file, other than a lock, makes no cache of NFS valid."""
+        """Return how a holder of the lock reads: on NFS a marker file, unlike a lock, does not revalidate the cache."""
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
-    def read(self, how: str, kind: str) -> list[Line | None]:
-        """Return the lines that are new since the last look of this way.
+    def read(self, how: str, kind: str) -> list[ProbeRecord | None]:
+        """Return the records appended since the previous read with this method.
 
         Args:
             how: ``"plain"``, ``"locked"`` (under the shared lock) or ``"direct"`` (O_DIRECT, without a lock).
@@ -168,7 +168,7 @@ class Opened:
         return self._forward(self.reader)
 
     def _forget(self) -> None:
-        """Open the file again and drop what the kernel keeps of it, as a store does whose lock validates no cache."""
+        """Reopen the file and drop its cached pages, as a store does whose lock does not revalidate the cache."""
         fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
         if hasattr(system.os, "posix_fadvise"):
             system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
@@ -177,25 +177,25 @@ class Opened:
         system.close_quietly(self.reader)
         self.reader = fd
 
-    def _forward(self, fd: int) -> list[Line | None]:
-        """Read on. From a line that is not sound one steps back: it may be a cache's first, wrong idea of it."""
+    def _forward(self, fd: int) -> list[ProbeRecord | None]:
+        """Read on. Before a damaged record the position steps back: the damage may only be in the cache."""
         data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
         found = decode(data)
         sound = next((index for index, line in enumerate(found) if line is None), len(found))
         if sound < len(found):
-            rest = len(data) - sound * LINE_SIZE
+            rest = len(data) - sound * RECORD_SIZE
             system.os.lseek(fd, -rest, system.os.SEEK_CUR)
             self._pending[fd] = b""
             return found[: sound + 1]
-        self._pending[fd] = data[len(found) * LINE_SIZE :]
+        self._pending[fd] = data[len(found) * RECORD_SIZE :]
         return found
 
     def read_all(self) -> bytes:
-        """Return all that the file holds."""
+        """Return the content of the file."""
         return content(self.path)
 
     def close(self) -> None:
-        """Close every descriptor, which gives the kernel's locks back."""
+        """Close every descriptor, which releases the kernel's locks."""
         for lock in self._locks.values():
             try:
                 lock.unlock()

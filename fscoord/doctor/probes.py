@@ -1,4 +1,9 @@
-"""Two hands between which something is tried: two processes of this host, or one here and one on another."""
+"""The probes of an examination: each tries one thing between two agents, and returns a `Check`; `run` makes them all.
+
+The agents are two processes of this host, or one here and one on another host. The first probes are about one kind of
+lock: exclusion, handover, the holder's death, races. Then come those about what one agent sees of the other's work, and
+those of a store itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord.doctor.agents import FailedError, HandLike, LostError, StuckError
+from fscoord.doctor.agents import AgentProtocol, FailedError, LostError, StuckError
 from fscoord.doctor.verdict import BAD, HOSTS, INFO, OK, UNKNOWN, Check
 
 __all__ = [
@@ -32,7 +37,7 @@ __all__ = [
 ]
 
 ACT_S: Final = 15.0
-"""How long an act may take that takes milliseconds where all is well: after that the kernel counts as stuck."""
+"""The time limit of an operation that usually takes milliseconds: after it the kernel counts as stuck."""
 
 
 class Pair:
@@ -41,14 +46,14 @@ class Pair:
     `effort` is for how many seconds they do what is measured; `pause` gives a waiter the time to wait.
     """
 
-    def __init__(self, one: HandLike, other: HandLike, between: str, effort: float) -> None:
+    def __init__(self, one: AgentProtocol, other: AgentProtocol, between: str, effort: float) -> None:
         self.one = one
         self.other = other
         self.between = between
         self.effort = effort
         self.pause = min(0.2, effort)
 
-    def __iter__(self) -> Iterator[HandLike]:
+    def __iter__(self) -> Iterator[AgentProtocol]:
         return iter((self.one, self.other))
 
     def name(self, what: str, how: str = "") -> str:
@@ -69,16 +74,16 @@ Probe = Callable[[], Check]
 
 
 def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[[str], None]) -> Iterator[Check]:
-    """Try everything between the hands of `pair`, and yield what each probe found.
+    """Run every probe between the agents of `pair`, and yield the results.
 
     Args:
-        pair: the hands.
+        pair: the agents.
         lock: the kind of lock that the store is to have.
         options: further options for the store; None: no store would open here.
         before: called with the name of each probe before it begins.
 
     Raises:
-        LostError: a hand is gone; what was not tried is not known.
+        LostError: an agent is gone; the remaining probes were not run.
     """
     lost = dict.fromkeys(KINDS, False)
     for name, kind, probe in _probes(pair, lock, options):
@@ -131,9 +136,9 @@ def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:
 
 
 def _start_anew(pair: Pair) -> None:
-    for hand in pair:
+    for agent in pair:
         try:
-            hand.kill()
+            agent.kill()
         except (LostError, StuckError):
             pass
 
@@ -169,19 +174,19 @@ def exclusion(pair: Pair, kind: str) -> Check:
     return pair.check("exclusion", BAD if faults else OK, "; ".join(faults) or "each keeps the other out", kind)
 
 
-def _free(hand: HandLike, name: str, kind: str, *, shared: bool = False) -> bool:
+def _free(agent: AgentProtocol, name: str, kind: str, *, shared: bool = False) -> bool:
     deadline = system.time.monotonic() + RELEASE_S
-    while not hand.ask("lock", ACT_S, name=name, kind=kind, shared=shared):
+    while not agent.ask("lock", ACT_S, name=name, kind=kind, shared=shared):
         if system.time.monotonic() > deadline:
             return False
         system.time.sleep(0.01)
     return True
 
 
-def _sharing(one: HandLike, other: HandLike, name: str, kind: str) -> list[str]:
-    both = [_free(hand, name, kind, shared=True) for hand in (one, other)]
-    for hand in (one, other):
-        hand.ask("unlock", ACT_S, name=name, kind=kind, shared=True)
+def _sharing(one: AgentProtocol, other: AgentProtocol, name: str, kind: str) -> list[str]:
+    both = [_free(agent, name, kind, shared=True) for agent in (one, other)]
+    for agent in (one, other):
+        agent.ask("unlock", ACT_S, name=name, kind=kind, shared=True)
     return [] if all(both) else ["two shared locks exclude each other"]
 
 
@@ -220,10 +225,10 @@ def death(pair: Pair, kind: str) -> Check:
 def race(pair: Pair, kind: str) -> Check:
     """Whether two who append as fast as they can under the lock lose or repeat anything."""
     name = pair.name("race", kind)
-    for hand, writer in zip(pair, ("one", "other"), strict=True):
-        hand.begin("race", ACT_S + pair.effort, name=name, kind=kind, writer=writer, seconds=pair.effort)
-    ends = {writer: hand.finish() for hand, writer in zip(pair, ("one", "other"), strict=True)}
-    tallies = [hand.ask("tally", ACT_S, name=name, kind=kind) for hand in pair]
+    for agent, writer in zip(pair, ("one", "other"), strict=True):
+        agent.begin("race", ACT_S + pair.effort, name=name, kind=kind, writer=writer, seconds=pair.effort)
+    ends = {writer: agent.finish() for agent, writer in zip(pair, ("one", "other"), strict=True)}
+    tallies = [agent.ask("tally", ACT_S, name=name, kind=kind) for agent in pair]
     faults = _faults(ends, tallies)
     measured = {"written": {writer: end["written"] for writer, end in ends.items()}, "turns": tallies[0]["turns"]}
     if faults:
@@ -302,10 +307,10 @@ def freshness(pair: Pair, kind: str, how: str) -> Check:
 def delay(pair: Pair, kind: str, how: str) -> Check:
     """How soon each sees what the other appends, while both look again and again, and whether they see nothing else."""
     name = pair.name("delay", how)
-    for turn, hand in enumerate(pair):
+    for turn, agent in enumerate(pair):
         question = {"name": name, "kind": kind, "how": how, "turn": turn, "rounds": ROUNDS}
-        hand.begin("answer", ACT_S + 2 * pair.effort, **question, seconds=ACT_S / 5 + 2 * pair.effort)
-    ends = [hand.finish() for hand in pair]
+        agent.begin("answer", ACT_S + 2 * pair.effort, **question, seconds=ACT_S / 5 + 2 * pair.effort)
+    ends = [agent.finish() for agent in pair]
     if not all(end["possible"] for end in ends):
         return pair.check(f"delay-{how}", INFO, f"{LOOKS[how]} is not possible here")
     garbled = sum(end["garbled"] for end in ends)
@@ -329,9 +334,9 @@ def claims(pair: Pair) -> Check:
     faults, missing = [], []
     for how in WAYS:
         try:
-            for hand in pair:
-                hand.begin("claim", ACT_S, stem=pair.name("claim", how), how=how, count=CLAIMS)
-            won = [hand.finish() for hand in pair]
+            for agent in pair:
+                agent.begin("claim", ACT_S, stem=pair.name("claim", how), how=how, count=CLAIMS)
+            won = [agent.finish() for agent in pair]
         except FailedError as error:  # an answer that nobody takes is dropped
             if how != "link":
                 raise
@@ -349,9 +354,9 @@ def claims(pair: Pair) -> Check:
 def scatter(pair: Pair) -> Check:
     """How many appends without a lock survive: on NFS an end of file is where a host believes it to be (open(2))."""
     name = pair.name("scatter")
-    for hand, writer in zip(pair, ("one", "other"), strict=True):
-        hand.begin("scatter", ACT_S, name=name, writer=writer, count=SCATTER)
-    total = sum(hand.finish() for hand in pair)
+    for agent, writer in zip(pair, ("one", "other"), strict=True):
+        agent.begin("scatter", ACT_S, name=name, writer=writer, count=SCATTER)
+    total = sum(agent.finish() for agent in pair)
     there = pair.one.ask("scattered", ACT_S, name=name)
     says = f"{there} of {total} appends without a lock survive"
     says += "" if there == total else " (a store never does that)"
@@ -384,9 +389,9 @@ def events(pair: Pair, kind: str) -> Check:
 def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
     """Whether two who add to one number of a real store get every sum once."""
     name = pair.name("store", kind)
-    for hand in pair:
-        hand.begin("count", 2 * ACT_S, name=name, options={"lock": kind, **options}, seconds=pair.effort)
-    ends = [hand.finish() for hand in pair]
+    for agent in pair:
+        agent.begin("count", 2 * ACT_S, name=name, options={"lock": kind, **options}, seconds=pair.effort)
+    ends = [agent.finish() for agent in pair]
     errors = [end["error"] for end in ends if end["error"]]
     if errors:
         return pair.check("store", BAD, f"the store fails: {errors[0]}", kind)

@@ -10,17 +10,17 @@ from typing import Any
 
 from fscoord.doctor import probe_file
 from fscoord.doctor.agents import FailedError, StuckError
-from fscoord.doctor.operations import Acts
+from fscoord.doctor.operations import ProbeOperations
 
 PATIENCE_S = 60
 
 
-class ThreadHand:
-    """A hand that does its acts in a thread, on files that `Opened` opens."""
+class ThreadAgent:
+    """An agent that does its acts in a thread, on files that `ProbeFile` opens."""
 
-    def __init__(self, directory: Path, opened: type[probe_file.Opened] = probe_file.Opened):
+    def __init__(self, directory: Path, opened: type[probe_file.ProbeFile] = probe_file.ProbeFile):
         self.label = opened.__name__
-        self._acts = Acts()
+        self._acts = ProbeOperations()
         self._acts.settle(str(directory))
         self._opened = opened
         self._thread: threading.Thread | None = None
@@ -57,12 +57,12 @@ class ThreadHand:
         self._acts.close()
 
 
-class OwnLocks(probe_file.Opened):
+class OwnLocks(probe_file.ProbeFile):
     """As on NFS with local_lock=all: each host's locks are its own."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._shadow = probe_file.Opened(f"{path}.{threading.get_ident()}.{time.monotonic_ns()}")
+        self._shadow = probe_file.ProbeFile(f"{path}.{threading.get_ident()}.{time.monotonic_ns()}")
 
     def lock(self, kind: str, *, shared: bool = False) -> Any:
         return self._shadow.lock(kind, shared=shared)
@@ -72,7 +72,7 @@ class OwnLocks(probe_file.Opened):
         super().close()
 
 
-class OldData(probe_file.Opened):
+class OldData(probe_file.ProbeFile):
     """As on GlusterFS by default: what was seen is believed for a while, also under the lock.
 
     There it is a second; here it is a number of looks, so that it lasts for as long as it matters on any machine.
@@ -84,7 +84,7 @@ class OldData(probe_file.Opened):
         super().__init__(path)
         self._looks: dict[int, int] = {}
 
-    def _forward(self, fd: int) -> list[probe_file.Line | None]:
+    def _forward(self, fd: int) -> list[probe_file.ProbeRecord | None]:
         if self._looks.get(fd, 0):
             self._looks[fd] -= 1
             return []
@@ -94,20 +94,20 @@ class OldData(probe_file.Opened):
         return found
 
 
-class Zeros(probe_file.Opened):
+class Zeros(probe_file.ProbeFile):
     """As a plain look on NFS beside a writer: the right length, and zeros, in every third look that finds a line."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._looks = 0
 
-    def _forward(self, fd: int) -> list[probe_file.Line | None]:
+    def _forward(self, fd: int) -> list[probe_file.ProbeRecord | None]:
         found = super()._forward(fd)
         self._looks += bool(found)
         return [*found[:-1], None] if found and self._looks % 3 == 0 else found
 
 
-class Forgetful(probe_file.Opened):
+class Forgetful(probe_file.ProbeFile):
     """Some appends are acknowledged and never reach the file."""
 
     def __init__(self, path: str) -> None:
@@ -130,26 +130,26 @@ class Forgetful(probe_file.Opened):
 
 
 class Refusing:
-    """A hand whose lock calls fail with one error, and do nothing else."""
+    """An agent whose lock calls fail with one error, and do nothing else."""
 
-    def __init__(self, hand: ThreadHand, errno: int) -> None:
+    def __init__(self, agent: ThreadAgent, errno: int) -> None:
         self.label = "refusing"
-        self._hand = hand
+        self._agent = agent
         self._errno = errno
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._hand, name)
+        return getattr(self._agent, name)
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
         if act == "lock" and arguments["kind"] != "soft":
             raise FailedError(os.strerror(self._errno), errno=self._errno)
-        return self._hand.ask(act, limit, **arguments)
+        return self._agent.ask(act, limit, **arguments)
 
 
 class Silent(Refusing):
-    """A hand whose lock calls never return, as beside a dead lock manager."""
+    """An agent whose lock calls never return, as beside a dead lock manager."""
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
         if act == "lock" and arguments["kind"] != "soft":
             raise StuckError("lock did not return in time")
-        return self._hand.ask(act, limit, **arguments)
+        return self._agent.ask(act, limit, **arguments)

@@ -200,7 +200,7 @@ def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory
 
 def test_who_came_and_left_before_the_roll_was_called_is_not_missed(directory, monkeypatch):
     monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
-    monkeypatch.setattr("fscoord.doctor.coordination.Meeting._await_members", lambda self, *_: [self.name, "gone"])
+    monkeypatch.setattr("fscoord.doctor.coordination.Coordinator._await_members", lambda self, *_: [self.name, "gone"])
     assert examine(directory)["hosts"] == [os.uname().nodename]
 
 

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from fscoord import InsecurePathError
-from fscoord.doctor.mailbox import Place
+from fscoord.doctor.mailbox import Mailbox
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def directory(tmp_path) -> str:
 
 
 def test_the_first_presides_and_a_message_is_told_whole(directory):
-    one, other = Place(directory, "one"), Place(directory, "other")
+    one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
     assert one.enter({"host": "a"})
     assert not other.enter({"host": "b"})
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
@@ -33,7 +33,7 @@ def test_the_first_presides_and_a_message_is_told_whole(directory):
 
 
 def test_who_presides_shows_a_new_sign_of_life_and_nobody_else_does(directory):
-    one, other = Place(directory, "one"), Place(directory, "other")
+    one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
     one.enter({})
     other.enter({})
     other.listing()
@@ -45,7 +45,7 @@ def test_who_presides_shows_a_new_sign_of_life_and_nobody_else_does(directory):
 
 
 def test_a_known_name_does_not_end_a_wait_and_a_place_that_is_gone_does(directory):
-    one = Place(directory, "one")
+    one = Mailbox(directory, "one")
     one.enter({})
     assert "here.one" in one.wait(["here."], ["here.one"], 0)
     one.leave()
@@ -53,7 +53,7 @@ def test_a_known_name_does_not_end_a_wait_and_a_place_that_is_gone_does(director
 
 
 def test_who_stays_alone_without_presiding_takes_the_place_away(directory):
-    one = Place(directory, "one")
+    one = Mailbox(directory, "one")
     one._is_in = True
     one._make()
     one.publish("here.one", {})
@@ -62,23 +62,23 @@ def test_who_stays_alone_without_presiding_takes_the_place_away(directory):
 
 
 def test_what_a_dead_instance_left_is_put_aside_as_a_whole(directory):
-    dead = Place(directory, "dead")
+    dead = Mailbox(directory, "dead")
     dead.enter({})
     os.mkdir(os.path.join(directory, "file"))
-    Place(directory, "next").put_aside()
+    Mailbox(directory, "next").put_aside()
     assert os.listdir(os.path.dirname(directory)) == []
-    Place(directory, "another").put_aside()
+    Mailbox(directory, "another").put_aside()
 
 
 def test_a_link_a_file_and_a_directory_that_others_can_write_are_refused(directory, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     os.symlink(tmp_path / "elsewhere", directory)
     with pytest.raises(InsecurePathError):
-        Place(directory, "one").enter({})
+        Mailbox(directory, "one").enter({})
     os.unlink(directory)
     os.mkdir(directory)
     os.chmod(directory, 0o777)
     with pytest.raises(InsecurePathError):
-        Place(directory, "one").enter({})
+        Mailbox(directory, "one").enter({})
     assert os.listdir(directory) == []
     assert os.listdir(tmp_path / "elsewhere") == []

@@ -25,16 +25,16 @@ EFFORT_S = 0.1
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
-    """Give `pair(kind_of_file)`: two hands in this process, on files that behave so."""
+    """Give `pair(kind_of_file)`: two agents in this process, on files that behave so."""
     made = []
 
-    def make(opened: type[probe_file.Opened] = probe_file.Opened) -> Pair:
-        made.extend([lying_agents.ThreadHand(tmp_path, opened), lying_agents.ThreadHand(tmp_path, opened)])
+    def make(opened: type[probe_file.ProbeFile] = probe_file.ProbeFile) -> Pair:
+        made.extend([lying_agents.ThreadAgent(tmp_path, opened), lying_agents.ThreadAgent(tmp_path, opened)])
         return Pair(made[-2], made[-1], PROCESSES, EFFORT_S)
 
     yield make
-    for hand in made:
-        hand.kill()
+    for agent in made:
+        agent.kill()
 
 
 def outcomes(pair: Any, lock: str = "ofd") -> dict[str, Check]:
@@ -68,7 +68,7 @@ def test_appends_under_locks_that_lie_are_told(pair):
 
 
 class Steps:
-    """A clock that each look at it moves on: hands do as much in its time under any load."""
+    """A clock that each look at it moves on: agents do as much in its time under any load."""
 
     def __init__(self) -> None:
         self._steps = itertools.count()
@@ -109,7 +109,7 @@ def test_two_who_never_meet_prove_nothing(pair, monkeypatch):
     one.ask("race", 1, **question, writer="one")
 
     class Later:
-        """The other hand, who comes when the first has gone."""
+        """The other agent, who comes when the first has gone."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(one, name)
@@ -160,9 +160,9 @@ def test_marker_files_pass_on_a_sound_file_system(pair):
     assert {check.outcome for check in found.values()} <= {OK, INFO}
 
 
-def test_with_a_marker_file_on_nfs_a_hand_reads_and_writes_past_the_cache_as_a_store_does(tmp_path):
+def test_with_a_marker_file_on_nfs_an_agent_reads_and_writes_past_the_cache_as_a_store_does(tmp_path):
     with shared_os() as kernel:
-        file = probe_file.Opened(str(tmp_path / "f"), is_nfs=True)
+        file = probe_file.ProbeFile(str(tmp_path / "f"), is_nfs=True)
         kernel.opened.clear()
         for number in (1, 2):
             file.append("soft", probe_file.encode(number, "a"))
@@ -175,7 +175,7 @@ def test_with_a_marker_file_on_nfs_a_hand_reads_and_writes_past_the_cache_as_a_s
 
 
 def test_a_name_that_both_made_is_told(pair, monkeypatch):
-    monkeypatch.setattr(operations.Acts, "claim", lambda *_, count, **__: list(range(count)))
+    monkeypatch.setattr(operations.ProbeOperations, "claim", lambda *_, count, **__: list(range(count)))
     check = probes.claims(pair())
     assert check.outcome == BAD
     assert "made by both (link)" in check.says
@@ -183,7 +183,7 @@ def test_a_name_that_both_made_is_told(pair, monkeypatch):
 
 def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
     answer = {"sums": [1, 2, 4], "operations": 1.0, "error": ""}
-    monkeypatch.setattr("fscoord.doctor.operations.Acts.count", lambda *_, **__: dict(answer))
+    monkeypatch.setattr("fscoord.doctor.operations.ProbeOperations.count", lambda *_, **__: dict(answer))
     assert probes.store(pair(), "ofd", {}).outcome == BAD
     answer["error"] = "CorruptLogError: damaged"
     assert "damaged" in probes.store(pair(), "ofd", {}).says
