@@ -1,20 +1,247 @@
-"""`FaultyStore`: any store, on a bad day that is the same each time."""
+"""`Plan`: what is to go wrong, how often, and what has gone wrong already; the same each time it is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+import random
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Final, TypeVar
+from types import ModuleType
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord.arguments import Key, Timeout, Value, duration, key_bytes, key_text, keys_bytes, seconds as in_seconds
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
 from fscoord.members import Member
 from fscoord.store import Store
-from fscoord.testing._plan import Fault, Plan, counted, drawn
 
-__all__ = ["FaultyStore"]
+__all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "drawn"]
+
+
+class Fault(NamedTuple):
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: what it is, in a word.
+        detail: whatever belongs to it.
+    """
+
+    kind: str
+    detail: Any = None
+
+
+Rule = Callable[[str], "Fault | None"]
+"""Told the name of a call, it says what is to go wrong with it, if anything."""
+
+
+def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
+    """Return the rule that lets `after` of the calls `names` pass, and then `times` of them (None: all) go wrong.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+    if after < 0 or (times is not None and times < 0):
+        raise ValueError(f"after={after} and times={times}: neither can be negative")
+    seen = 0
+
+    def rule(name: str) -> Fault | None:
+        nonlocal seen
+        if name not in names:
+            return None
+        seen += 1
+        return fault if seen > after and (times is None or seen <= after + times) else None
+
+    return rule
+
+
+def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
+    """Return the rule by which each call goes wrong with probability `rate`, in one of the ways that `faults` names.
+
+    Raises:
+        ValueError: `rate` is not between 0 and 1.
+    """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate={rate}: a probability lies between 0 and 1")
+    rng = random.Random(seed)
+
+    def rule(name: str) -> Fault | None:
+        chance, choice = rng.random(), rng.random()  # both each time, so that a draw depends on its number alone
+        possible = faults(name)
+        return possible[int(choice * len(possible))] if chance < rate and possible else None
+
+    return rule
+
+
+class Plan:
+    """The rules in force. Threads may ask at once; with one thread the answers are the same in every run."""
+
+    def __init__(self) -> None:
+        self._rules: list[tuple[Rule, list[str]]] = []
+        self.renew()
+        _all.add(self)
+
+    def renew(self) -> None:
+        """Have a mutex that nobody holds; in a forked child too."""
+        self._mutex = system.threading.Lock()
+
+    @contextmanager
+    def having(self, rule: Rule) -> Iterator[list[str]]:
+        """Have `rule` in force in the block; yield the list of the calls that have gone wrong by it so far."""
+        hit: list[str] = []
+        entry = (rule, hit)
+        with self._mutex:
+            self._rules.append(entry)
+        try:
+            yield hit
+        finally:
+            with self._mutex:
+                self._rules.remove(entry)
+
+    def faults(self, name: str) -> list[Fault]:
+        """Return what goes wrong with this call of `name`, in the order in which the rules came."""
+        if not self._rules:
+            return []
+        system.life()  # after a fork in C it renews the mutex
+        found = []
+        with self._mutex:
+            for rule, hit in self._rules:
+                fault = rule(name)
+                if fault:
+                    hit.append(name)
+                    found.append(fault)
+        return found
+
+
+_all: WeakSet[Plan] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for plan in list(_all):
+        plan.renew()
+
+
+system.after_fork_in_child("faults", _after_fork_in_child)
+
+
+CALLS: Final = (
+    "open", "read", "write", "pread", "pwrite", "fstat", "stat", "ftruncate", "fdatasync", "fsync", "link", "unlink",
+)  # fmt: skip
+LOCK: Final = "lock"
+
+
+class FaultyFiles:
+    """A context manager in which the files of stores fail as they are told; your own files do not.
+
+    Each of `fails`, `delays` and `tears_writes` is one, too, and gives the list of the calls that it has hit so far.
+    They take the names of system calls (``"write"``, ``"read"``, ``"fstat"``, ``"fdatasync"``... and ``"lock"``, which
+    is any attempt at a lock), ``after``, how many of them pass before, and ``times``, how many are hit then (None:
+    all)::
+
+        with FaultyFiles() as files, FileStore(path) as store:
+            with files.fails("write", error=errno.ENOSPC, times=1):
+                work(store)
+
+    Open the store inside: it keeps the lock calls that it was opened with. Locks fail with the kind ``"ofd"``, which is
+    the default. It is for the whole process, threads included, and not for pyfakefs.
+    """
+
+    def __init__(self) -> None:
+        self._plan = Plan()
+        self._real: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> FaultyFiles:
+        if isinstance(system.os, _StandIn) or system.is_faked() or system.fcntl is None:
+            raise RuntimeError(
+                "FaultyFiles needs the real files: it is in force already, or pyfakefs is, or has no locks"
+            )
+        self._real = system.os, system.fcntl
+        system.os = _StandIn(system.os, {name: self._faulty(name) for name in CALLS})
+        system.fcntl = _StandIn(system.fcntl, {"fcntl": self._lock})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._real is not None:
+            system.os, system.fcntl = self._real
+            self._real = None
+
+    def fails(
+        self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have calls fail with the error number `error`, such as ``errno.ESTALE``; nothing has been done then."""
+        return self._having(calls, Fault("failure", error), after, times)
+
+    def delays(
+        self, *calls: str, seconds: float, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have calls sleep so many seconds before they begin."""
+        return self._having(calls, Fault("delay", seconds), after, times)
+
+    def tears_writes(
+        self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have a write bring its first `keep` bytes into the file, but not its last one, and then fail with `error`."""
+        return self._having(("write",), Fault("torn", (keep, error)), after, times)
+
+    def _having(
+        self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None
+    ) -> AbstractContextManager[list[str]]:
+        known = (*CALLS, LOCK)
+        unknown = sorted(set(calls) - set(known))
+        if unknown or not calls:
+            raise ValueError(f"no such call: {', '.join(unknown) or '(none given)'}; there are {', '.join(known)}")
+        return self._plan.having(counted(calls, fault, after, times))
+
+    def _faulty(self, name: str) -> Callable[..., Any]:
+        real = getattr(system.os, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            for fault in self._plan.faults(name):
+                if fault.kind == "torn":
+                    keep, number = fault.detail
+                    data = bytes(arguments[1])
+                    real(arguments[0], data[: min(keep, len(data) - 1)])
+                    raise _error(number)
+                _suffer(fault)
+            return real(*arguments, **named)
+
+        return call
+
+    def _lock(self, fd: int, command: int, argument: Any = 0) -> Any:
+        real = (self._real or (None, system.fcntl))[1]
+        if command in (getattr(real, "F_OFD_SETLK", None), getattr(real, "F_OFD_SETLKW", None)):
+            kind = int.from_bytes(
+                bytes(argument)[:2], sys.byteorder
+            )  # fcntl(2): struct flock begins with l_type, a short
+            if kind != real.F_UNLCK:
+                for fault in self._plan.faults(LOCK):
+                    _suffer(fault)
+        return real.fcntl(fd, command, argument)
+
+
+class _StandIn(ModuleType):
+    """A module, but for some of its functions."""
+
+    def __init__(self, real: Any, instead: dict[str, Callable[..., Any]]) -> None:
+        super().__init__(real.__name__)
+        self._real = real
+        for name, call in instead.items():
+            setattr(self, name, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _suffer(fault: Fault) -> None:
+    if fault.kind == "failure":
+        raise _error(fault.detail)
+    system.time.sleep(fault.detail)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, system.os.strerror(number))
+
 
 T = TypeVar("T")
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from fscoord.arguments import INT64_MAX, INT64_MIN, KEY_MAX
-from fscoord.errors import StoreError, StoreTimeoutError
+from fscoord.errors import BarrierError, QueueEmptyError, StoreError, StoreTimeoutError
 from fscoord.store import Store
-from fscoord.testing.contract.base import ContractTests
-from fscoord.testing.contract.place import Place
+from fscoord.testing.contract.place import ContractTests, Place, start_thread
 
-__all__ = ["Values"]
+__all__ = ["Several", "Threads", "Values"]
 
 ODD_KEYS = ["", "\0", "a\0b", "-/a", "k/", "/", " ", "ключ", "\U0001f600", "\udcff\udc80", "x" * KEY_MAX]
 
@@ -201,3 +203,167 @@ class Values(ContractTests):
         assert store.list_keys(b"a/") == ["a/1", "a/2"]
         assert store.list_keys("é".encode()[:1]) == ["é"]
         assert store.list_keys("nothing") == []
+
+
+class Several(ContractTests):
+    """Several keys at once, queues, barriers."""
+
+    # Several at once
+
+    def test_append_appends_always_even_an_equal_value(self, store: Store, other: Store) -> None:
+        store.append("k", "x")
+        other.append("k", b"x")
+        store.append("k", "")
+        other.append("k", bytearray(b"\0y"))
+        assert store.get("k") == b"xx\0y"
+        other.append("empty", "")
+        assert store.get("empty") == b""
+
+    def test_multi_set_and_multi_get_keep_the_order(self, store: Store, other: Store) -> None:
+        store.multi_set(["a", b"b", "c"], ["1", b"2", memoryview(b"3")])
+        assert other.multi_get(["c", "a", "b", "a"]) == [b"3", b"1", b"2", b"1"]
+        assert other.multi_get([]) == []
+        store.multi_set([], [])
+        assert store.num_keys() == 3
+
+    def test_multi_set_of_one_key_twice_keeps_the_later_value(self, store: Store) -> None:
+        store.multi_set(["a", "a"], ["1", "2"])
+        assert store.get("a") == b"2"
+
+    def test_multi_set_takes_iterators(self, store: Store) -> None:
+        store.multi_set(iter(["a", "b"]), iter(["1", "2"]))
+        assert store.multi_get(iter(["a", "b"])) == [b"1", b"2"]
+
+    # Queues
+
+    def test_a_queue_gives_its_values_in_their_order_once(self, store: Store, other: Store) -> None:
+        values: list[str | bytes] = ["1", b"", "3", "3"]
+        for value in values:
+            store.queue_push("q", value)
+        assert other.queue_len("q") == 4
+        assert [other.queue_pop("q"), store.queue_pop("q"), other.queue_pop("q")] == [b"1", b"", b"3"]
+        assert store.queue_pop("q", block=False) == b"3"
+        assert store.queue_len("q") == other.queue_len("q") == 0
+
+    def test_an_empty_queue_says_so_at_once_without_block(self, store: Store) -> None:
+        with pytest.raises(QueueEmptyError, match="q"):
+            store.queue_pop("q", block=False)
+        store.queue_push("q", "1")
+        assert store.queue_pop("q", False) == b"1"
+        with pytest.raises(QueueEmptyError):
+            store.queue_pop("q", False)
+
+    def test_a_queue_and_a_value_of_one_name_do_not_touch(self, store: Store, other: Store) -> None:
+        store.set("k", "value")
+        store.queue_push("k", "item")
+        assert other.get("k") == b"value"
+        assert other.queue_pop("k") == b"item"
+        assert store.get("k") == b"value"
+        assert store.num_keys() == 1
+
+    # Barriers
+
+    def test_a_barrier_of_one_passes_and_its_key_serves_once(self, store: Store, other: Store) -> None:
+        store.barrier("b", 1)
+        with pytest.raises(BarrierError, match="arrival 2 of 1"):
+            other.barrier("b", 1)
+        other.barrier("b2", 1)
+
+    def test_a_barrier_uses_the_keys_of_c10d(self, store: Store) -> None:
+        store.barrier("b", 1)
+        assert store.get("b/num_members") == b"1"
+        assert store.check(["b/last_member"])
+
+    def test_a_barrier_that_too_few_reach_times_out(self, store: Store) -> None:
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.barrier("b", 2, timeout=0.05)
+        assert caught.value.waited >= 0.05
+
+
+THREADS = 4
+TIMES = 25
+
+
+def at_once(place: Place, work: Callable[[Store, int], Any]) -> list[Any]:
+    """Call ``work(handle, number)`` in some threads, each with a handle of its own, and return their results."""
+    threads = [start_thread(work, place.open(), number) for number in range(THREADS)]
+    return [thread.join() for thread in threads]
+
+
+class Threads(ContractTests):
+    """Nothing is lost, and nothing happens twice."""
+
+    def test_every_sum_is_given_to_one_thread(self, place: Place, store: Store) -> None:
+        results = at_once(place, lambda handle, _: [handle.add("n", 1) for _ in range(TIMES)])
+        assert sorted(chain.from_iterable(results)) == list(range(1, THREADS * TIMES + 1))
+        assert store.get("n") == b"%d" % (THREADS * TIMES)
+
+    def test_threads_on_one_handle_lose_nothing_either(self, place: Place, store: Store) -> None:
+        results = at_once(place, lambda _, __: [store.add("n", 1) for _ in range(TIMES)])
+        assert sorted(chain.from_iterable(results)) == list(range(1, THREADS * TIMES + 1))
+
+    def test_of_those_who_create_a_key_one_wins_and_all_know_it(self, place: Place, store: Store) -> None:
+        results = at_once(place, lambda handle, number: handle.compare_set("k", "", str(number)))
+        assert set(results) == {store.get("k")}
+
+    def test_compare_set_counts_as_well_as_add(self, place: Place, store: Store) -> None:
+        store.set("n", "0")
+
+        def count(handle: Store, number: int) -> None:
+            for i in range(TIMES):
+                current, mine = handle.get("n"), b" %d.%d" % (number, i)
+                for _ in range(THREADS * TIMES):  # each refusal means that another thread has counted
+                    current = handle.compare_set("n", current, wanted(current) + mine)
+                    if current.endswith(mine):
+                        break
+
+        def wanted(current: bytes) -> bytes:
+            return b"%d" % (int(current.split()[0]) + 1)
+
+        at_once(place, count)
+        assert store.get("n").split()[0] == b"%d" % (THREADS * TIMES)
+
+    def test_appends_lose_nothing_and_keep_each_thread_in_its_order(self, place: Place, store: Store) -> None:
+        def write(handle: Store, number: int) -> None:
+            for i in range(TIMES):
+                handle.append("text", f"{number}.{i} ")
+
+        at_once(place, write)
+        tokens = store.get("text").decode().split()
+        for number in range(THREADS):
+            mine = [token for token in tokens if token.startswith(f"{number}.")]
+            assert mine == [f"{number}.{i}" for i in range(TIMES)]
+        assert len(tokens) == THREADS * TIMES
+
+    def test_each_item_of_a_queue_is_taken_once(self, place: Place, store: Store) -> None:
+        def move(handle: Store, number: int) -> list[bytes]:
+            taken = []
+            for i in range(TIMES):
+                handle.queue_push("q", f"{number}.{i}")
+                taken.append(handle.queue_pop("q"))
+            return taken
+
+        taken = Counter(chain.from_iterable(at_once(place, move)))
+        assert taken == Counter(b"%d.%d" % (number, i) for number in range(THREADS) for i in range(TIMES))
+        assert store.queue_len("q") == 0
+
+    def test_multi_set_is_seen_whole_or_not_at_all(self, place: Place) -> None:
+        def pairs(handle: Store, number: int) -> list[list[bytes]]:
+            seen = []
+            for i in range(TIMES):
+                handle.multi_set(["a", "b"], [f"{number}.{i}"] * 2)
+                seen.append(handle.multi_get(["a", "b"]))
+            return seen
+
+        assert all(first == second for first, second in chain.from_iterable(at_once(place, pairs)))
+
+    def test_threads_meet_at_barriers(self, place: Place) -> None:
+        def meet(handle: Store, _: int) -> list[int]:
+            here = []
+            for i in range(3):
+                handle.add(f"here{i}", 1)
+                handle.barrier(f"barrier{i}", THREADS)
+                here.append(int(handle.get(f"here{i}")))
+            return here
+
+        assert at_once(place, meet) == [[THREADS] * 3] * THREADS
