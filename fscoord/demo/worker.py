@@ -1,4 +1,4 @@
-"""One process of the demonstration: all that it knows of the others comes from the store."""
+"""One process of the demonstration: all that it knows of the others comes from the store; one makes the report."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Survivors", "Worker", "assemble", "main"]
 
 
 class Worker:
-    """A process among equals.
+    """One process; all have the same program.
 
     It takes the next free rank and exchanges facts with the others (`synchronize`). Then rank 0 fills the queue with
-    the numbers of the files, and everybody takes files until there are none. Whose death a barrier shows is left out
-    from then on, and the files for which there is no result when all the living have met go back into the queue.
+    the numbers of the files, and every process takes files until there are none. A rank whose death a barrier reports
+    is left out from then on. Files without a result when the surviving ranks have met go back into the queue.
 
     Args:
         store: where the processes meet.
@@ -178,11 +178,11 @@ def _end_with_launcher() -> None:
 
 
 class Survivors(PrefixStore):
-    """A view in which rank i is rank ``ranks[i]`` of `store`, so that they can meet at barriers without the others.
+    """A view in which rank i is rank ``ranks[i]`` of `store`, so that the survivors can pass barriers without the dead.
 
     Args:
-        ranks: who is left, in order. Others see other keys, so only those meet who agree about it.
-        store: the underlying store, which knows them by the ranks that they had at first.
+        ranks: the surviving ranks, in order. The keys depend on them, so only processes that agree on them meet.
+        store: the underlying store, which knows the processes by their original ranks.
     """
 
     def __init__(self, ranks: Sequence[int], store: Store) -> None:

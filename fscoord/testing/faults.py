@@ -1,4 +1,4 @@
-"""`Plan`: what is to go wrong, how often, and what has gone wrong already; the same each time it is asked."""
+"""`FaultyFiles` and `FaultyStore`: files and stores that fail on demand; `Plan`: the faults in force, repeatable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "dr
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
         kind: what it is, in a word.
@@ -33,11 +33,11 @@ class Fault(NamedTuple):
 
 
 Rule = Callable[[str], "Fault | None"]
-"""Told the name of a call, it says what is to go wrong with it, if anything."""
+"""Returns the fault to inject into a call of this name, or None."""
 
 
 def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return the rule that lets `after` of the calls `names` pass, and then `times` of them (None: all) go wrong.
+    """Return the rule that lets `after` of the calls `names` pass, and makes the next `times` (None: all) fail.
 
     Raises:
         ValueError: a number is negative.
@@ -57,7 +57,7 @@ def counted(names: Collection[str], fault: Fault, after: int, times: int | None)
 
 
 def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
-    """Return the rule by which each call goes wrong with probability `rate`, in one of the ways that `faults` names.
+    """Return the rule by which each call fails with probability `rate`, with one of the faults that `faults` returns.
 
     Raises:
         ValueError: `rate` is not between 0 and 1.
@@ -75,7 +75,7 @@ def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
 
 
 class Plan:
-    """The rules in force. Threads may ask at once; with one thread the answers are the same in every run."""
+    """The rules in force. It is thread-safe; with a single thread the faults are the same in every run."""
 
     def __init__(self) -> None:
         self._rules: list[tuple[Rule, list[str]]] = []
@@ -83,12 +83,12 @@ class Plan:
         _all.add(self)
 
     def renew(self) -> None:
-        """Have a mutex that nobody holds; in a forked child too."""
+        """Replace the mutex by one that nobody holds; a forked child does so, too."""
         self._mutex = system.threading.Lock()
 
     @contextmanager
-    def having(self, rule: Rule) -> Iterator[list[str]]:
-        """Have `rule` in force in the block; yield the list of the calls that have gone wrong by it so far."""
+    def activate(self, rule: Rule) -> Iterator[list[str]]:
+        """Activate `rule` in the block; yield the list of the calls that it has made fail so far."""
         hit: list[str] = []
         entry = (rule, hit)
         with self._mutex:
@@ -100,7 +100,7 @@ class Plan:
                 self._rules.remove(entry)
 
     def faults(self, name: str) -> list[Fault]:
-        """Return what goes wrong with this call of `name`, in the order in which the rules came."""
+        """Return the faults of this call of `name`, in the order in which the rules were activated."""
         if not self._rules:
             return []
         system.life()  # after a fork in C it renews the mutex
@@ -152,13 +152,13 @@ class FaultyFiles:
         self._real: tuple[Any, Any] | None = None
 
     def __enter__(self) -> FaultyFiles:
-        if isinstance(system.os, _StandIn) or system.is_faked() or system.fcntl is None:
+        if isinstance(system.os, _FaultyModule) or system.is_faked() or system.fcntl is None:
             raise RuntimeError(
                 "FaultyFiles needs the real files: it is in force already, or pyfakefs is, or has no locks"
             )
         self._real = system.os, system.fcntl
-        system.os = _StandIn(system.os, {name: self._faulty(name) for name in CALLS})
-        system.fcntl = _StandIn(system.fcntl, {"fcntl": self._lock})
+        system.os = _FaultyModule(system.os, {name: self._faulty(name) for name in CALLS})
+        system.fcntl = _FaultyModule(system.fcntl, {"fcntl": self._lock})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,28 +170,28 @@ class FaultyFiles:
         self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
         """Have calls fail with the error number `error`, such as ``errno.ESTALE``; nothing has been done then."""
-        return self._having(calls, Fault("failure", error), after, times)
+        return self._activate(calls, Fault("failure", error), after, times)
 
     def delays(
         self, *calls: str, seconds: float, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
         """Have calls sleep so many seconds before they begin."""
-        return self._having(calls, Fault("delay", seconds), after, times)
+        return self._activate(calls, Fault("delay", seconds), after, times)
 
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
         """Have a write bring its first `keep` bytes into the file, but not its last one, and then fail with `error`."""
-        return self._having(("write",), Fault("torn", (keep, error)), after, times)
+        return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
-    def _having(
+    def _activate(
         self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None
     ) -> AbstractContextManager[list[str]]:
         known = (*CALLS, LOCK)
         unknown = sorted(set(calls) - set(known))
         if unknown or not calls:
             raise ValueError(f"no such call: {', '.join(unknown) or '(none given)'}; there are {', '.join(known)}")
-        return self._plan.having(counted(calls, fault, after, times))
+        return self._plan.activate(counted(calls, fault, after, times))
 
     def _faulty(self, name: str) -> Callable[..., Any]:
         real = getattr(system.os, name)
@@ -203,7 +203,7 @@ class FaultyFiles:
                     data = bytes(arguments[1])
                     real(arguments[0], data[: min(keep, len(data) - 1)])
                     raise _error(number)
-                _suffer(fault)
+                _inject(fault)
             return real(*arguments, **named)
 
         return call
@@ -216,12 +216,12 @@ class FaultyFiles:
             )  # fcntl(2): struct flock begins with l_type, a short
             if kind != real.F_UNLCK:
                 for fault in self._plan.faults(LOCK):
-                    _suffer(fault)
+                    _inject(fault)
         return real.fcntl(fd, command, argument)
 
 
-class _StandIn(ModuleType):
-    """A module, but for some of its functions."""
+class _FaultyModule(ModuleType):
+    """A module with some of its functions replaced."""
 
     def __init__(self, real: Any, instead: dict[str, Callable[..., Any]]) -> None:
         super().__init__(real.__name__)
@@ -233,7 +233,7 @@ class _StandIn(ModuleType):
         return getattr(self._real, name)
 
 
-def _suffer(fault: Fault) -> None:
+def _inject(fault: Fault) -> None:
     if fault.kind == "failure":
         raise _error(fault.detail)
     system.time.sleep(fault.detail)
@@ -276,19 +276,19 @@ class FaultyStore(Store):
         self, *operations: str, seconds: float, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
         """Have operations sleep so many seconds before they begin."""
-        return self._having(operations, Fault("delay", seconds), after, times)
+        return self._activate(operations, Fault("delay", seconds), after, times)
 
     def times_out(
         self, *operations: str, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
         """Have operations raise `~fscoord.StoreTimeoutError`, at once; nothing has been done then."""
-        return self._having(operations, Fault("time-out"), after, times)
+        return self._activate(operations, Fault("time-out"), after, times)
 
     def fails(
         self, *operations: str, error: BaseException | None = None, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
         """Have operations raise `error`, or else `~fscoord.StoreUnavailableError`; nothing has been done then."""
-        return self._having(operations, Fault("failure", error), after, times)
+        return self._activate(operations, Fault("failure", error), after, times)
 
     def loses_answers(
         self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None
@@ -301,7 +301,7 @@ class FaultyStore(Store):
             after: how many of them pass before.
             times: how many are hit then; None: all.
         """
-        return self._having(operations, Fault("lost", applied), after, times, WRITES)
+        return self._activate(operations, Fault("lost", applied), after, times, WRITES)
 
     def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> AbstractContextManager[list[str]]:
         """Have each operation go wrong with probability `rate`, in one of all these ways; ``seed`` repeats the day.
@@ -313,9 +313,9 @@ class FaultyStore(Store):
         """
         any_of = [Fault("delay", delay), Fault("time-out"), Fault("failure")]
         writes = [*any_of, Fault("lost", True), Fault("lost", False)]
-        return self._plan.having(drawn(seed, rate, lambda name: writes if name in WRITES else any_of))
+        return self._plan.activate(drawn(seed, rate, lambda name: writes if name in WRITES else any_of))
 
-    def _having(
+    def _activate(
         self,
         operations: tuple[str, ...],
         fault: Fault,
@@ -326,7 +326,7 @@ class FaultyStore(Store):
         unknown = sorted(set(operations) - set(known))
         if unknown:
             raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
-        return self._plan.having(counted(operations or known, fault, after, times))
+        return self._plan.activate(counted(operations or known, fault, after, times))
 
     def _do(self, name: str, keys: list[bytes], call: Callable[[], T]) -> T:
         where = f"{name} of {', '.join(map(repr, map(key_text, keys)))}" if keys else name
@@ -348,7 +348,7 @@ class FaultyStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """The timeout of the store behind."""
+        """The timeout of the underlying store."""
         return duration(self._limit)
 
     @property
@@ -356,11 +356,11 @@ class FaultyStore(Store):
         return in_seconds(self._inner.timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the store behind."""
+        """Set the timeout of the underlying store."""
         self._inner.set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return what the store behind says."""
+        """Return what the underlying store returns."""
         return self._inner.has_extended_api()
 
     def set(self, key: Key, value: Value) -> None:
@@ -417,7 +417,7 @@ class FaultyStore(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Return what the store behind says."""
+        """Return what the underlying store returns."""
         return self._inner.has_liveness
 
     @property
@@ -425,7 +425,7 @@ class FaultyStore(Store):
         return self._inner.session
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the store behind."""
+        """Return the members of the underlying store."""
         return self._inner.members(ranks)
 
     def be_rank(self, rank: int) -> None:
@@ -446,11 +446,11 @@ class FaultyStore(Store):
         return self._do("wait", names, lambda: self._inner.wait_sessions(names, numbers, timeout))
 
     def clone(self) -> FaultyStore:
-        """Return a handle of its own on the same store, which fails as this one does."""
+        """Return a handle of its own on the same store, with the same faults."""
         other = FaultyStore(self._inner.clone())
         other._plan = self._plan
         return other
 
     def close(self) -> None:
-        """Close the handle behind."""
+        """Close the underlying handle."""
         self._inner.close()

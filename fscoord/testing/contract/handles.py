@@ -1,4 +1,4 @@
-"""Handles on one store: what they share, and what is each one's own."""
+"""Handles on one store: what they share, what each has for itself, and their sessions."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Handles(ContractTests):
 
 
 class Members(ContractTests):
-    """Sessions, and who of them lives."""
+    """Sessions, and which of them are alive."""
 
     def test_a_store_that_can_tell_who_lives_keeps_sessions(self, store: Store) -> None:
         assert isinstance(store.has_liveness, bool)

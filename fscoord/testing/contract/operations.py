@@ -1,4 +1,4 @@
-"""What each operation on one key means: one handle writes, and another looks."""
+"""What each operation means: on one key, on several, on queues and barriers, and called by several threads at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Place`: one store under test and the handles on it; and the threads that use them."""
+"""`Place`: one store under test, the handles and threads that use it, and the fixtures of the whole suite."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
 
 
 def state(store: Store) -> dict[str, Any]:
-    """Return everything that can be seen of `store`: all values, and the lengths of the queues that tests use."""
+    """Return the visible state of `store`: all values, and the lengths of the queues that tests use."""
     keys = store.list_keys()
     return {
         "values": dict(zip(keys, store.multi_get(keys), strict=True)),

@@ -1,4 +1,4 @@
-"""Waits: who wakes them, when they end by themselves, and what they then say."""
+"""Waits: what wakes them, when they time out, the errors that they raise, and Ctrl-C, which loses nothing."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Waiting(ContractTests):
 
 
 class CtrlC:
-    """A Ctrl-C that raises in one call alone: one that comes after that call would end the whole run of pytest.
+    """A Ctrl-C that raises in one call only: one that comes after that call would end the whole run of pytest.
 
     In the ``with`` it is this object that handles SIGINT.
     """
@@ -228,13 +228,13 @@ class CtrlC:
         signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
 
     def press(self) -> None:
-        """Have the signal come to the main thread, from any thread."""
+        """Send the signal to the main thread, from any thread."""
         main = system.threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, signal.SIGINT)
 
     def ends(self, call: Callable[[], object]) -> bool:
-        """Make `call`, during which it is pressed; return whether it ended that call, or came too late for it."""
+        """Make `call`, during which Ctrl-C is pressed; return True if it ended the call, False if it came too late."""
         self._has_come, self._raised = False, 0
         try:
             try:
