@@ -24,6 +24,7 @@ __all__ = [
     "duration",
     "integer",
     "key_bytes",
+    "key_given",
     "key_names",
     "key_text",
     "keys_bytes",
@@ -33,6 +34,7 @@ __all__ = [
     "pairs_bytes",
     "positive",
     "seconds",
+    "timeout_given",
     "utf8",
     "value_bytes",
     "words_in",
@@ -82,6 +84,31 @@ def key_bytes(key: Key) -> bytes:
     if len(name) > KEY_MAX:
         raise LimitExceededError(f"a key of {len(name)} bytes is over the limit of {KEY_MAX}")
     return name
+
+
+def key_given(key: Key | None, other_name: str, other: Key | None) -> Key:
+    """Return the key that a caller gave as ``key=``, or by the name `other_name` that torch has for it.
+
+    Raises:
+        TypeError: both are given, or none.
+    """
+    found = other if key is None else key
+    if found is None:
+        raise TypeError(f"key is missing: give key, or {other_name} as in torch")
+    if key is not None and other is not None:
+        raise TypeError(f"key and {other_name} are two names of one argument: give one of them")
+    return found
+
+
+def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | None) -> Timeout | None:
+    """Return the timeout that a caller gave as ``timeout=``, or by the name `other_name` that torch has for it.
+
+    Raises:
+        TypeError: both are given.
+    """
+    if timeout is not None and other is not None:
+        raise TypeError(f"timeout and {other_name} are two names of one argument: give one of them")
+    return other if timeout is None else timeout
 
 
 def keys_bytes(keys: Iterable[Key]) -> list[bytes]:

@@ -15,9 +15,9 @@ __all__ = [
     "BrokenBarrierError",
     "CorruptLogError",
     "FscoordError",
-    "HoldLostError",
     "InsecurePathError",
     "LimitExceededError",
+    "LockLostError",
     "NoProcessGroupError",
     "QueueEmptyError",
     "RendezvousClosedError",
@@ -26,6 +26,7 @@ __all__ = [
     "RendezvousGracefulExit",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "SessionDeadError",
     "StaleRunError",
     "StaleTokenError",
     "StoreClosedError",
@@ -125,7 +126,14 @@ class StoreClosedError(StoreError):
 
 
 class StoreGoneError(StoreError):
-    """The log was deleted, replaced or truncated under the handle, or says that its session is dead; open it again."""
+    """The log was deleted, replaced or truncated under the handle, or is finished; open the store again."""
+
+
+class SessionDeadError(StoreGoneError):
+    """The store says that this handle's session is dead, and the others go on without it; open the store again.
+
+    That happens to a process that was cut off from the others for long. The handle has written nothing since.
+    """
 
 
 class StaleRunError(StoreError):
@@ -203,11 +211,13 @@ class BrokenBarrierError(BarrierError):
         self.dead = tuple(dead)
 
 
-class HoldLostError(FscoordError):
-    """A lock, or another hold on something, was taken away: its holder was taken for dead, or somebody broke it."""
+class LockLostError(FscoordError):
+    """A lock, or another hold on something, was taken away: its holder was taken for dead, or
+    `fscoord.recipes.force_release` was called for it.
+    """
 
 
-class StaleTokenError(HoldLostError):
+class StaleTokenError(LockLostError):
     """A write was refused, because a newer fencing token than its own has been seen: its lock is another's by now."""
 
 

@@ -25,7 +25,7 @@ class Member(NamedTuple):
         pid: its process.
         rank: the last rank that it said it is, or None.
         label: what it was opened with, or the empty text.
-        since: when it introduced itself, in seconds since the epoch by its own clock; for people only.
+        since: when it registered, in seconds since the epoch by its own clock; for people only.
         alive: ``"yes"``, ``"no"`` (its process is gone, or it was closed) or ``"unknown"``.
         found_dead: when its death was recorded, in seconds since the epoch by the finder's clock, or None.
     """
@@ -50,21 +50,30 @@ class Liveness(ABC):
         """Whether this store can tell the living from the dead. If not, nobody is ever called dead."""
         return False
 
-    @property
-    def session(self) -> int:
-        """The number of this handle among `members`; 0 on a store that keeps no sessions."""
+    def register(self) -> int:
+        """Register this handle as a session, unless it is one already, and return the session's number.
+
+        That number is the handle's among `members`. Where sessions are kept, the first call writes to the store. On a
+        store that keeps no sessions the number is 0.
+
+        Raises:
+            StoreError: the handle can't write, because it is read-only.
+            SessionDeadError: the store says that this handle's session is dead.
+        """
         return 0
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:  # noqa: ARG002 - see `has_liveness`
         """Return who has, or had, this store open, in the order of their numbers; empty where that is not kept.
+
+        It registers this handle and records the deaths that it finds, unless the handle is read-only.
 
         Args:
             ranks: ask only for those who said to be one of these ranks.
         """
         return []
 
-    def be_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
-        """Say that this handle is rank `rank`. A handle may be several, and several handles one."""
+    def announce_rank(self, rank: int) -> None:  # noqa: B027 - nothing to do is an answer
+        """Record that this handle is rank `rank`. A handle may be several ranks, and several handles one rank."""
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
         """Return those of `ranks` that are known dead: somebody said to be that rank, and all who did are dead.

@@ -194,7 +194,7 @@ def test_those_who_are_left_count_anew_and_each_one_s_death_is_told_all_the_same
     handles[0].close()  # a closed handle counts as dead
     left = [Survivors([1, 2, 3], handle) for handle in handles[1:]]
     for rank, store in enumerate(left):
-        store.be_rank(rank)
+        store.announce_rank(rank)
     assert left[0].dead_ranks([0, 1, 2]) == []
     handles[2].close()
     assert left[0].wait_alive(["k"], [1, 2]) == left[2].dead_ranks([0, 1, 2]) == [1]

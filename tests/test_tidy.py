@@ -70,8 +70,8 @@ LAYERS = [
     ),
     ("stores.copying", ["_log.*", "arguments"]),
     ("stores.dump", ["_log.*"]),
-    ("stores.verify", ["_log.*"]),
-    ("stores.repair", ["_log.*"]),
+    ("stores.verify", ["_log.*", "arguments"]),
+    ("stores.repair", ["_log.*", "arguments"]),
     ("stores.url", ["stores.*", "arguments", "store", "_runtime.system", "errors"]),
     (
         "stores.*",
@@ -108,6 +108,7 @@ LAYERS = [
             "_runtime.*",
             "_waiting.*",
             "arguments",
+            "capabilities",
             "members",
             "recipes",
             "recipes.*",

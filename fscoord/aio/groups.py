@@ -197,7 +197,7 @@ class Fenced:
 
     async def token(self) -> int:
         """Return the highest token that it has seen; 0 before the first value."""
-        return await self._store._hands.do(lambda: self._core.token)
+        return await self._store._hands.do(self._core.token)
 
 
 @overload

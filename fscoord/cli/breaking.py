@@ -10,7 +10,7 @@ import click
 from fscoord.cli.exits import FALSE
 from fscoord.cli.options import as_json, raw, with_existing_store, with_store
 from fscoord.cli.output import printable, write, write_json
-from fscoord.recipes import Lock, Waiter, break_hold
+from fscoord.recipes import Contender, Lock, force_release
 from fscoord.store import Store
 
 __all__ = ["break_lock", "holders", "lives_of", "owner_of"]
@@ -34,17 +34,17 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
       fscoord holders --json backup | jq '.waiters | length'
     """
     found = Lock(store, name)
-    owners, waiters, lives = found.owners(), found.waiters(), lives_of(store)
+    holders, waiters, lives = found.holders(), found.waiters(), lives_of(store)
     if as_json:
         write_json(
             {
-                "holders": [{**each._asdict(), "alive": lives(each)} for each in owners],
+                "holders": [{**each._asdict(), "alive": lives(each)} for each in holders],
                 "waiters": [{**each._asdict(), "alive": lives(each)} for each in waiters],
             }
         )
     else:
-        write(_lines(owners, waiters, lives).encode())
-    return 0 if owners else FALSE
+        write(_lines(holders, waiters, lives).encode())
+    return 0 if holders else FALSE
 
 
 @click.command("break-lock")
@@ -69,18 +69,18 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
       fscoord break-lock --yes --token 17 backup
     """
     found = Lock(store, name)
-    owners = [each for each in found.owners() if token in {None, each.token}]
-    if not owners:
+    holders = [each for each in found.holders() if token in {None, each.token}]
+    if not holders:
         click.echo(f"fscoord: nobody holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
         return FALSE
-    click.echo(_lines(owners, found.waiters(), lives_of(store)), err=True, nl=False)
+    click.echo(_lines(holders, found.waiters(), lives_of(store)), err=True, nl=False)
     if not yes and not _is_asked():
         click.echo("fscoord: nothing was changed: that needs --yes, where nobody can be asked", err=True)
         return FALSE
     if not yes and not click.confirm("The holder goes on until it looks. Take it away?", err=True):
         return FALSE
-    broken = [each for each in owners if break_hold(store, name, each.token)]
-    for each in owners:
+    broken = [each for each in holders if force_release(store, name, each.token)]
+    for each in holders:
         end = "was taken from" if each in broken else "had been given back by"
         write(f"token {each.token} {end} {owner_of(each)}\n".encode())
     return 0 if broken else FALSE
@@ -90,18 +90,18 @@ def _is_asked() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def lives_of(store: Store) -> Callable[[Waiter], str]:
+def lives_of(store: Store) -> Callable[[Contender], str]:
     """Return what tells whether somebody lives, in the words of `fscoord.Member`."""
     known = {member.number: member.alive for member in store.members()}
     return lambda waiter: known.get(waiter.session, "unknown")
 
 
-def _lines(owners: list[Waiter], waiters: list[Waiter], lives: Callable[[Waiter], str]) -> str:
-    lines = [f"holds {each.token:>5} {lives(each):<7} {owner_of(each)}" for each in owners]
+def _lines(holders: list[Contender], waiters: list[Contender], lives: Callable[[Contender], str]) -> str:
+    lines = [f"holds {each.token:>5} {lives(each):<7} {owner_of(each)}" for each in holders]
     lines += [f"waits     - {lives(each):<7} {owner_of(each)}" for each in waiters]
     return "".join(f"{line}\n" for line in lines)
 
 
-def owner_of(waiter: Waiter) -> str:
+def owner_of(waiter: Contender) -> str:
     """Return its ``host:pid`` as a terminal can show it."""
     return printable(waiter.owner.encode("utf-8", "surrogateescape"))

@@ -11,7 +11,7 @@ from fscoord._runtime import system
 from fscoord.cli.holding import VERBATIM, command_options, how_to_hold, run_under, wait_options, words
 from fscoord.cli.options import as_json, content, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json
-from fscoord.errors import HoldLostError
+from fscoord.errors import LockLostError
 from fscoord.recipes import Election
 from fscoord.store import Store
 
@@ -51,7 +51,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     while True:
         try:
             ending = run_under(candidate, "the office", how, command)
-        except HoldLostError as error:
+        except LockLostError as error:
             if not again:
                 raise
             log.warning("%s", error)

@@ -11,7 +11,7 @@ from fscoord._runtime.signals import signals_end_it
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import as_json, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json
-from fscoord.errors import HoldLostError
+from fscoord.errors import LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Membership, Participant
 from fscoord.store import Store
@@ -41,11 +41,11 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
     command = words(options)
     with signals_end_it(), Membership(store, name, data) as membership:
         log.info("takes part in %r", membership.name)
-        own = store.session
+        own = store.register()
 
         def check() -> None:
             if own and not any(each.session == own for each in membership.members()):
-                raise HoldLostError(f"this process takes part in {membership.name!r} no longer: it was taken for dead")
+                raise LockLostError(f"this process takes part in {membership.name!r} no longer: it was taken for dead")
 
         ending = run_held(command, environment(None), check, grace=options["grace"], leaves_rest=options["close"])
     return ending.code

@@ -17,7 +17,7 @@ from fscoord.cli.exits import FALSE, TIMEOUT
 from fscoord.cli.options import absolute_url, time_limit
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
-from fscoord.recipes import Waiter
+from fscoord.recipes import Contender
 from fscoord.recipes._line import not_acquired
 from fscoord.store import Store
 
@@ -41,15 +41,15 @@ class _Hold(Protocol):
     @property
     def token(self) -> int: ...
 
-    def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool: ...
+    def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool: ...
 
     def release(self) -> None: ...
 
     def check(self) -> None: ...
 
-    def owners(self) -> list[Waiter]: ...
+    def holders(self) -> list[Contender]: ...
 
-    def waiters(self) -> list[Waiter]: ...
+    def waiters(self) -> list[Contender]: ...
 
 
 class How(NamedTuple):
@@ -183,8 +183,8 @@ def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | 
 
 def _tell_late(hold: _Hold, what: str, how: How) -> None:
     """Say who has it, as an error or, where no error is meant, with -v."""
-    owners = [waiter.owner for waiter in hold.owners()]
-    text = not_acquired(what, hold.name, how.limit, owners, len(hold.waiters()))
+    holders = [waiter.owner for waiter in hold.holders()]
+    text = not_acquired(what, hold.name, how.limit, holders, len(hold.waiters()))
     if how.late == TIMEOUT:
-        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(owners), None), waited=how.limit)
+        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=how.limit)
     log.info("%s", text)

@@ -14,7 +14,7 @@ from fscoord.arguments import VALUE_MAX, key_text
 from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import raw, with_store
 from fscoord.cli.output import write
-from fscoord.errors import FscoordError, HoldLostError
+from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, once as once_for_all
 from fscoord.store import Store
@@ -75,11 +75,11 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
 def _run(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
     """Run the command for all, and return what they get: its exit code, a newline, its output."""
     turn = Lock(store, name)
-    token = turn.owners()[0].token
+    token = turn.holders()[0].token
 
     def check() -> None:
-        if token not in {owner.token for owner in turn.owners()}:
-            raise HoldLostError(f"the work {turn.name!r} was given to another process: this one was taken for dead")
+        if token not in {holder.token for holder in turn.holders()}:
+            raise LockLostError(f"the work {turn.name!r} was given to another process: this one was taken for dead")
 
     log.info("runs the command of %r for all", turn.name)
     ending = run_held(

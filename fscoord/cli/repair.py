@@ -60,9 +60,9 @@ def repair(
             output,
             salvage=salvage,
             write=yes,
-            limit=timeout,
-            tell=progress.tell,
-            drop=_tell_json if as_json else _tell,
+            timeout=timeout,
+            on_progress=progress.tell,
+            on_skipped=_tell_json if as_json else _tell,
         )
     if as_json:
         write_json({**found._asdict(), "notes": list(found.notes)})

@@ -53,7 +53,7 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
       fscoord verify --json /shared/job/store | jq -r .verdict
     """
     with Progress("reading") as progress:
-        report = look(log_path(ctx, path), limit=timeout, tell=progress.tell)
+        report = look(log_path(ctx, path), timeout=timeout, on_progress=progress.tell)
     if as_json:
         write_json(_document(report))
     else:

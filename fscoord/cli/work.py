@@ -157,7 +157,7 @@ def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: Pr
         fate = "done"
         if ending.status and (refuse is None or ending.interruption):
             fate = "given back"
-            item.give_back()
+            item.release()
         elif ending.status and refuse is not None:
             fate = f"put into {refuse.name!r}"
             refuse.put(item.data)  # before it is done here: whoever dies in between leaves it in both

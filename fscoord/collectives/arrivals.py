@@ -167,7 +167,7 @@ class Roll:
         """
         rank, world_size = self._call.rank, self._call.world_size
         own = b"%d/%d " % (rank, world_size)
-        self._store.be_rank(rank)
+        self._store.announce_rank(rank)
         self._store.append(self._arrivals, own)
         text = self._arrived = self._store.get(self._arrivals)
         count, end = text.count(b" "), own[own.index(b"/") :]

@@ -68,9 +68,9 @@ def barrier(
             raise call.time_out("waiting on barrier", missing, error, store, hint) from error
 
 
-def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> Turns[list[bytes]]:
+def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> Turns[list[bytes]]:
     """See `fscoord.get_all`."""
-    call = attempt(prefix, rank, world_size, store.timeout)
+    call = attempt(prefix, rank, world_size, _limit(store, timeout))
     return (yield from _collect(store, call, call.prefix, "get_all"))
 
 

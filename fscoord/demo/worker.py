@@ -189,9 +189,9 @@ class Survivors(PrefixStore):
         super().__init__(f"survivors/{','.join(map(str, ranks))}", store)
         self._ranks = tuple(ranks)
 
-    def be_rank(self, rank: int) -> None:
+    def announce_rank(self, rank: int) -> None:
         """Say to be the rank of the underlying store that `rank` is here."""
-        super().be_rank(self._ranks[rank])
+        super().announce_rank(self._ranks[rank])
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """Return those of `ranks` that are known dead."""

@@ -32,7 +32,7 @@ class Once(Protocol):
         work: Callable[[], Value],
         teardown: Callable[[bytes], object] | None = None,
         *,
-        timeout: Timeout = WORK_S,
+        timeout: Timeout | None = WORK_S,
     ) -> bytes:
         """See `Run.once`."""
 
@@ -59,7 +59,7 @@ class Run:
         """
         if not self._is_registered:
             with self._turn:
-                self.store.append(WORKERS, f"{self.store.session} ")
+                self.store.append(WORKERS, f"{self.store.register()} ")
             self._is_registered = True
 
     def once(
@@ -68,7 +68,7 @@ class Run:
         work: Callable[[], Value],
         teardown: Callable[[bytes], object] | None = None,
         *,
-        timeout: Timeout = WORK_S,
+        timeout: Timeout | None = WORK_S,
     ) -> bytes:
         """Do the work in one of the workers, as `fscoord.recipes.once` does, and return its value in all of them.
 
@@ -77,7 +77,8 @@ class Run:
             work: is called without arguments.
             teardown: is called with the value, in one of the workers that asked for it, when all workers have run
                 their last test or have died.
-            timeout: how long to wait for another worker's value, in seconds or as a `timedelta`.
+            timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
+                timeout.
 
         Raises:
             WorkFailedError: the work raised in another worker. In that one its own exception comes out.
@@ -94,7 +95,7 @@ class Run:
         if not self._is_registered:
             return
         self._is_registered = False
-        self.store.set(_ended(self.store.session), "")
+        self.store.set(_ended(self.store.register()), "")
         while self._teardowns:
             self._wait_for_the_others()
             with self._turn:

@@ -18,8 +18,8 @@ from fscoord._runtime.logger import logger
 from fscoord._runtime.signals import signals_go_to
 from fscoord.errors import (
     FscoordError,
-    HoldLostError,
     LimitExceededError,
+    LockLostError,
     StaleRunError,
     StoreClosedError,
     StoreGoneError,
@@ -44,7 +44,7 @@ _PIECE: Final = 1 << 16
 _ALL: Final = 1 << 62
 
 _INTERRUPTIONS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_LOST = (HoldLostError, StoreGoneError, StoreClosedError, StaleRunError)
+_LOST = (LockLostError, StoreGoneError, StoreClosedError, StaleRunError)
 
 
 class Ending(NamedTuple):
@@ -89,7 +89,7 @@ def run_held(
     Args:
         command: the program and its arguments.
         environment: what it finds in its environment.
-        check: raises `~fscoord.HoldLostError` when the hold is lost; called in a thread, once a second.
+        check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: how long everything has from SIGTERM to SIGKILL when the hold is lost, in seconds.
         patience: after how many seconds others may have it of whom the store knows nothing; None: never. Before that
             everything is stopped, if `check` has had no answer, or this process was stopped: after half of it there is
@@ -100,7 +100,7 @@ def run_held(
         stdin: an open file with a descriptor, which it has as its input instead.
 
     Raises:
-        HoldLostError: the hold was lost, and everything was stopped.
+        LockLostError: the hold was lost, and everything was stopped.
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: there was more output; everything was killed.
     """
@@ -162,12 +162,12 @@ class _HeldCommand:
                 output = self._read()
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
-            raise HoldLostError(
+            raise LockLostError(
                 f"no sign of life could be given for most of the {patience:g} s after which others may have what this"
                 " process held; the command was stopped"
             )
         if watch.lost is not None:
-            raise HoldLostError(f"{watch.lost}; the command was stopped") from watch.lost
+            raise LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
         if self._output_max is not None and len(output) > self._output_max:
             raise LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
         return Ending(self._status(facts), frozenset(self._passed), output)

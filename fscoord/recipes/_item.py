@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from fscoord.arguments import key_bytes, key_text
-from fscoord.errors import FscoordError, HoldLostError
+from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._claim import Claim, read_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import counted, read_now
@@ -26,7 +26,7 @@ class Items:
     Attributes:
         name: the queue's name.
         numbers: the key that counts what was put.
-        returns: the key that counts what was given back.
+        returns: the key that counts what was released.
         bell: the key whose appearance wakes those who wait.
     """
 
@@ -59,7 +59,7 @@ class Items:
         self._store.delete_key(self.item_key(place))  # in this order: an item without a claim is handed out
         self._store.delete_key(self.claim_key(place))
 
-    def give_back(self, place: bytes) -> None:
+    def release(self, place: bytes) -> None:
         """Let somebody else take an item that this process has."""
         self._store.delete_key(self.claim_key(place))
         counted(self._store, self.returns)
@@ -70,7 +70,7 @@ class Items:
         for each in taken:
             with suppress(FscoordError):
                 if self.is_held(each):
-                    self.give_back(each[0])
+                    self.release(each[0])
 
     def item_key(self, place: bytes) -> bytes:
         """Return the key under which the item stands."""
@@ -82,10 +82,10 @@ class Items:
 
 
 class Item:
-    """What was taken from a queue, until it is done or given back.
+    """What was taken from a queue, until it is acknowledged or released.
 
-    As a context manager it is done at the end of the ``with``, and given back if that raises. If neither happens it
-    comes back to the queue when this process dies, or its store is closed, where the store can tell.
+    As a context manager it is acknowledged at the end of the ``with``, and released if that raises. If neither happens
+    it comes back to the queue when this process dies, or its store is closed, where the store can tell.
 
     Attributes:
         data: what was put.
@@ -97,21 +97,21 @@ class Item:
         self._taken = taken
         self._is_over = False
 
-    def done(self) -> None:
+    def ack(self) -> None:
         """Remove it for good.
 
         Raises:
-            RuntimeError: it was done or given back already.
-            HoldLostError: this process was taken for dead, and another one has it, or has done it.
+            RuntimeError: it was acknowledged or released already.
+            LockLostError: this process was taken for dead, and another one has it, or has done it.
         """
         self._end(self._items.remove)
 
-    def give_back(self) -> None:
-        """Let somebody else take it, at the place in the order that it had; see `done` for errors."""
-        self._end(self._items.give_back)
+    def release(self) -> None:
+        """Let somebody else take it, at the place in the order that it had; see `ack` for errors."""
+        self._end(self._items.release)
 
     def check(self) -> None:
-        """Raise an error if this process has it no longer; see `done`."""
+        """Raise an error if this process has it no longer; see `ack`."""
         if self._is_over:
             self._refuse()
         if not self._items.is_held(self._taken):
@@ -141,10 +141,11 @@ class Item:
         self._items.put_back([self._taken])
 
     def _refuse(self) -> NoReturn:
-        raise RuntimeError(f"this item of the queue {key_text(self._items.name)!r} was done or given back already")
+        name = key_text(self._items.name)
+        raise RuntimeError(f"this item of the queue {name!r} was acknowledged or released already")
 
-    def _loss(self) -> HoldLostError:
-        return HoldLostError(
+    def _loss(self) -> LockLostError:
+        return LockLostError(
             f"an item of the queue {key_text(self._items.name)!r} is no longer held by {self._taken[1].owner}: it was"
             " taken for dead, and its item handed out again"
         )
@@ -163,10 +164,10 @@ class Item:
             if self._is_over:
                 return
             if kind is None:
-                self.done()
+                self.ack()
             else:
                 with suppress(FscoordError):  # what was raised matters more
-                    self.give_back()
+                    self.release()
         except FscoordError:
             raise
         except BaseException:

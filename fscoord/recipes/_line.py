@@ -34,7 +34,7 @@ from fscoord._waiting.backoff import FREE_TRIES
 from fscoord._waiting.request import KEYS, Sought, Turns
 from fscoord._waiting.slow_wait import Patience
 from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
-from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
+from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign
 from fscoord.recipes._lease import Signs, longest_look
@@ -101,7 +101,7 @@ class Line:
 
     def take_free(self, name: str, mode: str) -> Entry | None:
         """Enter the line as `name`, served, if nobody is in it; None if somebody is, or was when it was seen last."""
-        text, session, (known, tail), (free, token) = self._text, self._store.session, self._tail, self._free
+        text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
@@ -130,7 +130,7 @@ class Line:
         With `only_if_served` change nothing and return None if it would have to wait; or if others change the line
         before each try for `limit` seconds, where these are less than the store's timeout.
         """
-        new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
+        new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
         end = system.time.monotonic() + limit
         refusals = Refusals(self._store, self._key, end)
         try:
@@ -176,7 +176,7 @@ class Line:
         """Wait until `entry` is served and return it, served; or, if the time runs out, take it out and return None.
 
         Raises:
-            HoldLostError: somebody took it out.
+            LockLostError: somebody took it out.
         """
         end, patience = system.time.monotonic() + timeout, Patience()
         wake = [self._wake_key(entry.id)]
@@ -229,28 +229,28 @@ class Line:
         # No generator, which would be left half-way: Python drops a Ctrl-C that comes while it is thrown away.
         return bool([other for other in self.entries() if other.id == entry.id and other.token])
 
-    def lost(self, entry: Entry) -> HoldLostError:
+    def lost(self, entry: Entry) -> LockLostError:
         """Return the error for an entry that somebody took out."""
-        return HoldLostError(
+        return LockLostError(
             f"{entry.owner} is no longer in line for {self.name!r}: it was taken for dead, or somebody took it out"
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
         """Return the error that names who is served, and how many wait."""
         entries = self.living()
-        owners = [entry.owner for entry in entries if entry.token]
+        holders = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, owners, len(entries) - len(owners)),
+            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)),
             keys=[self.name],
-            holder=owners[0] if owners else None,
+            holder=holders[0] if holders else None,
             waited=timeout,
         )
 
     def _held_up(self, entry: Entry) -> str:
         """Return the words for what `entry` waits for."""
         others = [other for other in self.living() if other.id != entry.id]
-        owners = [other.owner for other in others if other.token]
-        return f"a turn at {self.name!r} ({_in_line(owners, len(others) - len(owners))})"
+        holders = [other.owner for other in others if other.token]
+        return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Take `entry` out, unless its turn has come at the last moment."""
@@ -335,7 +335,7 @@ class Line:
             return wake_ups
         # In this order: who will not set a key any more, then the deletion of what it may have set before.
         dead = self._dead(gone)
-        own = {self._store.session} - {0}
+        own = {self._store.register()} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
         over = mine.union([each for each in gone if each.session in dead])
         for each in gone:
@@ -356,7 +356,7 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    wake_ups.append(WakeUp(entries[index].id, self._store.session, self._me[2]))
+                    wake_ups.append(WakeUp(entries[index].id, self._store.register(), self._me[2]))
         return State(last, wake_ups, entries), served
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
@@ -376,12 +376,12 @@ class Line:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
 
 
-def not_acquired(what: str, name: str, limit: float, owners: Sequence[str], waiting: int) -> str:
-    """Return the words of a time-out: by `owners` it is held, and so many others wait for it."""
-    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(owners, waiting)}"
+def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:
+    """Return the words of a time-out: by `holders` it is held, and so many others wait for it."""
+    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(holders, waiting)}"
 
 
-def _in_line(owners: Sequence[str], waiting: int) -> str:
-    held = f"held by {', '.join(owners)}" if owners else "held by nobody"
+def _in_line(holders: Sequence[str], waiting: int) -> str:
+    held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"

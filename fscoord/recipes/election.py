@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -65,20 +66,24 @@ class Election(Exclusive):
         self._terms = key_bytes(name) + b"/term/"
         super().__init__(store, name, _one, timeout, ttl)
 
-    def campaign(self, timeout: Timeout = -1) -> bool:
-        """Stand in line until this candidate leads, and return whether it does.
+    def campaign(self, timeout: Timeout | None = math.inf) -> bool:
+        """Wait in line until this candidate leads, and return whether it does.
 
         Args:
-            timeout: seconds or a `timedelta`; -1 is no limit.
+            timeout: how long to wait, in seconds or as a `timedelta`; without limit, unless it is given. None means the
+                `timeout` that this object was made with, or else the store's.
+
+        Raises:
+            LockLostError: somebody took this one out of the line.
         """
-        return self.acquire(timeout=timeout)
+        return self.acquire(timeout=None if timeout is None else seconds(timeout))
 
     def resign(self) -> None:
         """Let the next one lead.
 
         Raises:
             RuntimeError: this candidate does not lead.
-            HoldLostError: it was taken for dead meanwhile, and another one leads.
+            LockLostError: it was taken for dead meanwhile, and another one leads.
         """
         self.release()
 
@@ -105,6 +110,22 @@ class Election(Exclusive):
             StoreTimeoutError: there was none.
         """
         return take_turns(self._store, self._observing(after, timeout))
+
+    def watch(self, timeout: Timeout | None = math.inf) -> Iterator[Leader]:
+        """Yield each leader, without end.
+
+        Args:
+            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
+                means the store's.
+
+        Raises:
+            StoreTimeoutError: there was no other for that long.
+        """
+        term = 0
+        while True:
+            leader = self.observe(term, timeout)
+            term = leader.term
+            yield leader
 
     def _observing(self, after: int, timeout: Timeout | None) -> Turns[Leader]:
         limit = seconds(self._store.timeout if timeout is None else timeout)

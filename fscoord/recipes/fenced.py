@@ -61,9 +61,8 @@ class Fenced:
         """
         return self._split(self._store.get(self._key))[1]
 
-    @property
     def token(self) -> int:
-        """The highest token that it has seen; 0 before the first value."""
+        """Return the highest token that it has seen; 0 before the first value."""
         return self._split(self._store.get(self._key))[0] if self._store.check([self._key]) else 0
 
     def _split(self, text: bytes) -> tuple[int, bytes]:

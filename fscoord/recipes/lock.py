@@ -44,7 +44,7 @@ class Lock(Exclusive):
 
     def locked(self) -> bool:
         """Return whether anybody holds it."""
-        return bool(self.owners())
+        return bool(self.holders())
 
 
 class RLock(Lock):
@@ -60,7 +60,7 @@ class RLock(Lock):
         self._levels: list[str] = []  # the hold, and each time that it was acquired again
         self._owner: tuple[int, object] | None = None
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
         if not self._is_owned_by(HERE.__dict__):
             return super()._acquire(mode, blocking, timeout, got)
         name = self._line.new_id()

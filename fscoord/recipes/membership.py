@@ -194,8 +194,8 @@ class Membership:
         """Yield who takes part: at once, if it is anybody, and whenever it has changed.
 
         Args:
-            timeout: how long to wait for each change, in seconds or as a `timedelta`; for ever, unless it is given.
-                None means the store's.
+            timeout: how long to wait for each change, in seconds or as a `timedelta`; without limit, unless it is
+                given. None means the store's.
 
         Raises:
             StoreTimeoutError: nothing changed for that long.
@@ -283,7 +283,7 @@ class Membership:
         self._tell()
 
     def _text(self, data: bytes) -> bytes:
-        return f"{self._store.session} {system.process_name()}\n".encode() + data
+        return f"{self._store.register()} {system.process_name()}\n".encode() + data
 
     def _tell(self) -> None:
         count = counted(self._store, self._changes)

@@ -9,7 +9,7 @@ from typing import overload
 
 from fscoord._runtime import system
 from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
-from fscoord.errors import HoldLostError, WorkFailedError
+from fscoord.errors import LockLostError, WorkFailedError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import _Held
 from fscoord.recipes._keys import foreign
@@ -27,7 +27,7 @@ class Turn(Lock):
     _what = "the result of"
 
     def _release(self, gone: list[_Held | str], here: object) -> bool:
-        with suppress(HoldLostError):
+        with suppress(LockLostError):
             return super()._release(gone, here)
         return True
 

@@ -25,7 +25,7 @@ from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, key_text,
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._claim import Claim, new_claim
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._hold import Waiter
+from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import Item, Items, Taken
 from fscoord.recipes._keys import Refusals, counted, foreign, read_now
 from fscoord.store import Store
@@ -49,7 +49,7 @@ class _Ready(NamedTuple):
 class Queue:
     """Items that are taken in the order in which they were put, each by one consumer at a time.
 
-    *At least once*: an item whose consumer dies before it says `Item.done` is handed out again, at its place in the
+    *At least once*: an item whose consumer dies before it calls `Item.ack` is handed out again, at its place in the
     order. So a consumer may find that a part of its work was done before. A `put` that fails with ``maybe_applied`` may
     have put its item. Two that are put at the same time stand in either order.
 
@@ -142,15 +142,18 @@ class Queue:
             patience.speak(__name__, lambda: f"an item of the queue {self.name!r}")
             self._looked = (-1.0, b"", b"")
 
-    def taken(self) -> list[Waiter]:
-        """Return the consumers that have items, in the order of these; `Waiter.token` is 0 and says nothing here.
+    def taken(self) -> list[Contender]:
+        """Return the consumers that have items, in the order of these; `Contender.token` is 0 and says nothing here.
 
         A consumer that is known dead has none.
         """
-        return [Waiter(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
+        return [Contender(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
 
     def __len__(self) -> int:
-        """How many items may be taken: those without a consumer, and those whose consumer is known dead."""
+        return self.size()
+
+    def size(self) -> int:
+        """Return how many items may be taken: those without a consumer, and those whose consumer is known dead."""
         items, claims = self._items.places()
         return len(items.difference(self._living(self._items.claims(claims))))
 
@@ -197,7 +200,7 @@ class Queue:
             is_new = False
 
     def _try(self, ready: _Ready, got: list[Taken]) -> Item | None:
-        claim = new_claim(self._store.session)
+        claim = new_claim(self._store.register())
         key = self._items.claim_key(ready.order)
         got[:] = [(ready.order, claim)]
         if self._store.compare_set(key, ready.claim, claim.text) != claim.text:
@@ -221,7 +224,7 @@ class Queue:
         taken = self._items.claims(claims)
         dead = set(self._store.dead_sessions({claim.session for claim in taken.values()} - {0}))
         fallen = {order: claim.text for order, claim in taken.items() if claim.session in dead}
-        for order in fallen.keys() - items:  # its consumer died between the two steps of `done`
+        for order in fallen.keys() - items:  # its consumer died between the two steps of `ack`
             self._store.delete_key(self._items.claim_key(order))
         free = items.difference(taken).union(fallen.keys() & items)
         self._ready = deque(_Ready(order, fallen.get(order, b"")) for order in sorted(free))

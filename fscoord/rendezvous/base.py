@@ -89,7 +89,7 @@ class RendezvousStoreInfo:
             store: the store of the round: the keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
             local_addr: rank 0's address; its host name by default.
             server_port: the port; one that is free now by default.
-            timeout: how long other ranks wait; the store's own timeout by default.
+            timeout: how long other ranks wait, in seconds or as a `timedelta`; None means the store's.
 
         Raises:
             StoreTimeoutError: rank 0 published nothing.

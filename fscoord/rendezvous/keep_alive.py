@@ -52,7 +52,7 @@ class KeepAliveThread:
         _all.add(self)
         with store_errors_as_rendezvous():
             self._has_sessions = store.has_liveness
-            self.node = f"{name}_s{store.session}" if self._has_sessions else name
+            self.node = f"{name}_s{store.register()}" if self._has_sessions else name
 
     def _renew(self) -> None:
         self._mutex = system.threading.Lock()

@@ -27,7 +27,7 @@ def copy(
     Args:
         path: the path of a file store.
         output: where the copy appears, whole; nothing may be there.
-        timeout: how long to wait for the store's lock, in seconds or as a `timedelta`.
+        timeout: how long to wait for the store's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
         on_progress: is called with the path of a file, how many bytes of it were read, and how many there are.
 
     Raises:

@@ -124,19 +124,19 @@ class HashStore(Store):
     with its parent.
 
     Args:
-        timeout: how long operations wait by default, in seconds or as a `timedelta`.
+        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
     capabilities = Capabilities(certain=True)
     _call_s = 0.0
 
-    def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
-        self._timeout = seconds(timeout)
+    def __init__(self, *, timeout: Timeout | None = None) -> None:
+        self._timeout = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._shared = _Shared()
         self._closed = False
 
     @classmethod
-    def named(cls, name: str, *, timeout: Timeout = DEFAULT_TIMEOUT) -> HashStore:
+    def named(cls, name: str, *, timeout: Timeout | None = None) -> HashStore:
         """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
         store = cls(timeout=timeout)
         system.life()

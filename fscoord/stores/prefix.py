@@ -127,16 +127,15 @@ class PrefixStore(Store):
         """Return what the underlying store says."""
         return self._inner.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._open().session
+    def register(self) -> int:
+        return self._open().register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """Return the members of the underlying store, whose views have none of their own."""
         return self._open().members(ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._open().be_rank(rank)
+    def announce_rank(self, rank: int) -> None:
+        self._open().announce_rank(rank)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         return self._open().dead_ranks(ranks)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from fscoord._log.inspect.repair import Drop, Dropped, Repair, repair_log
-from fscoord._log.inspect.verify import Tell
+from fscoord._log.inspect.repair import Dropped, Repair, repair_log
 from fscoord._log.io import safe_files
+from fscoord.arguments import Timeout, seconds
 
 __all__ = ["Dropped", "Repair", "repair"]
 
 
-def _tell_nobody(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """Progress, and what is left out, are for people."""
 
 
@@ -21,9 +22,9 @@ def repair(
     *,
     salvage: bool = False,
     write: bool = False,
-    limit: float = 10.0,
-    tell: Tell = _tell_nobody,
-    drop: Drop = _tell_nobody,
+    timeout: Timeout = 10.0,
+    on_progress: Callable[[str, int, int], object] = _ignore,
+    on_skipped: Callable[[Dropped], object] = _ignore,
 ) -> Repair:
     """Copy what is sound of the log at `path` to a new log at `output`. The log itself is only read.
 
@@ -37,9 +38,9 @@ def repair(
         salvage: copy the sound records behind a damage, too, and make do without a header, or without a generation
             that is missing. What is copied may then be a state that the store never was in.
         write: write the copy; by default only what would be left out is told.
-        limit: how many seconds to wait for the log's lock.
-        tell: is called with the path of a file, how many bytes of it were read, and how many there are.
-        drop: is called with everything that is left out, in order.
+        timeout: how long to wait for the log's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        on_progress: is called with the path of a file, how many bytes of it were read, and how many there are.
+        on_skipped: is called with everything that is left out, in order.
 
     Raises:
         ValueError: there is something at `output`.
@@ -50,4 +51,5 @@ def repair(
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
     source, target = safe_files.resolve(path), safe_files.resolve(output)
-    return repair_log(source, target, salvage=salvage, write=write, limit=limit, tell=tell, drop=drop)
+    limit = seconds(timeout)
+    return repair_log(source, target, salvage=salvage, write=write, limit=limit, tell=on_progress, drop=on_skipped)

@@ -54,8 +54,8 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:``
             ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can
             also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``.
-            An argument counts for more than the query. As text ``run_id`` is an id without order; with ``restart``
-            beside it, a number, it is a job, and that its restart count.
+            An argument counts for more than the query, unless it is ``timeout=None``. As text ``run_id`` is an id
+            without order; with ``restart`` beside it, a number, it is a job, and that its restart count.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or makes no sense. Other packages may
@@ -70,7 +70,8 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             f" {', '.join(sorted(known.options)) or 'none'}"
         )
     converted = {name: _convert(name, text, known.options[name]) for name, text in query.items()}
-    return known.opener(host, path, **{**converted, **options})
+    given = {name: value for name, value in options.items() if name != "timeout" or value is not None}
+    return known.opener(host, path, **{**converted, **given})
 
 
 def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:

@@ -420,16 +420,15 @@ class FaultyStore(Store):
         """Return what the underlying store returns."""
         return self._inner.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._inner.session
+    def register(self) -> int:
+        return self._inner.register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """Return the members of the underlying store."""
         return self._inner.members(ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._inner.be_rank(rank)
+    def announce_rank(self, rank: int) -> None:
+        self._inner.announce_rank(rank)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         return self._inner.dead_ranks(ranks)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fscoord import FileStore, HoldLostError
+from fscoord import FileStore, LockLostError
 from fscoord.cli import breaking
 from fscoord.recipes import Lock, Semaphore
 
@@ -63,7 +63,7 @@ def test_on_a_terminal_it_is_asked(fscoord, store, monkeypatch, answer, code):
     if code:
         lock.check()
     else:
-        with pytest.raises(HoldLostError):
+        with pytest.raises(LockLostError):
             lock.check()
 
 
@@ -74,7 +74,7 @@ def test_only_the_hold_that_is_meant_is_taken_away(fscoord, store):
     done = fscoord("break-lock", "--yes", "--token", "2", "a")
     assert (done.code, done.out.decode()) == (0, f"token 2 was taken from {ME}\n")
     first.check()
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         second.check()
 
 

@@ -28,7 +28,7 @@ def test_the_command_runs_while_it_leads_and_others_are_told(fscoord, tmp_path, 
     told = json.loads((tmp_path / "said").read_text())
     assert told == {"term": 1, "owner": f"{os.uname().nodename}:{os.getpid()}", "data": "there:80"}
     assert (tmp_path / "term").read_text() == "1\n"
-    assert Election(store, "o").owners() == []
+    assert Election(store, "o").holders() == []
 
 
 def test_who_leads_is_told_on_a_line(fscoord, store):

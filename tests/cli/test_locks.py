@@ -8,10 +8,10 @@ import signal
 import pytest
 from launch.conftest import wait_until_gone
 
-from fscoord import FileStore, HoldLostError
+from fscoord import FileStore, LockLostError
 from fscoord.cli import holding
 from fscoord.launch import held
-from fscoord.recipes import Lock, ReadWriteLock, Semaphore, break_hold
+from fscoord.recipes import Lock, ReadWriteLock, Semaphore, force_release
 
 PATIENCE_S = 60
 
@@ -38,7 +38,7 @@ def test_a_command_runs_under_the_lock_and_ends_with_its_own_code(fscoord, store
     assert said() == f"1 {path}\n"
     assert fscoord("lock", "a", *sh(look)).code == 5
     assert said() == f"2 {path}\n"
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []
 
 
 def test_a_relative_path_is_told_in_full(fscoord, tmp_path, said, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_command_that_can_not_be_run_is_told_and_gives_the_lock_back(fscoord, 
     done = fscoord("lock", "a", name)
     assert (done.code, done.out) == (69, b"")
     assert done.err.startswith(f"fscoord: can't run {name}: ")
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []
 
 
 def test_who_comes_while_it_is_held_waits_until_it_is_given_back(fscoord, process, line_with, tmp_path, store, said):
@@ -169,7 +169,7 @@ def test_signals_are_passed_on_and_the_lock_is_given_back_behind_them(process, s
     assert child.stdout.readline() == b"ready\n"
     child.terminate()
     assert (child.wait(PATIENCE_S), child.stdout.read()) == (9, b"told\n")
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []
 
 
 def test_who_is_killed_takes_the_command_and_all_of_its_own_along_and_loses_the_lock(process, store):
@@ -194,7 +194,7 @@ def test_a_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said,
 
 def test_whoever_loses_it_at_the_last_moment_is_told(fscoord, store, monkeypatch):
     def run_and_lose(*_, **__):
-        assert break_hold(store, "a", 1)
+        assert force_release(store, "a", 1)
         return held.Ending(0, frozenset(), b"")
 
     monkeypatch.setattr(holding, "run_held", run_and_lose)
@@ -225,8 +225,8 @@ def test_a_name_under_which_something_else_stands_is_told(fscoord, store):
 
 def test_a_loss_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):
     def lose(*_, **__):
-        raise HoldLostError("it was taken; the command was stopped")
+        raise LockLostError("it was taken; the command was stopped")
 
     monkeypatch.setattr(holding, "run_held", lose)
     assert fscoord("lock", "a", "true") == (69, b"", "fscoord: it was taken; the command was stopped\n")
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []

@@ -195,7 +195,7 @@ def test_items_tells_how_many_wait_and_who_has_one(fscoord, store):
     queue = Queue(store, "q")
     queue.put_all(["a", "b", "c"])
     with queue.take(), queue.take():
-        taken = {"owner": ME, "session": store.session, "alive": "yes"}
+        taken = {"owner": ME, "session": store.register(), "alive": "yes"}
         assert fscoord("items", "q").out.decode() == f"waits 1\ntaken yes     {ME}\n" + f"taken yes     {ME}\n"
         assert json.loads(fscoord("items", "--json", "q").out) == {
             "queue": "q",

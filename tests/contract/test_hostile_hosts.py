@@ -81,7 +81,7 @@ def test_locks_take_hosts_of_any_name(owner: str, store: Store, place: Place) ->
     ]:
         for _ in range(2):
             assert one.acquire()
-            assert [each.owner for each in two.owners()] == [owner]
+            assert [each.owner for each in two.holders()] == [owner]
             assert not two.acquire(blocking=False)
             assert two._line.timed_out("the lock", 0).holder == owner
             one.check()
@@ -97,8 +97,8 @@ def test_queues_take_hosts_of_any_name(owner: str, store: Store, place: Place) -
         with one.take() as item:
             assert [each.owner for each in two.taken()] == [owner]
             assert item.data == b"a"
-        two.take().give_back()
-        one.take().done()
+        two.take().release()
+        one.take().ack()
         assert len(two) == 0
 
 
@@ -140,9 +140,9 @@ def test_bell_of_a_node_of_any_name(owner: str, tmp_path: Path, monkeypatch: pyt
 
 def test_tasks_take_hosts_of_any_name(owner: str, tmp_path: Path) -> None:
     async def work() -> None:
-        async with await aio.open_store(tmp_path / "store") as store:
+        async with aio.open_store(tmp_path / "store") as store:
             async with aio.Lock(store, "l") as lock:
-                assert [each.owner for each in await lock.owners()] == [owner]
+                assert [each.owner for each in await lock.holders()] == [owner]
             queue = aio.Queue(store, "q")
             await queue.put("a")
             async with await queue.take():

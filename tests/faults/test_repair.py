@@ -40,7 +40,7 @@ def mend(path: str, output: str, *, salvage: bool = False) -> tuple[Repair, list
         os.unlink(output)
     before = contents(path)
     dropped: list[Dropped] = []
-    found = repair(path, output, salvage=salvage, write=True, drop=dropped.append)
+    found = repair(path, output, salvage=salvage, write=True, on_skipped=dropped.append)
     assert contents(path) == before
     assert (found.dropped, found.dropped_bytes) == (len(dropped), sum(one.size for one in dropped))
     assert verify(output).verdict == "sound"
@@ -153,7 +153,7 @@ def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output
     with FileStore(output) as store:
         assert store.get("k") == b"2"
         store.set("k", "3")
-        assert store.session == 3
+        assert store.register() == 3
         assert [(one.host, one.pid) for number, one in store._log.sessions.items() if number == 2] == [("unknown", 0)]
 
 
@@ -322,7 +322,7 @@ def test_without_being_told_to_it_writes_nothing(path: str, output: str, tmp_pat
 
 def test_how_far_it_has_got_is_told_of_each_file(newest: str, path: str, output: str) -> None:
     told: list[tuple[str, int, int]] = []
-    repair(path, output, write=True, tell=lambda *given: told.append(given))
+    repair(path, output, write=True, on_progress=lambda *given: told.append(given))
     sizes = os.path.getsize(path), os.path.getsize(newest)
     assert told == [(path, sizes[0], sizes[0]), *[(newest, sizes[1], sizes[1])] * 2], "looked through, and copied"
 
@@ -344,7 +344,7 @@ def test_nothing_is_overwritten(there: str, path: str, output: str) -> None:
 def test_what_appears_meanwhile_is_not_overwritten_either(path: str, output: str, tmp_path: Path) -> None:
     make(path, write_every_kind)
     with pytest.raises(ValueError, match="nothing is overwritten"):
-        repair(path, output, write=True, tell=lambda *_: Path(output).write_text("mine"))
+        repair(path, output, write=True, on_progress=lambda *_: Path(output).write_text("mine"))
     assert Path(output).read_text() == "mine"
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]
 
@@ -392,7 +392,7 @@ def test_writers_are_kept_away_while_it_copies(path: str, output: str) -> None:
                 store.set("k", "late")
             seen.append(1)
 
-        repair(path, output, write=True, tell=write_meanwhile)
+        repair(path, output, write=True, on_progress=write_meanwhile)
         assert seen
         store.set("k", "now")
     assert content(output) == ({"k": b"v" * 100}, 0)
@@ -432,7 +432,7 @@ def test_a_generation_that_goes_while_it_is_looked_for_is_followed_to_the_next(p
                 store.set("k", "2")
                 store.compact()
 
-        repair(path, output, write=True, tell=tell)
+        repair(path, output, write=True, on_progress=tell)
     assert told.count(path) == 2
     assert content(output) == ({"k": b"2"}, 0)
 

@@ -45,7 +45,7 @@ OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
     "list_keys": lambda store: store.list_keys(),
     "multi_get": lambda store: store.multi_get(["introduced", "fresh"]),
     "wait": lambda store: times_out(lambda: store.wait(["never"], 0.003)),
-    "be_rank": lambda store: store.be_rank(next(NUMBERS)),
+    "announce_rank": lambda store: store.announce_rank(next(NUMBERS)),
     "wait_alive": lambda store: times_out(lambda: store.wait_alive(["never"], [0, 1, 2], 0.003)),
 }
 NUMBERS = itertools.count()

@@ -325,7 +325,7 @@ def test_beside_writers_that_tear_all_the_time_nothing_is_called_damaged(path: s
     with Processes("race_worker") as processes:
         writers = [processes.start_role("write", path, writer, count, rng.randrange(1 << 32)) for writer in (1, 2)]
         while any(writer.poll() is None for writer in writers):
-            report = verify(path, limit=60)
+            report = verify(path, timeout=60)
             assert damage(report) == []
             assert report.generations[0].records >= records, "an older state was seen after a newer one"
             looks, records = looks + 1, report.generations[0].records
@@ -343,7 +343,7 @@ def test_beside_writers_that_compact_all_the_time_nothing_is_called_damaged(path
     with Processes("compacting_worker") as processes:
         writers = [processes.start_role("write", path, writer, 400) for writer in (1, 2)]
         while any(writer.poll() is None for writer in writers):
-            report = verify(path, limit=60)
+            report = verify(path, timeout=60)
             assert damage(report) == []
             assert report.generations[-1].generation >= newest, "an older state was seen after a newer one"
             newest = report.generations[-1].generation
@@ -360,10 +360,10 @@ def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str
         with store._log.mutex:
             log_lock.try_lock()
             try:
-                assert verify(path, limit=0).verdict == "sound", "a whole log needs no lock"
+                assert verify(path, timeout=0).verdict == "sound", "a whole log needs no lock"
                 put(path, whole + whole[-30:-10])
                 with pytest.raises(StoreTimeoutError) as caught:
-                    verify(path, limit=0)
+                    verify(path, timeout=0)
                 assert caught.value.holder == ("session 1" if lock == "ofd" else f"{os.uname().nodename}:{os.getpid()}")
             finally:
                 log_lock.unlock()

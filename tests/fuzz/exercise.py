@@ -54,7 +54,7 @@ def exercise_log(files: dict[str, bytes], tmp: Path) -> str:
     """
     path = write(tmp / "read", files)
     before = {name: (path.parent / name).read_bytes() for name in files}
-    verdict = told(lambda: verify(path, limit=0).verdict)
+    verdict = told(lambda: verify(path, timeout=0).verdict)
     with suppress(FscoordError):
         list(dump(path))
     opened = told(lambda: FileStore(path, read_only=True, timeout=0).close() or "opened")
@@ -79,7 +79,7 @@ def salvage(path: Path, output: Path) -> None:
     kept = []
     for is_thorough in (False, True):
         try:
-            kept.append(repair(path, output, salvage=is_thorough, write=True, limit=0).kept)
+            kept.append(repair(path, output, salvage=is_thorough, write=True, timeout=0).kept)
         except FscoordError:
             continue
         assert verify(output).verdict == "sound"

@@ -35,7 +35,7 @@ from fscoord.recipes import (
     Queue,
     ReadWriteLock,
     Semaphore,
-    break_hold,
+    force_release,
     once,
 )
 from fscoord.store import Store
@@ -65,7 +65,7 @@ Calls = list[Callable[[], Any]]
 def locks(store: Store) -> Calls:
     lock, turns, semaphore = Lock(store, "r"), ReadWriteLock(store, "r"), Semaphore(store, "r", 2)
     return [
-        lock.owners,
+        lock.holders,
         lock.waiters,
         lambda: lock.acquire(timeout=0),
         lock.release,
@@ -73,7 +73,7 @@ def locks(store: Store) -> Calls:
         turns.reader.release,
         lambda: semaphore.acquire(timeout=0),
         semaphore.release,
-        lambda: break_hold(store, "r", 1),
+        lambda: force_release(store, "r", 1),
     ]
 
 
@@ -84,7 +84,7 @@ def election(store: Store) -> Calls:
 
 def fenced(store: Store) -> Calls:
     value = Fenced(store, "r")
-    return [lambda: value.set(b"data", 3), value.get, lambda: value.token]
+    return [lambda: value.set(b"data", 3), value.get, value.token]
 
 
 def latch(store: Store) -> Calls:
@@ -112,10 +112,10 @@ def queue_of(kind: type[Queue]) -> Callable[[Store], Calls]:
             lambda: work.put_all([b"1", b"2"]),
             lambda: taken.append(work.take(block=False)),
             work.taken,
-            work.__len__,
-            lambda: taken[0].give_back(),
-            lambda: work.take(timeout=0).done(),
-            lambda: work.take(timeout=0).done(),
+            work.size,
+            lambda: taken[0].release(),
+            lambda: work.take(timeout=0).ack(),
+            lambda: work.take(timeout=0).ack(),
         ]
 
     return queue

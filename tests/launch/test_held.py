@@ -13,7 +13,14 @@ from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 from support.places import until
 
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    LockLostError,
+    SessionDeadError,
+    StoreGoneError,
+    StoreTimeoutError,
+)
 from fscoord.launch import held, run_held, warden
 
 OUTPUT_MAX = 10_000
@@ -288,20 +295,22 @@ def when(path, error):
     return check
 
 
-@pytest.mark.parametrize("error", [HoldLostError("it was taken"), StoreGoneError("it was taken")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [LockLostError("it was taken"), StoreGoneError("it was taken"), SessionDeadError("it was taken")], ids=repr
+)
 def test_a_command_is_told_when_the_hold_is_lost_and_so_is_all_that_it_started(soon, tmp_path, error):
     loop = f"trap 'echo told >> said; exit' TERM; echo x >> ready; {AWAIT_SIGNAL}"
     text = f'cd {tmp_path}; trap "echo told >> said; exit 0" TERM; sh -c "{loop}" & '
     text += f"until [ -e ready ]; do sleep 0.01; done; touch lost; {AWAIT_SIGNAL}"
-    with pytest.raises(HoldLostError, match="it was taken; the command was stopped"):
+    with pytest.raises(LockLostError, match="it was taken; the command was stopped"):
         run(text, when(tmp_path / "lost", error))
     assert (tmp_path / "said").read_text() == "told\ntold\n"
 
 
 def test_whoever_is_deaf_to_that_is_killed_after_the_grace(soon, tmp_path):
     text = f"cd {tmp_path}; trap 'echo deaf > said' TERM; echo $$ > pid; touch lost; {AWAIT_SIGNAL}"
-    with pytest.raises(HoldLostError):
-        run(text, when(tmp_path / "lost", HoldLostError("it was taken")), grace=0.1)
+    with pytest.raises(LockLostError):
+        run(text, when(tmp_path / "lost", LockLostError("it was taken")), grace=0.1)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
@@ -322,7 +331,7 @@ def test_without_an_answer_for_as_long_as_the_hold_lasts_it_is_stopped():
     def check():
         raise StoreTimeoutError("no answer")
 
-    with pytest.raises(HoldLostError, match=r"no sign of life could be given for most of the 0\.2 s"):
+    with pytest.raises(LockLostError, match=r"no sign of life could be given for most of the 0\.2 s"):
         run("exec sleep 600", check, patience=0.2)
 
 

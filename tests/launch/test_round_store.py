@@ -43,7 +43,7 @@ def begin(path, mode=0o660):
         room = RoundStore(store, "0-0", is_first=True).__enter__()
         with open_store(room.address) as workers:
             workers.set("from", "alice")
-            workers.be_rank(0)
+            workers.announce_rank(0)
         return room.address
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fscoord import FileStore, StoreGoneError
+from fscoord import FileStore, SessionDeadError
 from fscoord._log.io.cursor import DIRTY
 from fscoord._log.liveness.liveness_file import AliveFile
 from fscoord._log.liveness.presence import CHECK_S
@@ -121,16 +121,16 @@ def test_who_was_found_dead_and_then_forgotten_is_over(path: str) -> None:
         del log.sessions[log.session]
         log._looked = 0.0
         for _ in range(2):
-            with pytest.raises(StoreGoneError, match="is dead, so others go on without it"):
+            with pytest.raises(SessionDeadError, match="is dead, so others go on without it"):
                 store.set("k", "2")
 
 
 def test_who_reads_of_its_own_death_is_over_for_good(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        with pytest.raises(StoreGoneError, match="session 1 is dead"):
+        with pytest.raises(SessionDeadError, match="session 1 is dead"):
             store._log._die(1)
-        with pytest.raises(StoreGoneError, match="session 1 is dead"):
+        with pytest.raises(SessionDeadError, match="session 1 is dead"):
             store.get("k")
 
 

@@ -108,7 +108,7 @@ def test_who_begins_a_run_is_a_session_of_it(path: Path) -> None:
         with open_run(path, ("job", 1), rank=0, label="new") as new, open_run(path, ("job", 1), rank=1) as second:
             assert [member.label for member in second.members()] == ["new", ""]
             new.set("k", "new")
-            assert new.session in {member.number for member in second.members()}
+            assert new.register() in {member.number for member in second.members()}
     sessions = read_newest(path).sessions
     assert sorted(session["rank"] for session in sessions.values()) == [0, 1]
 

@@ -119,7 +119,7 @@ def test_the_sizes_and_counts_of_each_file_are_told_and_how_far_it_has_got(path:
     data = contents(path)
     put(path, data)
     seen: list[tuple[str, int, int]] = []
-    report = verify(path, tell=lambda *given: seen.append(given))
+    report = verify(path, on_progress=lambda *given: seen.append(given))
     file = generation(path, 1)
     sizes = os.path.getsize(path), os.path.getsize(file)
     assert report.generations == (

@@ -51,7 +51,7 @@ def test_tls_with_certificates_on_both_sides(secure_server: Server, files: dict[
     query = "&".join(f"{name}={path.replace('/', '%2F')}" for name, path in ours.items())
     with fscoord.open_store(f"etcd://{secure_server.address}/p?timeout={HANG_S}&{query}") as store:
         store.set("k", "v")
-        store.be_rank(0)
+        store.announce_rank(0)
         with store.clone() as other, start_thread(other.get, "later") as waiter:
             until(lambda: other._cluster._streams)
             store.set("later", "1")
@@ -107,7 +107,7 @@ def guarded(own_server: Server) -> Server:
 def test_who_logs_in_uses_what_is_allowed_and_nothing_else(guarded: Server) -> None:
     with guarded.open("mine", timeout=HANG_S, user="me", password="secret") as store:
         store.set("k", "v")
-        store.be_rank(0)
+        store.announce_rank(0)
         with store.clone() as other, start_thread(other.get, "later") as waiter:
             until(lambda: other._cluster._streams)
             store.set("later", "1")

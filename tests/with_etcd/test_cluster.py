@@ -27,7 +27,7 @@ def test_waits_counters_and_sessions_outlive_the_leader(trio: Trio) -> None:
         EtcdStore(trio.address, "p", HANG_S, session_ttl=60) as store,
         EtcdStore(trio.address, "p", HANG_S) as other,
     ):
-        store.be_rank(0)
+        store.announce_rank(0)
         sure = 0
         for _ in range(10):
             store.add("n", 1)

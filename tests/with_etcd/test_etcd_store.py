@@ -294,27 +294,27 @@ def test_closing_ends_the_waits_of_other_threads(open_store: Open) -> None:
         with pytest.raises(StoreClosedError):
             each.join()
     store.close()
-    for call in (lambda: store.set("k", "v"), lambda: store.check(["k"]), store.clone, lambda: store.be_rank(1)):
+    for call in (lambda: store.set("k", "v"), lambda: store.check(["k"]), store.clone, lambda: store.announce_rank(1)):
         with pytest.raises(StoreClosedError):
             call()
 
 
 def test_a_forked_child_has_connections_and_a_session_of_its_own(store: EtcdStore) -> None:
-    store.be_rank(0)
-    number = store.session
+    store.announce_rank(0)
+    number = store.register()
     pid = os.fork()
     if pid == 0:
         try:
             store.set("from", "child")
-            store.be_rank(1)
-            store.set("session", b"%d" % store.session)
+            store.announce_rank(1)
+            store.set("session", b"%d" % store.register())
             store.close()
             os._exit(0)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert store.get("from") == b"child"
-    assert int(store.get("session")) != number == store.session
+    assert int(store.get("session")) != number == store.register()
     assert store.dead_ranks([0, 1]) == [1]
 
 
@@ -366,11 +366,11 @@ def test_a_sum_that_is_refused_is_refused_for_what_is_there_now(open_store: Open
 
 def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None:
     store = open_store()
-    store.be_rank(0)
+    store.announce_rank(0)
     pid = os.fork()
     if pid == 0:
         with open_store(session_ttl=1) as mortal:
-            mortal.be_rank(1)
+            mortal.announce_rank(1)
             os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
     assert store.wait_alive(["never"], [0, 1], HANG_S) == [1]
@@ -381,7 +381,7 @@ def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None
 
 def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_store: Open) -> None:
     store, other = open_store(), open_store()
-    store.be_rank(0)
+    store.announce_rank(0)
     post(server, "lease/revoke", {"ID": str(store._lease.number)})
     assert other.dead_ranks([0]) == [0]
     for call in (
@@ -390,7 +390,7 @@ def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_s
         lambda: store.queue_push("q", "v"),
         lambda: store.multi_set(["k", "l"], ["v", "v"]),
     ):
-        with pytest.raises(fscoord.StoreGoneError, match="taken for dead"):
+        with pytest.raises(fscoord.SessionDeadError, match="taken for dead"):
             call()
     assert other.num_keys() == 0
     assert store.check(["k"]) is False
@@ -398,7 +398,7 @@ def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_s
 
 def test_a_lease_is_kept_alive_for_longer_than_it_lasts(open_store: Open) -> None:
     store, other = open_store(session_ttl=1), open_store()
-    store.be_rank(0)
+    store.announce_rank(0)
     with pytest.raises(StoreTimeoutError):
         other.wait_alive(["never"], [0], 4)
     assert other.dead_ranks([0]) == []
@@ -406,7 +406,7 @@ def test_a_lease_is_kept_alive_for_longer_than_it_lasts(open_store: Open) -> Non
 
 def test_a_session_lives_on_when_the_server_restarts(own_server: Server) -> None:
     with own_server.open("p") as store, own_server.open("p") as other:
-        store.be_rank(0)
+        store.announce_rank(0)
         own_server.kill()
         own_server.start()
         assert other.dead_ranks([0]) == []
@@ -416,7 +416,7 @@ def test_a_session_lives_on_when_the_server_restarts(own_server: Server) -> None
 def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
     def leave() -> None:
         with open_store() as leaving:
-            leaving.be_rank(1)
+            leaving.announce_rank(1)
             came.wait(HANG_S)
 
     came = threading.Event()

@@ -19,7 +19,7 @@ from fscoord._log.liveness.liveness_file import AliveFile, Home, open_alive
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord._runtime.logger import logger
-from fscoord.errors import FscoordError, LimitExceededError, StoreGoneError
+from fscoord.errors import FscoordError, LimitExceededError, SessionDeadError
 
 __all__ = ["Presence"]
 
@@ -251,5 +251,5 @@ class Presence(Successive):
 
     def _die(self, number: int) -> NoReturn:
         message = f"says that this handle's session {number} is dead, so others go on without it; open the store again"
-        self._finish(StoreGoneError, message)
-        raise StoreGoneError(f"{self.path} {message}", path=self.path)
+        self._finish(SessionDeadError, message)
+        raise SessionDeadError(f"{self.path} {message}", path=self.path)

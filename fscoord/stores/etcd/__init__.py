@@ -59,16 +59,17 @@ class EtcdStore(EtcdSessions):
     was told otherwise; what is over raises `~fscoord.LimitExceededError`, and nothing is written. `add`, `append` and
     `compare_set` try again when somebody else was quicker. A blocked `queue_pop` is woken by each push.
 
-    A handle that says which rank it is, or is asked for its `session`, holds a lease of etcd from then on, which a
+    A handle that announces a rank, or is registered by `register`, holds a lease of etcd from then on, which a
     thread keeps alive. A process that dies is called dead when the lease is over; one that can't keep it (stopped, or
-    cut off, for longer than `session_ttl`) too, and its writes raise `~fscoord.StoreGoneError` from then on.
+    cut off, for longer than `session_ttl`) too, and its writes raise `~fscoord.SessionDeadError` from
+    then on.
 
     Args:
         client_or_url: where the cluster is: ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``, or nothing in
             front), or a client of etcd3gw, whose address and TLS files are taken.
         prefix: what all keys of this store begin with in etcd, ``str`` or ``bytes``; it gets a slash at its end if it
             has none. Stores with other prefixes see nothing of it. No part of it begins with an equals sign.
-        timeout: how long operations wait by default; 300 s.
+        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         user: the name to log in with, where the cluster wants one.
         password: its password.
         tls: speak TLS; a ``https://`` address or one of the next three says so too.

@@ -9,7 +9,7 @@ from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.slow_wait import Patience
 from fscoord.arguments import key_names, key_text, missing_message
-from fscoord.errors import LimitExceededError, StoreGoneError, StoreTimeoutError, StoreUnavailableError
+from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Store
 from fscoord.stores.etcd.requests import (
     OPERATIONS_MAX,
@@ -142,7 +142,7 @@ class EtcdHandle(Store):
         answers = ungrouped(reply.get("responses", ()))
         is_done = bool(reply.get("succeeded"))
         if number and not is_done and not found(answers.pop()):
-            raise StoreGoneError(
+            raise SessionDeadError(
                 f"{self._cluster}: session {number} of this handle was taken for dead, because etcd heard nothing of it"
                 " for longer than session_ttl; nothing was written. Open the store again"
             )

@@ -82,13 +82,12 @@ class EtcdSessions(EtcdHandle):
         """Whether `members` can tell who lives: it can."""
         return True
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now."""
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle makes its lease."""
         return self._introduced(None)
 
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes unless the store knows already."""
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes unless the store knows already."""
         if integer("rank", rank) not in self._ranks or not self._own_session():
             self._introduced(rank)
 

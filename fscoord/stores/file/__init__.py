@@ -65,7 +65,7 @@ class FileStore(Sessions):
         world_size: how many participants will close the store; the last one to do so removes the file. ``None`` (or -1,
             as in c10d): it stays. Only `close`, or the end of a ``with``, counts; ``del`` does not.
         file_name: another name for `path`, as in c10d.
-        timeout: how long operations wait by default.
+        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         rank: shown where others name this participant. With a rank or a label a handle introduces itself when it is
             opened, otherwise when it first writes.
         label: shown likewise.
@@ -100,7 +100,7 @@ class FileStore(Sessions):
         world_size: int | None = None,
         *,
         file_name: Any = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout | None = None,
         rank: int | None = None,
         label: str | None = None,
         lock: str = "ofd",
@@ -114,7 +114,7 @@ class FileStore(Sessions):
         spill_bytes: int | None = SPILL_BYTES,
     ) -> None:
         check_platform()
-        self._timeout = seconds(timeout)
+        self._timeout = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         path = chosen_path(path, file_name, read_only=read_only)
         self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
         one_of("watch", watch, MODES)

@@ -54,17 +54,16 @@ class Sessions(Store):
         """Whether `members` can tell who lives: on this platform, with the locks of this log."""
         return self._log.can_tell
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now, which writes a record."""
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle appends a record, under the log's lock."""
         number = self._log.settled_session
         if not number:
             self._log.refresh(self._timeout)
             number = self._log.introduce(self._timeout)
         return number
 
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes a record unless the store knows already."""
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes a record unless the store knows already."""
         if not self._log.read_only:
             self._log.refresh(self._timeout)
             self._log.introduce(self._timeout, integer("rank", rank))

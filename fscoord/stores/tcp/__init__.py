@@ -72,7 +72,8 @@ class TCPStore(Store):
         port: its port; 0 lets the master choose a free one, see `port`.
         world_size: how many stores the master waits for.
         is_master: run the server in this process.
-        timeout: how long operations wait by default, connecting included.
+        timeout: how long operations wait by default, connecting included, in seconds or as a `timedelta`; None means
+            300 seconds.
         wait_for_workers: whether the master waits until `world_size` stores are connected.
         multi_tenant: share the server with others of this process on the same port.
         master_listen_fd: a listening socket for the server.
@@ -98,13 +99,13 @@ class TCPStore(Store):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout | None = None,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
-        self._timeout = self._limit = seconds(timeout)
+        self._timeout = self._limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._keeps_queues: bool | None = None
         started = system.time.monotonic()
         self._server = None
