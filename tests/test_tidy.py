@@ -188,7 +188,7 @@ SYSTEM_ALLOWED = {
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
     "testing.contract.waiting": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),
-    "cli.once": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
+    "cli.collectives": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
     "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.exits import FALSE, UNAVAILABLE
+from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import printable, write, write_json
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.holding import VERBATIM, command_options, how_to_hold, run_under, wait_options, words
 from fscoord.cli.options import as_json, content, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json
+from fscoord.cli.run_command import VERBATIM, command_options, how_to_hold, run_under, wait_options, words
 from fscoord.errors import LockLostError
 from fscoord.recipes import Election
 from fscoord.store import Store

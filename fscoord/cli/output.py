@@ -6,12 +6,12 @@ import base64
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscoord._runtime import system
-from fscoord.cli.exits import OutputError
+from fscoord.cli.exit_codes import OutputError
 
-__all__ = ["abandon", "field", "flush", "is_terminal", "printable", "write", "write_json", "write_value"]
+__all__ = ["Progress", "abandon", "field", "flush", "is_terminal", "printable", "write", "write_json", "write_value"]
 
 
 def write(data: bytes) -> None:
@@ -68,3 +68,48 @@ def printable(data: bytes) -> str:
     r"""Return `data` as text that a terminal can't misunderstand: what is no printable UTF-8 becomes ``\x..``."""
     text = data.decode("utf-8", "backslashreplace")
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar, TaskID
+
+
+BEGIN_S = 1.0
+"""What takes less needs no bar, nor the time that it takes to load one."""
+
+
+class Progress:
+    """A bar for the bytes of each file in turn, gone at the end: ``with Progress("reading") as progress``."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._begin = system.time.monotonic() + BEGIN_S
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tell(self, file: str, done: int, size: int) -> None:
+        """Show that `done` of the `size` bytes of `file` are dealt with."""
+        if not self._is_shown or (self._bar is None and system.time.monotonic() < self._begin):
+            return
+        if self._bar is None or self._task is None:
+            self._bar = _make_bar()
+            self._task = self._bar.add_task("")
+            self._bar.start()
+        name = printable(system.os.fsencode(system.os.path.basename(file)))
+        self._bar.update(self._task, description=f"{self._doing} {name}", completed=done, total=size)
+
+
+def _make_bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Bar(*columns, console=Console(stderr=True), transient=True)

@@ -53,7 +53,7 @@ def test_who_fails_stands_again_until_it_succeeds(fscoord, at_once, tmp_path):
 
 
 def test_who_loses_the_office_stands_again(fscoord, at_once, tmp_path, monkeypatch):
-    monkeypatch.setattr(held, "LOOK_S", 0.01)
+    monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     breaks = f"{os.sys.executable} -m fscoord break-lock --yes o > {tmp_path}/said 2>&1"
     text = f"[ $FSCOORD_TOKEN = 2 ] && exit 0; {breaks}; while :; do sleep 0.02; done"
     assert fscoord("elect", "--again", "o", "-c", text).code == 0
@@ -62,5 +62,5 @@ def test_who_loses_the_office_stands_again(fscoord, at_once, tmp_path, monkeypat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_told_to_end_does_not_stand_again(fscoord, monkeypatch, number):
     endings = iter([Ending(128 + number, frozenset([number]), b"")])
-    monkeypatch.setattr("fscoord.cli.holding.run_held", lambda *_, **__: next(endings))
+    monkeypatch.setattr("fscoord.cli.run_command.run_held", lambda *_, **__: next(endings))
     assert fscoord("elect", "--again", "o", "true").code == 128 + number

@@ -36,7 +36,7 @@ def test_a_group_is_told_in_the_order_of_joining(fscoord, store):
 
 
 def test_whoever_is_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
-    monkeypatch.setattr(held, "LOOK_S", 0.01)
+    monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(Membership, "members", lambda _: [])
     done = fscoord("join", "g", "sleep", "600")
     assert done.code == 69

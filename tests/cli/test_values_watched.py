@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fscoord import FileStore
-from fscoord.cli import watch as verb
+from fscoord.cli import values as verb
 
 PATIENCE_S = 60
 
@@ -71,7 +71,7 @@ def test_a_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monke
     fscoord("set", "a", "1")
     fscoord("set", "b", "1")
     with FileStore(path) as other, Vanishing(path) as store:
-        assert verb._look(store, b"") == {b"a": b"1"}
+        assert verb._read_all(store, b"") == {b"a": b"1"}
 
 
 def test_a_store_that_is_not_there_is_not_made(fscoord, path):
@@ -79,8 +79,8 @@ def test_a_store_that_is_not_there_is_not_made(fscoord, path):
 
 
 def test_who_waits_looks_at_nothing_until_something_has_changed(fscoord, monkeypatch):
-    looks, look = [], verb._look
-    monkeypatch.setattr(verb, "_look", lambda *about: (looks.append(about), look(*about))[1])
+    looks, look = [], verb._read_all
+    monkeypatch.setattr(verb, "_read_all", lambda *about: (looks.append(about), look(*about))[1])
     fscoord("set", "p/a", "1")
     assert fscoord("watch", "--interval", "0", "--timeout", "0.2", "p/") == (0, b"", "")
     assert 2 <= len(looks) <= 3  # before, at the beginning, at the end

@@ -10,7 +10,7 @@ import pytest
 from launch.conftest import wait_until_gone
 
 from fscoord import FileStore
-from fscoord.cli import work
+from fscoord.cli import queues
 from fscoord.launch import held
 from fscoord.recipes import PriorityQueue, Queue
 
@@ -85,14 +85,14 @@ def test_an_empty_queue_has_the_exit_codes_of_pop_and_no_item_more_is_no_failure
 
 def test_a_store_that_can_not_be_had_is_a_time_out_though_no_item_more_is_none(fscoord, monkeypatch):
     def stuck(*_, **__):
-        raise work.StoreTimeoutError("the lock did not come", keys=[])
+        raise queues.StoreTimeoutError("the lock did not come", keys=[])
 
     monkeypatch.setattr(PriorityQueue, "take", stuck)
     assert fscoord("take", "--each", "q", "true").code == 75
 
 
 def test_an_item_that_no_variable_holds_is_given_back_or_read_from_standard_input(fscoord, store, tmp_path):
-    big = b"x" * (work.VARIABLE_MAX + 1)
+    big = b"x" * (queues.VARIABLE_MAX + 1)
     for data in (big, b"a\0b"):
         fscoord("put", "q", "-", stdin=data)
         done = fscoord("take", "q", "true")
@@ -181,7 +181,7 @@ def test_who_is_killed_takes_the_command_along_and_the_next_one_gets_the_item(pr
 
 
 def test_whoever_was_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
-    monkeypatch.setattr(held, "LOOK_S", 0.01)
+    monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     fscoord("put", "q", "a")
     losing = sh(f"{os.sys.executable} -m fscoord delete q/claim/80000000-0000000000000000 && sleep 600")
     done = fscoord("take", "q", *losing)

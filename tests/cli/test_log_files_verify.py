@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fscoord import FileStore
-from fscoord.cli import progress
+from fscoord.cli import output
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch, path):
-    monkeypatch.setattr(progress, "BEGIN_S", -1.0)
+    monkeypatch.setattr(output, "BEGIN_S", -1.0)
     for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress.Progress("reading") as bar:
+        with output.Progress("reading") as bar:
             for done in (0, 50, 100):
                 bar.tell("/some/where/[red]\x1b.store", done, 100)
         assert ("reading [red]\\x1b.store" in stream.getvalue()) == shown
@@ -123,6 +123,6 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch, path):
 
 def test_what_is_quickly_done_loads_no_bar(monkeypatch, path):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with progress.Progress("reading") as bar:
+    with output.Progress("reading") as bar:
         bar.tell(path, 1, 2)
     assert bar._bar is None

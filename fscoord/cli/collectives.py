@@ -1,4 +1,4 @@
-"""The verb once: one runs a command, and all get its output and exit code."""
+"""The verb barrier."""
 
 from __future__ import annotations
 
@@ -9,19 +9,46 @@ from typing import Any
 
 import click
 
+from fscoord import collectives
 from fscoord._runtime.signals import Ended, signals_end_it
 from fscoord.arguments import VALUE_MAX, key_text
-from fscoord.cli.holding import VERBATIM, command_options, environment, words
 from fscoord.cli.options import raw, with_store
 from fscoord.cli.output import write
+from fscoord.cli.run_command import VERBATIM, command_options, environment, words
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, once as once_for_all
 from fscoord.store import Store
 
-__all__ = ["once"]
+__all__ = ["barrier", "once"]
 
 log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.argument("key", type=raw)
+@click.option("-n", "--world-size", type=click.IntRange(min=1), required=True, help="How many must come.")
+@click.option("--rank", type=click.IntRange(min=0), help="Which of them this is, counted from 0.")
+@click.option("--fail-fast", is_flag=True, help="With --rank, end as soon as a rank that is missing is known dead.")
+@with_store
+def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
+    """Wait until all processes have come to the barrier KEY.
+
+    They are as many as --world-size says. A key serves once. Who gives a --rank can come again after a time-out
+    and counts once; and when time runs out (exit code 75), the error names the ranks that are missing, if all give
+    theirs.
+
+    --fail-fast is for ranks that keep the store open from the start: a rank whose last process has ended, that of an
+    earlier command, too, counts as dead.
+
+    \b
+    Examples:
+      fscoord barrier -n 4 epoch-1
+      srun sh -c 'fscoord barrier -n "$SLURM_NTASKS" --rank "$SLURM_PROCID" --timeout 60 loaded'
+    """
+    log.info("waiting at barrier %r, up to %s", key, store.timeout)
+    collectives.barrier(store, world_size, key, store.timeout, rank, fail_fast=fail_fast)
+
 
 OUTPUT_MAX = VALUE_MAX - 64
 """The most that a command may write: the exit code, and what the recipe adds, stand in the same value."""
@@ -55,7 +82,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
 
     def work() -> bytes:
         try:
-            return _run(store, name, command, options)
+            return _run_once(store, name, command, options)
         except Exception as error:
             raise _NoResult(error) from error
 
@@ -72,7 +99,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
     return int(code)
 
 
-def _run(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
+def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
     """Run the command for all, and return what they get: its exit code, a newline, its output."""
     turn = Lock(store, name)
     token = turn.holders()[0].token

@@ -40,7 +40,7 @@ from fscoord import (
     errors,
 )
 from fscoord.arguments import VALUE_MAX
-from fscoord.cli import exits, options
+from fscoord.cli import exit_codes, options
 
 EXAMPLES = [
     (RendezvousGracefulExit("x"), 0),
@@ -73,7 +73,7 @@ EXAMPLES = [
     (StoreError("x"), 74),
     (StoreUnavailableError("x", errno=errno.ENOSPC), 74),
     (OSError(errno.EIO, "x"), 74),
-    (exits.OutputError("x"), 74),
+    (exit_codes.OutputError("x"), 74),
     (StoreTimeoutError("x"), 75),
     (RendezvousTimeoutError("x"), 75),
     (InsecurePathError("x"), 77),
@@ -86,7 +86,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("error", "code"), EXAMPLES, ids=lambda value: repr(value))
 def test_every_error_has_its_exit_code(error, code):
-    assert exits.exit_code(error) == code
+    assert exit_codes.exit_code(error) == code
 
 
 def test_every_error_of_the_library_is_among_the_examples():

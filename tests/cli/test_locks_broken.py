@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fscoord import FileStore, LockLostError
-from fscoord.cli import breaking
+from fscoord.cli import locks
 from fscoord.recipes import Lock, Semaphore
 
 ME = f"{os.uname().nodename}:{os.getpid()}"
@@ -56,7 +56,7 @@ def test_where_nobody_can_be_asked_nothing_is_changed_without_yes(fscoord, store
 def test_on_a_terminal_it_is_asked(fscoord, store, monkeypatch, answer, code):
     lock = Lock(store, "a")
     lock.acquire()
-    monkeypatch.setattr(breaking, "_is_asked", lambda: True)
+    monkeypatch.setattr(locks, "_is_asked", lambda: True)
     done = fscoord("break-lock", "a", stdin=answer)
     assert done.code == code
     assert "Take it away?" in done.err
@@ -81,7 +81,7 @@ def test_only_the_hold_that_is_meant_is_taken_away(fscoord, store):
 def test_who_gives_it_back_meanwhile_is_told(fscoord, store, monkeypatch):
     lock = Lock(store, "a")
     lock.acquire()
-    monkeypatch.setattr(breaking, "_is_asked", lambda: True)
-    monkeypatch.setattr(breaking.click, "confirm", lambda *_, **__: lock.release() or True)
+    monkeypatch.setattr(locks, "_is_asked", lambda: True)
+    monkeypatch.setattr(locks.click, "confirm", lambda *_, **__: lock.release() or True)
     done = fscoord("break-lock", "a")
     assert (done.code, done.out.decode()) == (1, f"token 1 had been given back by {ME}\n")

@@ -13,7 +13,7 @@ import click
 from fscoord._runtime import system
 from fscoord._runtime.signals import signals_end_it
 from fscoord.arguments import Timeout, seconds
-from fscoord.cli.exits import FALSE, TIMEOUT
+from fscoord.cli.exit_codes import FALSE, TIMEOUT
 from fscoord.cli.options import absolute_url, time_limit
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
