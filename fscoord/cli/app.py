@@ -105,7 +105,7 @@ def _fail(error: BaseException) -> int:
     if logging.getLogger("fscoord").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
     if isinstance(error, exit_codes.OutputError):
-        output.abandon()
+        output.detach_stdout()
     if not exit_codes.is_silent(error):
         words = exit_codes.message(error).encode(
             "utf-8", "surrogateescape"

@@ -1,4 +1,4 @@
-"""The verb barrier."""
+"""The verbs that several processes call together: barrier, and once, in which one runs a command for all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fscoord._runtime.signals import Ended, signals_end_it
 from fscoord.arguments import VALUE_MAX, key_text
 from fscoord.cli.options import raw, with_store
 from fscoord.cli.output import write
-from fscoord.cli.run_command import VERBATIM, command_options, environment, words
+from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, once as once_for_all
@@ -51,11 +51,11 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
 
 
 OUTPUT_MAX = VALUE_MAX - 64
-"""The most that a command may write: the exit code, and what the recipe adds, stand in the same value."""
+"""The most that a command may write: the exit code, and what the recipe adds, are in the same value."""
 
 
 class _NoResult(BaseException):
-    """Nothing came of it here. No `Exception`, which would be told to all as the result."""
+    """This process has no result. Not an `Exception`, because the recipe would store that as the result for all."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -78,7 +78,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
       path=$(fscoord once dataset -- ./download.sh)
       fscoord delete dataset/result                 # the next one does it again
     """
-    command = words(options)
+    command = parse_command(options)
 
     def work() -> bytes:
         try:
@@ -100,7 +100,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
 
 
 def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
-    """Run the command for all, and return what they get: its exit code, a newline, its output."""
+    """Run the command for all; return the result: its exit code, a newline, its output."""
     turn = Lock(store, name)
     token = turn.holders()[0].token
 

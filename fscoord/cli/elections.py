@@ -10,7 +10,14 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.options import as_json, content, raw, with_store
 from fscoord.cli.output import field, printable, write, write_json
-from fscoord.cli.run_command import VERBATIM, command_options, how_to_hold, run_under, wait_options, words
+from fscoord.cli.run_command import (
+    VERBATIM,
+    command_options,
+    parse_command,
+    parse_hold_options,
+    run_under,
+    wait_options,
+)
 from fscoord.errors import LockLostError
 from fscoord.recipes import Election
 from fscoord.store import Store
@@ -45,19 +52,19 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
       fscoord elect --timeout inf scheduler -- ./scheduler
       fscoord elect --again --data "$(hostname):8080" front -- ./serve --port 8080
     """
-    how = how_to_hold(store, options)
-    command = words(options)
-    candidate = Election(store, name, content(data), ttl=how.ttl)
+    hold_options = parse_hold_options(store, options)
+    command = parse_command(options)
+    candidate = Election(store, name, content(data), ttl=hold_options.ttl)
     while True:
         try:
-            ending = run_under(candidate, "the office", how, command)
+            ending = run_under(candidate, "the office", hold_options, command)
         except LockLostError as error:
             if not again:
                 raise
             log.warning("%s", error)
         else:
             if ending is None:
-                return how.late
+                return hold_options.conflict_exit_code
             if not again or ending.code == 0 or ending.interruption:
                 return ending.code
             log.warning("the command failed with exit code %d", ending.code)

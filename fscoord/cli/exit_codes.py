@@ -1,4 +1,4 @@
-"""Which exit code each exception stands for, and the one line that is said about it.
+"""The exit code of each exception, and the line that reports it.
 
 The numbers are those of sysexits.h where it has one, and 128 + the signal for Ctrl-C.
 """
@@ -46,7 +46,7 @@ class OutputError(Exception):
 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
-    # The first that fits counts: a StoreTimeoutError, for one, is an OSError too.
+    # The first match counts: a StoreTimeoutError, for example, is an OSError too.
     (KeyboardInterrupt, INTERRUPTED),
     (click.Abort, INTERRUPTED),
     (click.ClickException, USAGE),
@@ -73,7 +73,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code that `error` stands for; 70 for one that should not have come here."""
+    """Return the exit code of `error`; 70, a bug in fscoord, for an unexpected exception."""
     if _is_missing_extra(error):
         return UNAVAILABLE
     if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM}:
@@ -82,14 +82,14 @@ def exit_code(error: BaseException) -> int:
 
 
 def is_silent(error: BaseException) -> bool:
-    """Return whether nothing needs to be said: a false condition, Ctrl-C, or a pipe that its reader has closed."""
+    """Return whether no message is needed: a false condition, Ctrl-C, or a pipe that its reader has closed."""
     return exit_code(error) in {FALSE, INTERRUPTED} or (
         isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError)
     )
 
 
 def message(error: BaseException) -> str:
-    """Return what `error` means, in one line."""
+    """Return the message of `error` as one line."""
     return " ".join(_words(error).split())
 
 

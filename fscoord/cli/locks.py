@@ -1,4 +1,4 @@
-"""The verbs that run a command while they hold a lock or a semaphore: lock, rwlock, sem."""
+"""The verbs on locks and semaphores: lock, rwlock, sem, and holders and break-lock for whatever is held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import click
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, raw, with_existing_store, with_store
 from fscoord.cli.output import printable, write, write_json
-from fscoord.cli.run_command import VERBATIM, command_options, how_to_hold, run_under, wait_options, words
+from fscoord.cli.run_command import (
+    VERBATIM,
+    command_options,
+    parse_command,
+    parse_hold_options,
+    run_under,
+    wait_options,
+)
 from fscoord.recipes import Contender, Lock, ReadWriteLock, Semaphore, force_release
 from fscoord.store import Store
 
@@ -89,18 +96,18 @@ def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
     Examples:
       fscoord sem -j 4 downloads -- curl -O "$url"
     """
-    how = how_to_hold(store, options)
-    command = words(options)
-    ending = run_under(Semaphore(store, name, slots, ttl=how.ttl), "the semaphore", how, command)
-    return ending.code if ending else how.late
+    hold_options = parse_hold_options(store, options)
+    command = parse_command(options)
+    ending = run_under(Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options, command)
+    return ending.code if ending else hold_options.conflict_exit_code
 
 
 def _lock(store: Store, name: bytes, side: str, options: dict[str, Any]) -> int:
-    how = how_to_hold(store, options)
-    command = words(options)
-    sides = ReadWriteLock(store, name, ttl=how.ttl)
-    ending = run_under(sides.reader if side == "reader" else sides.writer, "the lock", how, command)
-    return ending.code if ending else how.late
+    hold_options = parse_hold_options(store, options)
+    command = parse_command(options)
+    sides = ReadWriteLock(store, name, ttl=hold_options.ttl)
+    ending = run_under(sides.reader if side == "reader" else sides.writer, "the lock", hold_options, command)
+    return ending.code if ending else hold_options.conflict_exit_code
 
 
 @click.command()
@@ -176,7 +183,7 @@ def _is_asked() -> bool:
 
 
 def lives_of(store: Store) -> Callable[[Contender], str]:
-    """Return what tells whether somebody lives, in the words of `fscoord.Member`."""
+    """Return a function that tells whether a contender is alive, in the words of `fscoord.Member`."""
     known = {member.number: member.alive for member in store.members()}
     return lambda waiter: known.get(waiter.session, "unknown")
 
@@ -188,5 +195,5 @@ def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Cal
 
 
 def owner_of(waiter: Contender) -> str:
-    """Return its ``host:pid`` as a terminal can show it."""
+    """Return the contender's ``host:pid``, made printable."""
     return printable(waiter.owner.encode("utf-8", "surrogateescape"))

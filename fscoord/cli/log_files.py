@@ -1,4 +1,4 @@
-"""The verb dump: the records of a log, for people and for programs."""
+"""The verbs on the log file of a file store: dump, verify, repair, cp, compact."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
       fscoord verify --json /shared/job/store | jq -r .verdict
     """
     with Progress("reading") as progress:
-        report = look(log_path(ctx, path), timeout=timeout, on_progress=progress.tell)
+        report = look(log_path(ctx, path), timeout=timeout, on_progress=progress.report)
     if as_json:
         write_json(_report_document(report))
     else:
@@ -135,7 +135,7 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
 
 
 def log_path(ctx: click.Context, path: str | None) -> str:
-    """Return the path of the file store that is meant, by an argument or by the common options."""
+    """Return the path of the file store that the argument or the common options name."""
     found = file_path(store_url(ctx) if path is None else path)
     if found is None:
         raise click.UsageError("only file stores have a log", ctx)
@@ -219,7 +219,7 @@ def repair(
             salvage=salvage,
             write=yes,
             timeout=timeout,
-            on_progress=progress.tell,
+            on_progress=progress.report,
             on_skipped=_print_dropped_json if as_json else _print_dropped,
         )
     if as_json:
@@ -276,7 +276,7 @@ def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
       fscoord cp /shared/job/store /backup/store
     """
     with Progress("copying") as progress:
-        made = copy(old, new, timeout=timeout, on_progress=progress.tell)
+        made = copy(old, new, timeout=timeout, on_progress=progress.report)
     if as_json:
         write_json({"path": _name(made.path), "output": _name(made.output), "records": made.kept})
     else:

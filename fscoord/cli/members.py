@@ -1,4 +1,4 @@
-"""The verb members: who has the store open, and who of them lives."""
+"""The verbs on participants: members, which lists the sessions of a store, and join and group for its groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import signals_end_it
 from fscoord.cli.options import as_json, raw, with_existing_store, with_store
 from fscoord.cli.output import field, printable, write, write_json
-from fscoord.cli.run_command import VERBATIM, command_options, environment, words
+from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import LockLostError
 from fscoord.launch import run_held
 from fscoord.members import Member
@@ -79,7 +79,7 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
     Examples:
       fscoord join --data "$(hostname):8080" workers -- ./serve --port 8080
     """
-    command = words(options)
+    command = parse_command(options)
     with signals_end_it(), Membership(store, name, data) as membership:
         log.info("takes part in %r", membership.name)
         own = store.register()

@@ -1,4 +1,4 @@
-"""The verbs on queues: push, pop, len."""
+"""The verbs on queues: push, pop and len for values, put, take and items for items that stay until they are done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fscoord._runtime.signals import signals_end_it
 from fscoord.cli.locks import lives_of, owner_of
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
 from fscoord.cli.output import field, write, write_json, write_value
-from fscoord.cli.run_command import VERBATIM, command_options, environment, words
+from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Item, PriorityQueue
@@ -143,7 +143,7 @@ def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes
       fscoord take --each --timeout inf --stdin mails -- sendmail -t
       fscoord take -n shards -c 'gzip "$FSCOORD_ITEM"' || echo "nothing to do, or failed"
     """
-    command = words(options)
+    command = parse_command(options)
     source = PriorityQueue(store, queue)
     if failed == queue:
         raise click.UsageError("--failed is another queue: in this one the item would be taken again at once")
@@ -190,7 +190,7 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
 
 
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
-    """Take an item; `QueueEmptyError` says that there are no more, and a time-out that the store can't be had."""
+    """Take an item. `QueueEmptyError` means that there are no more, a time-out that the store did not answer."""
     if waits:
         log.info("waiting for an item of queue %r", source.name)
         try:
@@ -202,7 +202,7 @@ def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
 
 
 def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: PriorityQueue | None) -> Ending:
-    """Run the command for `item`, which is done afterwards, or, if it fails, given back or put into `refuse`."""
+    """Run the command for `item`, then acknowledge it; if the command failed, release it or move it to `refuse`."""
     by_stdin: bool = options["by_stdin"]
     with item, ExitStack() as stack:
         own = environment(None)
@@ -229,7 +229,7 @@ def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: Pr
 
 
 def _as_variable(data: bytes) -> str:
-    """Return an item as an environment variable can hold it."""
+    """Return an item in the form of an environment variable."""
     if len(data) > VARIABLE_MAX or b"\0" in data:
         raise click.UsageError(
             f"an item of {len(data)} bytes does not fit into {VARIABLE}, which holds {VARIABLE_MAX} at most and no NUL;"

@@ -1,4 +1,4 @@
-"""What the verbs share that run a command while they hold something: their options, the wait, the command's world."""
+"""Run a command while holding something: the options of such verbs, the wait, the command's environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from fscoord.recipes import Contender
 from fscoord.recipes._line import not_acquired
 from fscoord.store import Store
 
-__all__ = ["VERBATIM", "How", "command_options", "environment", "how_to_hold", "run_under", "wait_options", "words"]
+__all__ = [
+    "VERBATIM",
+    "HoldOptions",
+    "command_options",
+    "environment",
+    "parse_command",
+    "parse_hold_options",
+    "run_under",
+    "wait_options",
+]
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +38,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VERBATIM = {"allow_interspersed_args": False}
-"""Options stand before the first argument; what comes behind it is the command's own."""
+"""Options come before the first argument; everything after that belongs to the command."""
 
 
 class _Hold(Protocol):
-    """A recipe that somebody holds for a while."""
+    """A recipe that a process can hold, such as a lock."""
 
     @property
     def name(self) -> str: ...
@@ -52,26 +61,26 @@ class _Hold(Protocol):
     def waiters(self) -> list[Contender]: ...
 
 
-class How(NamedTuple):
-    """What the options say of a hold and of the command under it.
+class HoldOptions(NamedTuple):
+    """The options of a hold and of the command that runs under it.
 
     Attributes:
-        limit: how long to wait, in seconds; 0 does not stand in line.
-        late: the exit code if it is not to be had in that time.
+        limit: how long to wait, in seconds; 0 tries once, without entering the queue.
+        conflict_exit_code: the exit code if the hold can't be acquired within `limit`.
         grace: how long the command has from SIGTERM to SIGKILL when the hold is lost.
         ttl: how long the hold lasts without a sign of life; None: as long as its holder.
-        leaves_rest: whether what the command leaves behind goes on without the hold.
+        leaves_rest: whether processes that the command leaves behind go on without the hold.
     """
 
     limit: float
-    late: int
+    conflict_exit_code: int
     grace: float
     ttl: float | None
     leaves_rest: bool
 
 
 def command_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add the argument COMMAND..., of which `words` makes sense, and the options that say how it runs."""
+    """Add the argument COMMAND..., which `parse_command` reads, and the options that say how it runs."""
     for add in (
         click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND..."),
         click.option(
@@ -101,7 +110,7 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "-E",
             "--conflict-exit-code",
-            "late",
+            "conflict_exit_code",
             metavar="NUMBER",
             type=click.IntRange(0, 255),
             help="Exit code if it is not to be had in time. [default: 1 with -n and -w, else 75]",
@@ -113,21 +122,21 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-def how_to_hold(store: Store, options: dict[str, Any]) -> How:
-    """Return what `wait_options` and `command_options` say."""
+def parse_hold_options(store: Store, options: dict[str, Any]) -> HoldOptions:
+    """Return the values of `wait_options` and `command_options`."""
     wait = 0.0 if options["nonblock"] else options["wait"]
-    late = options["late"]
-    if late is None:
-        late = TIMEOUT if wait is None else FALSE
+    conflict_exit_code = options["conflict_exit_code"]
+    if conflict_exit_code is None:
+        conflict_exit_code = TIMEOUT if wait is None else FALSE
     ttl = options["ttl"]
     if ttl is not None and not 0 < ttl < math.inf:
         raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
     limit = seconds(store.timeout) if wait is None else wait
-    return How(limit, late, options["grace"], ttl, options["close"])
+    return HoldOptions(limit, conflict_exit_code, options["grace"], ttl, options["close"])
 
 
-def words(options: dict[str, Any]) -> list[str]:
-    """Return the command to run: that of the arguments, or a shell with a text; flock(1) has ``-c TEXT`` last, too."""
+def parse_command(options: dict[str, Any]) -> list[str]:
+    """Return the command to run: the arguments, or a shell with a text. As with flock(1), ``-c TEXT`` may come last."""
     rest: list[str] = list(options["command"])
     shell: str | None = options["shell"]
     if shell is None and len(rest) == 2 and rest[0] in {"-c", "--command"}:
@@ -147,21 +156,22 @@ def words(options: dict[str, Any]) -> list[str]:
 
 
 def environment(token: int | None) -> dict[str, str]:
-    """Return what a command finds in its environment: the store, and the fencing token of the hold, if it has one."""
+    """Return the environment of a command: this process's, the store, and the fencing token of the hold if any."""
     own = {"FSCOORD_STORE": absolute_url(click.get_current_context())}
     if token is not None:
         own["FSCOORD_TOKEN"] = str(token)
     return {**system.os.environ, **own}
 
 
-def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | None:
-    """Acquire `hold`, run the command while it lasts, give it back, and return how it ended; None: it was not had."""
+def run_under(hold: _Hold, what: str, hold_options: HoldOptions, command: list[str]) -> Ending | None:
+    """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
     with signals_end_it():
-        log.info("waiting for %s %r, up to %g s", what, hold.name, how.limit)
+        log.info("waiting for %s %r, up to %g s", what, hold.name, hold_options.limit)
         start = system.time.monotonic()
         try:
-            if not (hold.acquire(timeout=how.limit) if how.limit else hold.acquire(blocking=False)):
-                _tell_late(hold, what, how)
+            limit = hold_options.limit
+            if not (hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)):
+                _report_conflict(hold, what, hold_options)
                 return None
             waited = system.time.monotonic() - start
             log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
@@ -169,22 +179,22 @@ def run_under(hold: _Hold, what: str, how: How, command: list[str]) -> Ending | 
                 command,
                 environment(hold.token),
                 hold.check,
-                grace=how.grace,
-                patience=how.ttl,
-                leaves_rest=how.leaves_rest,
+                grace=hold_options.grace,
+                patience=hold_options.ttl,
+                leaves_rest=hold_options.leaves_rest,
             )
         except BaseException:
-            with suppress(RuntimeError):  # it was not held yet, or is no longer
+            with suppress(RuntimeError):  # it was not acquired yet, or is already lost
                 hold.release()
             raise
         hold.release()
     return ending
 
 
-def _tell_late(hold: _Hold, what: str, how: How) -> None:
-    """Say who has it, as an error or, where no error is meant, with -v."""
+def _report_conflict(hold: _Hold, what: str, hold_options: HoldOptions) -> None:
+    """Report who holds it: as an error or, with -n or -w, in the log that -v shows."""
     holders = [waiter.owner for waiter in hold.holders()]
-    text = not_acquired(what, hold.name, how.limit, holders, len(hold.waiters()))
-    if how.late == TIMEOUT:
-        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=how.limit)
+    text = not_acquired(what, hold.name, hold_options.limit, holders, len(hold.waiters()))
+    if hold_options.conflict_exit_code == TIMEOUT:
+        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit)
     log.info("%s", text)

@@ -1,4 +1,4 @@
-"""The verbs on keys and their values: get, set, add, cas, append, delete, wait, keys."""
+"""The verbs on keys and their values: get, set, add, cas, append, delete, wait, keys, watch."""
 
 from __future__ import annotations
 
@@ -205,10 +205,10 @@ def keys(store: Store, prefix: bytes, null: bool, as_json: bool) -> None:
 
 
 SHOWN = 120
-"""How much of a value stands on a line for people, in bytes."""
+"""How many bytes of a value are shown on a line of text."""
 
 READ_S = 5.0
-"""How long one look may take."""
+"""The time limit for reading all values once."""
 
 Values = dict[bytes, bytes]
 
@@ -260,7 +260,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
 def _changes(
     store: Store, prefix: bytes, *, is_all: bool, interval: float, end: float
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """Yield what has changed at each look: keys, sorted, with their values, None for one that is gone."""
+    """Yield what has changed between two reads: sorted keys with their values, None for a key that was deleted."""
     heard = store._await_change(None, READ_S)
     known: Values = {} if is_all else _read_all(store, prefix)
     log.info("watching the keys that begin with %r", key_text(prefix))

@@ -117,12 +117,12 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch, path):
         monkeypatch.setattr(sys, "stderr", stream)
         with output.Progress("reading") as bar:
             for done in (0, 50, 100):
-                bar.tell("/some/where/[red]\x1b.store", done, 100)
+                bar.report("/some/where/[red]\x1b.store", done, 100)
         assert ("reading [red]\\x1b.store" in stream.getvalue()) == shown
 
 
 def test_what_is_quickly_done_loads_no_bar(monkeypatch, path):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with output.Progress("reading") as bar:
-        bar.tell(path, 1, 2)
+        bar.report(path, 1, 2)
     assert bar._bar is None
