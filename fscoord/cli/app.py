@@ -14,8 +14,7 @@ from fscoord.cli import exit_codes, output
 from fscoord.cli.collectives import barrier, once
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
-from fscoord.cli.elections import elect, leader
-from fscoord.cli.locks import break_lock, holders, lock, rwlock, sem
+from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, sem
 from fscoord.cli.log_files import compact, cp, dump, repair, verify
 from fscoord.cli.members import group, join, members
 from fscoord.cli.options import common

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from fscoord import FileStore
-from fscoord.cli import elections
+from fscoord.cli import locks
 from fscoord.launch import Ending, held
 from fscoord.recipes import Election
 
@@ -42,7 +42,7 @@ def test_who_leads_is_told_on_a_line(fscoord, store):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(elections, "PAUSE_S", 0)
+    monkeypatch.setattr(locks, "PAUSE_S", 0)
 
 
 def test_who_fails_stands_again_until_it_succeeds(fscoord, at_once, tmp_path):
