@@ -150,7 +150,7 @@ def _processes(report: dict[str, Any]) -> Table:
     for each in report["processes"]:
         where = f"{each['pid']} on {each['host']}"
         fate = "LOST" if each["lost"] else ""
-        table.add_row(str(each["rank"]), where, each["python"], str(each["files"]), str(each["parse_command"]), fate)
+        table.add_row(str(each["rank"]), where, each["python"], str(each["files"]), str(each["words"]), fate)
     return table
 
 

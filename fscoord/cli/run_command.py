@@ -149,9 +149,11 @@ def parse_command(options: dict[str, Any]) -> list[str]:
     is_marked = rest[:1] == ["--"]
     del rest[: int(is_marked)]
     if not rest or not rest[0]:
-        raise click.UsageError("which command? It stands last")
+        raise click.UsageError("missing COMMAND (the last argument)")
     if rest[0].startswith("-") and not is_marked:
-        raise click.UsageError(f"{rest[0]!r} stands where the command does: options come before the name")
+        raise click.UsageError(
+            f"{rest[0]!r} found where COMMAND is expected: put options before NAME, or '--' before COMMAND"
+        )
     return rest
 
 

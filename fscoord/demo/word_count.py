@@ -44,7 +44,7 @@ def _is_text(path: str) -> bool:
         with _reading(path) as file:
             return b"\0" not in file.read(_PROBE)
     except PermissionError:
-        return True  # whoever is to count it will say so
+        return True  # the process that counts it will report the error
     except OSError:
         return False  # it has just gone
 

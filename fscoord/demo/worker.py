@@ -100,7 +100,7 @@ class Worker:
         tell("delivered", rank=self._rank, file=file)
 
     def _meet(self, name: str) -> None:
-        """Pass the barrier `name` with all who live, and find out on the way who does not."""
+        """Pass the barrier `name` with the surviving ranks; ranks that the barrier reports dead are left out."""
         start = system.time.monotonic()
         while not self._attempt(name, start):
             pass
@@ -202,7 +202,7 @@ class Survivors(PrefixStore):
         return self._own(super().wait_alive(keys, self._theirs(ranks), timeout))
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the sessions of `ranks`, or of all who are left."""
+        """Return the sessions of `ranks`, or of all survivors."""
         theirs = self._ranks if ranks is None else self._theirs(ranks)
         return [
             member if member.rank is None else member._replace(rank=self._ranks.index(member.rank))
@@ -263,7 +263,7 @@ def _barrier(name: str, waits: list[float]) -> Document:
 
 
 def _loss(store: Store, facts: Document, work: list[tuple[str, int, Document]]) -> Document:
-    """Return who named a lost process, where, and who did what it had taken and not delivered."""
+    """Return which ranks reported a lost process, at which barrier, and which ranks redid its unfinished files."""
     rank = facts["rank"]
     named = [json.loads(each) for each in store.multi_get(store.list_keys(f"lost/{rank}/"))]
     return {

@@ -41,9 +41,9 @@ ACT_S: Final = 15.0
 
 
 class Pair:
-    """`one` and `other`, who try something `between` processes or hosts, each time with files of their own.
+    """Two agents, `one` and `other`, for probes `between` processes or hosts; each probe has files of its own.
 
-    `effort` is for how many seconds they do what is measured; `pause` gives a waiter the time to wait.
+    `effort` is how many seconds each figure is measured; `pause` is the time that a waiter gets to begin its wait.
     """
 
     def __init__(self, one: AgentProtocol, other: AgentProtocol, between: str, effort: float) -> None:
@@ -191,7 +191,7 @@ def _sharing(one: AgentProtocol, other: AgentProtocol, name: str, kind: str) -> 
 
 
 def handover(pair: Pair, kind: str) -> Check:
-    """How soon one who waits in the kernel gets a lock that is given back."""
+    """How soon a waiter in the kernel gets a lock after its release."""
     name = pair.name("handover", kind)
     one, other = pair
     one.ask("lock", ACT_S, name=name, kind=kind)
@@ -206,7 +206,7 @@ def handover(pair: Pair, kind: str) -> Check:
 
 
 def death(pair: Pair, kind: str) -> Check:
-    """Whether a lock whose holder is killed comes to one who waits for it, and how soon."""
+    """Whether a waiter gets the lock after its holder is killed, and how soon."""
     name = pair.name("death", kind)
     one, other = pair
     if not other.ask("lock", ACT_S, name=name, kind=kind):
@@ -223,7 +223,7 @@ def death(pair: Pair, kind: str) -> Check:
 
 
 def race(pair: Pair, kind: str) -> Check:
-    """Whether two who append as fast as they can under the lock lose or repeat anything."""
+    """Whether two agents that append under the lock as fast as they can lose or repeat records."""
     name = pair.name("race", kind)
     for agent, writer in zip(pair, ("one", "other"), strict=True):
         agent.begin("race", ACT_S + pair.effort, name=name, kind=kind, writer=writer, seconds=pair.effort)
@@ -330,7 +330,7 @@ def delay(pair: Pair, kind: str, how: str) -> Check:
 
 
 def claims(pair: Pair) -> Check:
-    """Whether of two who make a name at once exactly one is first: by link, by O_EXCL, by mkdir."""
+    """Whether exactly one of two agents that create a name at once succeeds: by link, by O_EXCL, by mkdir."""
     faults, missing = [], []
     for how in WAYS:
         try:
@@ -364,7 +364,7 @@ def scatter(pair: Pair) -> Check:
 
 
 def replacement(pair: Pair, kind: str) -> Check:
-    """How soon one who opens a path sees a file that was renamed over it; a store does not rely on it."""
+    """How soon an open by path finds a file that was renamed over the old one; a store does not rely on it."""
     name = pair.name("replaced")
     pair.other.ask("append", ACT_S, name=name, kind=kind, number=1, writer="old")
     pair.other.ask("look", ACT_S, name=name, kind=kind, how="plain")
@@ -387,7 +387,7 @@ def events(pair: Pair, kind: str) -> Check:
 
 
 def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
-    """Whether two who add to one number of a real store get every sum once."""
+    """Whether two agents that add to one number of a real store get every sum once."""
     name = pair.name("store", kind)
     for agent in pair:
         agent.begin("count", 2 * ACT_S, name=name, options={"lock": kind, **options}, seconds=pair.effort)

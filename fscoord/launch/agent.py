@@ -87,8 +87,8 @@ class Outcome(NamedTuple):
 class Agent:
     """Runs one node's share of a job.
 
-    All nodes keep what has failed in the store of the rendezvous, one key for each round, written by whoever is first:
-    so all of them count the same failures, and show the same one as the first.
+    The nodes record failures in the store of the rendezvous, one key for each round. The first node to report one
+    writes the key, so that all nodes count the same failures, and show the same one as the first.
 
     Args:
         job: what to run.

@@ -82,22 +82,22 @@ def run_held(
     output_max: int | None = None,
     stdin: IO[bytes] | None = None,
 ) -> Ending:
-    """Run `command` where this process runs, on its terminal and with its input, until it has ended.
+    """Run `command` on this process's terminal and with its input, until it has ended.
 
-    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to it; once it has ended, to what it left behind.
+    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to it or, after it has ended, to its descendants.
 
     Args:
         command: the program and its arguments.
-        environment: what it finds in its environment.
+        environment: its environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
-        grace: how long everything has from SIGTERM to SIGKILL when the hold is lost, in seconds.
-        patience: after how many seconds others may have it of whom the store knows nothing; None: never. Before that
-            everything is stopped, if `check` has had no answer, or this process was stopped: after half of it there is
-            a SIGTERM, after three quarters a SIGKILL.
-        leaves_rest: whether to return when the command has ended, though what it has started goes on; without it that
-            is waited for, too.
-        output_max: keep standard output, so many bytes at most.
-        stdin: an open file with a descriptor, which it has as its input instead.
+        grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
+        patience: others may take the hold this many seconds after the last sign of life; None: never. If `check` does
+            not return in that time, or this process is stopped, all processes are stopped before: they get SIGTERM
+            after half of it, and SIGKILL after three quarters.
+        leaves_rest: whether to return when the command has ended, although its descendants go on; else they are waited
+            for, too.
+        output_max: return standard output, at most this many bytes; None leaves it on the terminal.
+        stdin: an open file with a descriptor, used as the command's input instead of this process's.
 
     Raises:
         LockLostError: the hold was lost, and everything was stopped.

@@ -50,10 +50,10 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     - ``host[:port]``: a TCP store on that host; never a file of that name.
 
     Other options are ``read_timeout``, how many seconds operations of the store wait (60), and, for ``tcp``,
-    ``is_host``: whether this process hosts the store (found out by the host's name). Whoever called this closes the
+    ``is_host``: whether this process hosts the store (by default found out by the host's name). The caller closes the
     store. The id of the rendezvous is a part of its key, and never the store's own run id.
 
-    What happened is recorded as an event: who hosts, where the temporary file is, and every failure.
+    Events are recorded: which process hosts the store, the path of a temporary file, and every failure.
 
     Raises:
         ValueError: an option, the endpoint or the run id makes no sense.
@@ -192,16 +192,16 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Makers of handlers by the name of their backend."""
+    """The creators of handlers by the name of their backend."""
 
     def __init__(self) -> None:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Let `create_handler` use `creator` for `backend`. The same again changes nothing.
+        """Let `create_handler` use `creator` for `backend`. Registering the same pair twice is a no-op.
 
         Raises:
-            ValueError: the name is empty, or another maker has it.
+            ValueError: the name is empty, or another creator is registered for `backend`.
         """
         if not backend:
             raise ValueError("the rendezvous backend needs a name")
@@ -209,11 +209,11 @@ class RendezvousHandlerRegistry:
             raise ValueError(f"the rendezvous backend {backend!r} is registered already, with another maker")
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """Return the handler that the maker registered for ``params.backend`` makes of `params`.
+        """Return the handler that the creator registered for ``params.backend`` makes from `params`.
 
         Raises:
-            ValueError: no maker has that name.
-            RuntimeError: the maker made a handler of another backend.
+            ValueError: no creator is registered for it.
+            RuntimeError: the creator returned a handler of another backend.
         """
         creator = self._creators.get(params.backend)
         if creator is None:
@@ -227,7 +227,7 @@ class RendezvousHandlerRegistry:
         return handler
 
     def load_entry_points(self) -> None:
-        """Register what other packages name in the group ``fscoord.rendezvous``; warn of each that does not load."""
+        """Register the entry points in the group ``fscoord.rendezvous``; log a warning for each that does not load."""
         from importlib.metadata import entry_points
 
         for entry in entry_points(group=ENTRY_POINTS):
@@ -243,10 +243,10 @@ rendezvous_handler_registry = RendezvousHandlerRegistry()
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler for `params`, made by whoever is registered for ``params.backend``.
+    """Return a handler for `params`, made by the creator that is registered for ``params.backend``.
 
     Raises:
-        ValueError: nobody is.
+        ValueError: no creator is registered for it.
     """
     rendezvous_handler_registry.load_entry_points()
     return rendezvous_handler_registry.create_handler(params)
@@ -289,7 +289,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 def matches_machine_hostname(host: str) -> bool:
     """Return whether `host`, a name or an address, is this machine, as far as its resolver knows.
 
-    It decides who hosts a TCP store; ``is_host`` overrides it.
+    It decides whether this process hosts a TCP store; ``is_host`` overrides it.
     """
     return network.is_this_host(host)
 

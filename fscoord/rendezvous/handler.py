@@ -44,7 +44,7 @@ _local_ids = itertools.count()
 class DynamicRendezvousHandler(RendezvousHandler):
     """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
 
-    A handler is one node. Each call of `next_rendezvous` waits for one round. Those who wait sleep until the store
+    A handler is one node. Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store
     wakes them. A thread shows every ``keep_alive_interval`` that this node lives, from the first call on.
 
     `shutdown` ends it, also as the end of a ``with``. A process that forks makes another handler in the child.
@@ -178,7 +178,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait that would take part if there were another round.
 
-        When the round of this node is over, they are at least 1, so that whoever watches this number comes again.
+        When the round of this node is over, the number is at least 1, so that an agent that watches it joins again.
         """
         state, _ = self._shared.read()
         if not state.complete:

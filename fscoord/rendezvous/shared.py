@@ -1,4 +1,4 @@
-"""`SharedState`: the state of a rendezvous in its store, read and changed by several nodes, who wake each other."""
+"""`SharedState`: the state of a rendezvous in its store; several nodes read and change it, and wake each other."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KEPT_RINGS = 64
 
 
 class SharedState:
-    """The state, and a key for each change of it, which wakes those who wait for that change.
+    """The state, and a key for each change of it, which wakes the nodes that wait for that change.
 
     Args:
-        backend: where the state is.
-        store: where the keys are that wake others; a view of its own.
+        backend: holds the state.
+        store: holds the keys that wake other nodes; a view for this purpose alone.
     """
 
     def __init__(self, backend: RendezvousBackend, store: Store) -> None:
@@ -76,11 +76,11 @@ class SharedState:
         return now, token, is_written
 
     def change(self, rule: Callable[[State], State], limit: float | None = None) -> State:
-        """Replace the state by what `rule` makes of it, whoever else changes it meanwhile; return the new state.
+        """Replace the state by ``rule(state)``, and retry while other nodes change it; return the new state.
 
         Args:
-            rule: it is asked again whenever another node has changed the state before this one could.
-            limit: for how many seconds to try; None means the store's timeout.
+            rule: computes the new state; called again whenever another node was faster.
+            limit: how many seconds to try; None means the store's timeout.
 
         Raises:
             RendezvousTimeoutError: each try failed.
@@ -116,10 +116,10 @@ class SharedState:
 
 @contextmanager
 def store_errors_as_rendezvous() -> Iterator[None]:
-    """Turn whatever a store raises into a `~fscoord.RendezvousConnectionError`."""
+    """Turn the errors of a store into `~fscoord.RendezvousConnectionError`."""
     try:
         yield
-    except RendezvousError:  # it says already what it has to say
+    except RendezvousError:  # it already has the right type
         raise
     except (RuntimeError, OSError, LookupError, ValueError) as error:
         raise RendezvousConnectionError(f"the store of the rendezvous failed: {error}") from error

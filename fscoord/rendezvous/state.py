@@ -4,7 +4,7 @@ A *life* is one job from its first node to its last, a *round* is one outcome. A
 when one of its participants dies, leaves or comes again it is broken, and the next one forms:
 
 - Nodes join a forming round while there is place. Its places are first for the participants of the broken round
-  (*former*), then for those who wait, in their order, then for others.
+  (*former*), then for waiting nodes, in their order, then for others.
 - With `Limits.max_nodes` participants the round is complete. With `Limits.min_nodes` it is complete when the last call
   is over. Only a node that knows all participants to be alive completes it. The first node has seen the others join, so
   it need not wait; and the state that a dead job left behind cannot complete a round.
@@ -43,10 +43,10 @@ class State:
         round: which round, counted over all lives.
         complete: whether `participants` are final.
         closed: whether nobody may join any more.
-        participants: who takes part; when complete, in the order of their ranks.
-        former: who took part in the broken round before and has not come again.
-        waiting: who waits for a place, in the order of coming.
-        left: participants of a complete round who left after it was closed.
+        participants: the nodes of the round; when it is complete, in the order of their ranks.
+        former: nodes of the broken round before that have not joined again.
+        waiting: nodes that wait for a place, in the order in which they came.
+        left: participants of a complete round that left after it was closed.
     """
 
     sequence: int = 0

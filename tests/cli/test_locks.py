@@ -69,10 +69,10 @@ def test_the_command_may_stand_there_in_several_ways(fscoord, words):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["a"], "which command"),
-        (["a", "--"], "which command"),
-        (["a", ""], "which command"),
-        (["a", "-n", "true"], "'-n' stands where the command does"),
+        (["a"], "missing COMMAND"),
+        (["a", "--"], "missing COMMAND"),
+        (["a", ""], "missing COMMAND"),
+        (["a", "-n", "true"], "'-n' found where COMMAND is expected"),
         (["-c", "true", "a", "true"], "-c stands for COMMAND"),
         (["--ttl", "0", "a", "true"], "--ttl is a time above 0"),
         (["-E", "256", "a", "true"], "256"),

@@ -120,8 +120,8 @@ def test_the_command_finds_the_store(fscoord, tmp_path):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["take", "q"], "which command"),
-        (["take", "q", "-n", "true"], "'-n' stands where the command does"),
+        (["take", "q"], "missing COMMAND"),
+        (["take", "q", "-n", "true"], "'-n' found where COMMAND is expected"),
         (["take", "--failed", "q", "q", "true"], "--failed is another queue"),
         (["put", "q"], "VALUE..."),
         (["put", "q", "-", "-"], "only one VALUE"),

@@ -38,11 +38,11 @@ class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Member
         """
 
     def another(self, store: Store) -> Store:
-        """Return one more handle on the same store as `store`. As it stands here: a clone."""
+        """Return one more handle on the same store as `store`; by default a clone."""
         return store.clone()
 
     def name_in_errors(self, key: str) -> str:
-        """Return how errors name `key`. As it stands here: as it is."""
+        """Return `key` as it appears in error messages; unchanged by default."""
         return key
 
     @pytest.fixture
