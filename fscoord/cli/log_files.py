@@ -291,7 +291,7 @@ def compact(ctx: click.Context) -> None:
     """Compact the log of a file store.
 
     What the store holds is written to a new file, in which the log goes on; whoever uses the store follows by itself.
-    Stores that are written to compact their logs by themselves. This is for a log whose owners have turned that off.
+    Stores that are written to compact their logs by themselves. This is for a log whose users have turned that off.
 
     \b
     Examples:

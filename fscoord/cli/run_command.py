@@ -195,7 +195,7 @@ def run_under(hold: _Hold, what: str, hold_options: HoldOptions, command: list[s
 
 def _report_conflict(hold: _Hold, what: str, hold_options: HoldOptions) -> None:
     """Report who holds it: as an error or, with -n or -w, in the log that -v shows."""
-    holders = [waiter.owner for waiter in hold.holders()]
+    holders = [holder.owner for holder in hold.holders()]
     text = not_acquired(what, hold.name, hold_options.limit, holders, len(hold.waiters()))
     if hold_options.conflict_exit_code == TIMEOUT:
         raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit)

@@ -27,7 +27,7 @@ H = TypeVar("H", bound="Exclusive")
 
 
 class Contender(NamedTuple):
-    """A process that holds, or waits for, a lock or the like.
+    """A process that holds a lock, semaphore or office, or waits in line for one.
 
     Attributes:
         owner: its process, ``host:pid``.
