@@ -179,12 +179,12 @@ SYSTEM_ALLOWED = {
     ),
     "launch.held": ({"signal", "subprocess"}, "starts a process and stops it"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
-    "testing.contract.interrupts": ({"signal"}, "interrupts itself"),
+    "testing.contract.waiting": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),
-    "cli.once": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
+    "cli.collectives": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
-    "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
+    "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
 
 # Extras, and the only modules that may ask for them.

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LOOK_S = 0.5
+INPUT_POLL_S = 0.5
 """How long the process sleeps in one system call while nothing comes, in seconds."""
 CHUNK = 1 << 20
 
@@ -195,7 +195,7 @@ def _read_input(size: int) -> bytes:
     """Read standard input to its end, or `size` bytes of it.
 
     A signal that comes just before read(2) begins does not end it: Python looks for signals before and after. So the
-    process sleeps in poll(2) instead, for `LOOK_S` seconds at a time.
+    process sleeps in poll(2) instead, for `INPUT_POLL_S` seconds at a time.
     """
     try:
         descriptor = sys.stdin.fileno()
@@ -205,7 +205,7 @@ def _read_input(size: int) -> bytes:
     poll.register(descriptor, system.select.POLLIN)
     parts: list[bytes] = []
     while size > 0:
-        if poll.poll(LOOK_S * 1000):
+        if poll.poll(INPUT_POLL_S * 1000):
             part = system.os.read(descriptor, min(size, CHUNK))
             if not part:
                 break

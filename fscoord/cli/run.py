@@ -13,7 +13,7 @@ import click
 from fscoord import environment
 from fscoord._runtime import network, system
 from fscoord._runtime.signals import raise_on_termination
-from fscoord.cli.exits import FALSE
+from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
 from fscoord.rendezvous import (

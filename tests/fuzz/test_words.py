@@ -23,10 +23,10 @@ from fscoord.rendezvous import (
     RendezvousStoreInfo,
     parse_rendezvous_endpoint,
 )
-from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
-from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide
+from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
 from fscoord.stores import url as urls
 from fscoord.stores.etcd.sessions import read_record
 
@@ -226,11 +226,11 @@ def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
     for node, value in beats.items():
         store.set(f"beat/{node}", value)
     shared = SharedState(backend, store)
-    keeper = Keeper(shared, store, "me", RendezvousSettings("id", 1, 2))
+    thread = KeepAliveThread(shared, store, "me", RendezvousSettings("id", 1, 2))
     for now in (0.0, 6.0, 12.0, 18.0):
         try:
-            keeper.look(shared.read()[0])
-            keeper.turn(now)
+            thread.check(shared.read()[0])
+            thread.tick(now)
         except RendezvousError as error:
             assert len(str(error)) < 20_000
 
@@ -239,7 +239,7 @@ def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
 @settings(max_examples=50)
 def test_in_whatever_state_a_node_comes_to_rest(state: State, most: int, is_over: bool, is_known: bool) -> None:
     alive = state.present if is_known else frozenset[str]()
-    seen = Seen(alive=alive, is_last_call_over=is_over, is_reserve_over=is_over)
+    seen = Observed(alive=alive, is_last_call_over=is_over, is_reserve_over=is_over)
     for _ in range(4):
         decision = decide(state, "me", Limits(1, most), seen)
         if decision.verdict is not Verdict.WRITE:

@@ -13,7 +13,7 @@ from support.places import HANG_S, start_thread
 from fscoord import HashStore, PrefixStore, StoreTimeoutError
 from fscoord._waiting import backoff as _backoff
 from fscoord._waiting.backoff import FREE_TRIES, LONGEST_PAUSE_S, Backoff
-from fscoord.cli import watch
+from fscoord.cli import values
 from fscoord.collectives import barrier
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreUnavailableError
 from fscoord.recipes import Fenced, Lock, Queue
@@ -344,6 +344,6 @@ def test_watch_of_keys_that_always_vanish_ends_with_its_timeout() -> None:
 
     store = Fleeting(timeout=LIMIT_S)
     store.set("p/1", "")
-    error = error_of(lambda: watch._look(store, b"p/"), FscoordError)
+    error = error_of(lambda: values._read_all(store, b"p/"), FscoordError)
     assert "keys below 'p/' were deleted" in str(error)
     assert store.looks < TRIES_MAX
