@@ -28,7 +28,7 @@ from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide
 from fscoord.stores import url as urls
-from fscoord.stores.etcd.sessions import read_record
+from fscoord.stores.etcd.sessions import parse_record
 
 SIGNS = st.text(
     alphabet=st.sampled_from(list("aZ0159:/?#[]@!$&'()*+,;=%-._~ \t\n\0\x7f\u00e9\u0661\ud800")), max_size=40
@@ -177,7 +177,7 @@ RECORDS = st.builds(lambda name, value: json.dumps({**RECORD, name: value}), st.
 @settings(max_examples=50)
 def test_what_a_session_on_etcd_says_of_itself_is_read_or_refused(data: bytes) -> None:
     try:
-        said = read_record(data)
+        said = parse_record(data)
     except MalformedText as error:
         assert data != json.dumps(RECORD).encode(), error
         return
