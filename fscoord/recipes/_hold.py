@@ -15,13 +15,13 @@ from fscoord.arguments import Key, Timeout, seconds
 from fscoord.errors import FscoordError, HoldLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._lease import Renewal
+from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line
 from fscoord.store import Store
 
 __all__ = ["Exclusive", "Holder", "Waiter"]
 
-_Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `_system.life`
+_Held = tuple[int, Entry, "LeaseRenewer | None"]  # with the life of the process that holds it, see `_system.life`
 _POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
@@ -110,7 +110,7 @@ class Holder:
         """Begin the hold that was served, if one was; return whether."""
         if served is None:
             return False
-        renewal = Renewal(self._line, served) if self._ttl else None
+        renewal = LeaseRenewer(self._line, served) if self._ttl else None
         self._held.append((system.life(), served, renewal))
         if renewal is not None:
             renewal.start()

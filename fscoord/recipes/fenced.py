@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fscoord.arguments import Key, MalformedText, Value, key_bytes, key_text, natural, positive, value_bytes
 from fscoord.errors import StaleTokenError
-from fscoord.recipes._keys import Refusals, foreign
+from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.store import Store
 
 __all__ = ["Fenced"]
@@ -71,4 +71,4 @@ class Fenced:
         try:
             return natural(token if space else b""), value
         except MalformedText as error:
-            raise foreign(self._key, text, "value with a token") from error
+            raise foreign_value_error(self._key, text, "value with a token") from error

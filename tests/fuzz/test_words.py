@@ -13,7 +13,7 @@ from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateErr
 from fscoord.arguments import MalformedText
 from fscoord.barriers import BarrierConfig
 from fscoord.recipes import Lock
-from fscoord.recipes._lease import longest_look
+from fscoord.recipes._lease import check_interval
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     NodeState,
@@ -282,7 +282,7 @@ def test_the_line_of_a_lock_is_read_or_refused(line: bytes) -> None:
     store.set("lock/line", line)
     lock = Lock(store, "lock", ttl=60)
     try:
-        assert longest_look(lock._line.entries(), 1.0) > 0
+        assert check_interval(lock._line.entries(), 1.0) > 0
         if lock.acquire(blocking=False):
             lock.release()
     except FscoordError as error:
