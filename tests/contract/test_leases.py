@@ -176,7 +176,7 @@ def test_a_holder_that_can_not_reach_its_store_says_so_and_tries_again(
     look = Lock(PrefixStore("x", store), "l")
     with caplog.at_level(logging.WARNING, "fscoord"), Lock(view, "l", ttl=0.1) as lock:
         view.is_cut = True
-        until(lambda: "no sign of life for 'l': timeout: the store is away" in caplog.text)
+        until(lambda: "could not renew the lease of 'l': timeout: the store is away" in caplog.text)
         before = look._line.entries()[0].lease
         until(lambda: look._line.entries()[0].lease != before)
         lock.check()
