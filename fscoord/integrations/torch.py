@@ -113,7 +113,7 @@ class TorchStore(dist.Store):
             self._limit = limit
         return self._store
 
-    # -- called by C++, under its own names --------------------------------------------------------------------------
+    # -- called by C++, under its own names ----------------------------------------------------------------------------
 
     @_raise_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
@@ -184,7 +184,7 @@ class TorchStore(dist.Store):
         """See `Store.clone`."""
         return TorchStore(self._store_with_timeout().clone())
 
-    # -- reachable from Python only: torch does not forward these from C++ ----------------------------------------------
+    # -- reachable from Python only: torch does not forward these from C++ ---------------------------------------------
 
     @_raise_torch_errors
     def list_keys(self) -> list[str]:

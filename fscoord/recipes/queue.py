@@ -214,7 +214,7 @@ class Queue:
         return Item(self._items, got[0], data[1:])
 
     def _look(self) -> bool:
-        """List the items that may be taken, unless the last list is up to date; return whether it was made anew.
+        """List the items that may be taken, unless the last list is up to date; return whether a new list was made.
 
         The last list holds until `LOOK_S`, while no item was given back, and in a priority queue none was put: such an
         item may precede those of the list.
