@@ -118,8 +118,8 @@ class Items:
 class Item:
     """An item that was taken from a queue, until it is done or given back.
 
-    As a context manager it is done at the end of the ``with`` block, and given back if the block raises. If neither
-    happens, the item returns to the queue when this process dies or closes its store, on a store with sessions.
+    As a context manager it is done at the end of the ``with`` block, and given back if the block raises. If
+    neither happens, the item returns to the queue when this process dies or closes its store, on a store with sessions.
 
     Attributes:
         data: the value that was put.
@@ -175,7 +175,8 @@ class Item:
         self._items.put_back([self._taken])
 
     def _refuse(self) -> NoReturn:
-        raise RuntimeError(f"this item of the queue {key_text(self._items.name)!r} was done or given back already")
+        name = key_text(self._items.name)
+        raise RuntimeError(f"this item of the queue {name!r} was done or given back already")
 
     def _loss(self) -> HoldLostError:
         return HoldLostError(

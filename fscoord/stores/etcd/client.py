@@ -243,7 +243,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections. Threads that wait on one of them raise `StoreClosedError`."""
-        system.life()  # in a child of a fork(2) in C this abandons the parent's connections, which stay open there
+        system.life()  # in a child of a fork(2) in C this abandons the parent's connections
         self._is_closed = True
         with self._lock:
             streams = list(self._streams)
