@@ -15,7 +15,7 @@ nitpick_ignore_regex = [
     # standard library and of type aliases: this build looks nothing up on the network.
     (
         "py:class",
-        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.Items|_claim\.Claim))",
+        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.(Items|Claim)))",
     ),
     ("py:class", r"fscoord\.aio\.opening\.Opening"),
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),

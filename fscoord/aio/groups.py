@@ -13,7 +13,7 @@ from fscoord.aio._hands import MADE
 from fscoord.aio.holds import Hold
 from fscoord.aio.store import AsyncStore
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes.once import Turn, failure, result_key, success, value_of
+from fscoord.recipes.once import OnceLock, failure, result_key, success, value_of
 
 __all__ = ["DoubleBarrier", "Fenced", "Latch", "Membership", "once"]
 
@@ -234,7 +234,7 @@ def once(
 async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
     if not await store.check([key]):
-        async with Hold(store, Turn(store.store, name, timeout)):
+        async with Hold(store, OnceLock(store.store, name, timeout)):
             if not await store.check([key]):
                 await _do(store, key, work)
     return value_of(name, await store.get(key))

@@ -15,13 +15,14 @@ from fscoord._waiting.request import Turns, take_turns
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._lease import Renewal
+from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line
 from fscoord.store import Store
 
 __all__ = ["Contender", "Exclusive", "Holder"]
 
-_Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `system.process_epoch`
+_Held = tuple[int, Entry, "LeaseRenewer | None"]
+"""What is held: the `system.process_epoch` of the process that holds it, its entry, and what renews its lease."""
 _POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
@@ -110,7 +111,7 @@ class Holder:
         """Begin the hold that was served, if one was; return whether."""
         if served is None:
             return False
-        renewal = Renewal(self._line, served) if self._ttl else None
+        renewal = LeaseRenewer(self._line, served) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()

@@ -36,8 +36,8 @@ from fscoord._waiting.request import KEYS, Sought, Turns
 from fscoord._waiting.slow_wait import Patience
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
-from fscoord.recipes._keys import Refusals, RefusedError, foreign
-from fscoord.recipes._lease import Signs, longest_look
+from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
+from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store
 
 __all__ = ["Entry", "Line", "not_acquired"]
@@ -67,7 +67,7 @@ class Line:
         self._key = self._prefix + b"/line"
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
-        self._signs = Signs()
+        self._signs = LeaseMonitor()
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
         self._alone = ("", b"", b"")  # who of us was alone in line, the line then, and the one without it
         self._free = (b"", 0)  # a line that nobody is in, and its last token
@@ -196,7 +196,7 @@ class Line:
             ahead = entries[:place]  # who is behind those who are served looks after all of them
             suspects = ahead if ahead[-1].token else ahead[-1:]
             left = end - system.time.monotonic()
-            if left > 0 and self._signs.silent(suspects, before):
+            if left > 0 and self._signs.expired(suspects, before):
                 self._bury(suspects, before)
                 continue
             if left <= 0 and (is_last or not self._bury(ahead, before)):
@@ -205,7 +205,7 @@ class Line:
             is_rung = False
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
-                look = longest_look(suspects, SLOW_LOOK_S)
+                look = check_interval(suspects, SLOW_LOOK_S)
                 dead = yield Sought(KEYS, wake, max(0.0, min(look, left)), sessions=sessions)
                 is_rung = not dead
                 if dead:
@@ -271,7 +271,7 @@ class Line:
         """
         dead = self._dead(suspects)
         buried = {entry.id for entry in suspects if entry.session in dead}
-        silent = self._signs.silent(suspects, before)  # of whom it is asked once more, with the change
+        silent = self._signs.expired(suspects, before)  # of whom it is asked once more, with the change
         gone = buried | {name for name, _ in silent}
         if gone:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
@@ -370,7 +370,7 @@ class Line:
         try:
             return parse_line(text)
         except MalformedText as error:
-            raise foreign(self._key, text, "line of waiters") from error
+            raise foreign_value_error(self._key, text, "line of waiters") from error
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())

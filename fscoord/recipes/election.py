@@ -14,7 +14,7 @@ from fscoord._waiting.slow_wait import Patience
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
-from fscoord.recipes._keys import read_now
+from fscoord.recipes._keys import get_or_none
 from fscoord.store import Store
 
 __all__ = ["Election", "Leader"]
@@ -96,7 +96,7 @@ class Election(Exclusive):
         """Return who leads, lives and has said so, or None."""
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
         first = leading[0] if leading else None
-        data = first and read_now(self._store, self._term_key(first.token), system.random_bytes(16))
+        data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
         return Leader(first.token, first.owner, data) if first and data is not None else None
 
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:

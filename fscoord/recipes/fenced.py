@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fscoord._arguments import Key, MalformedText, Value, check_positive, key_bytes, key_text, parse_uint63, value_bytes
 from fscoord.errors import StaleTokenError
-from fscoord.recipes._keys import Refusals, foreign
+from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.store import Store
 
 __all__ = ["Fenced"]
@@ -70,4 +70,4 @@ class Fenced:
         try:
             return parse_uint63(token if space else b""), value
         except MalformedText as error:
-            raise foreign(self._key, text, "value with a token") from error
+            raise foreign_value_error(self._key, text, "value with a token") from error

@@ -10,7 +10,7 @@ from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, Sought, Turns, take_turns
 from fscoord._waiting.slow_wait import Patience
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes._keys import count_in, counted
+from fscoord.recipes._keys import add_checked, parse_count
 from fscoord.store import Store
 
 __all__ = ["Latch"]
@@ -40,7 +40,7 @@ class Latch:
 
     def count_down(self) -> int:
         """Count one, and return how many are still missing."""
-        missing = self._count - counted(self._store, self._counted)
+        missing = self._count - add_checked(self._store, self._counted)
         if missing <= 0:
             self._store.set(self._open, b"1")
         return max(0, missing)
@@ -48,7 +48,7 @@ class Latch:
     def missing(self) -> int:
         """Return how many calls are still missing; 0: it is open."""
         text = self._store.get(self._counted) if self._store.check([self._counted]) else b"0"
-        return max(0, self._count - count_in(self._counted, text))
+        return max(0, self._count - parse_count(self._counted, text))
 
     def wait(self, timeout: Timeout | None = None) -> None:
         """Wait until the latch is open.

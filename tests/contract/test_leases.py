@@ -19,7 +19,7 @@ from support.third_party import place_of
 from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StaleTokenError, StoreTimeoutError
 from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore, _hold, _lease
 from fscoord.recipes._entry import NO_LEASE, Entry
-from fscoord.recipes._lease import Signs
+from fscoord.recipes._lease import LeaseMonitor
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -64,33 +64,33 @@ def served(lease: str, token: int = 1) -> Entry:
     return Entry("a", "x", token, 0, "h:1", lease)
 
 
-def looks(signs: Signs, clock: Clock, entry: Entry, count: int, step: float) -> list[bool]:
+def looks(signs: LeaseMonitor, clock: Clock, entry: Entry, count: int, step: float) -> list[bool]:
     """Look so often, with so many seconds between two looks; return what each found."""
     found = []
     for _ in range(count):
         clock.now += step
-        found.append(bool(signs.silent([entry], clock.now)))
+        found.append(bool(signs.expired([entry], clock.now)))
     return found
 
 
 def test_who_shows_nothing_for_as_long_as_its_lease_is_silent(clock: Clock) -> None:
-    assert looks(Signs(), clock, served("8.0:3"), 10, 1.0) == [False] * 8 + [True] * 2
+    assert looks(LeaseMonitor(), clock, served("8.0:3"), 10, 1.0) == [False] * 8 + [True] * 2
 
 
 def test_a_sign_of_life_begins_the_time_anew(clock: Clock) -> None:
-    signs = Signs()
+    signs = LeaseMonitor()
     assert not any(looks(signs, clock, served("8.0:3"), 8, 1.0))
     assert looks(signs, clock, served("8.0:4"), 9, 1.0) == [False] * 8 + [True]
 
 
 def test_who_did_not_look_for_long_has_not_seen_that_nothing_changed_all_the_time(clock: Clock) -> None:
-    signs = Signs()
+    signs = LeaseMonitor()
     assert looks(signs, clock, served("8.0:3"), 5, 1000.0) == [False] * 4 + [True]
 
 
 def test_who_waits_and_who_has_no_lease_is_never_silent(clock: Clock) -> None:
-    assert not any(looks(Signs(), clock, served("8.0:3", token=0), 99, 1.0))
-    assert not any(looks(Signs(), clock, served(NO_LEASE), 99, 1.0))
+    assert not any(looks(LeaseMonitor(), clock, served("8.0:3", token=0), 99, 1.0))
+    assert not any(looks(LeaseMonitor(), clock, served(NO_LEASE), 99, 1.0))
 
 
 # Holds
@@ -111,7 +111,7 @@ def test_who_gives_no_sign_of_life_loses_its_hold_and_finds_out(
 ) -> None:
     stopped, other = HOLDS[kind](store), HOLDS[kind](place.open(how="clone"))
     with monkeypatch.context() as patch:
-        patch.setattr(_hold, "Renewal", NoRenewal)
+        patch.setattr(_hold, "LeaseRenewer", NoRenewal)
         assert stopped.acquire()
     if blocking:
         assert other.acquire(timeout=HANG_S)
@@ -176,7 +176,7 @@ def test_a_holder_that_can_not_reach_its_store_says_so_and_tries_again(
     look = Lock(PrefixStore("x", store), "l")
     with caplog.at_level(logging.WARNING, "fscoord"), Lock(view, "l", ttl=0.1) as lock:
         view.is_cut = True
-        until(lambda: "no sign of life for 'l': timeout: the store is away" in caplog.text)
+        until(lambda: "could not renew the lease of 'l': timeout: the store is away" in caplog.text)
         before = look._line.entries()[0].lease
         until(lambda: look._line.entries()[0].lease != before)
         lock.check()
@@ -265,7 +265,7 @@ def test_something_else_under_the_key_is_an_error_and_stays(store: Store) -> Non
     for text in (b"text", b"3", b"-3 x", b"x 3"):
         store.set("v", text)
         for call in (Fenced(store, "v").get, Fenced(store, "v").token, lambda: Fenced(store, "v").set("", 1)):
-            with pytest.raises(FscoordError, match=r"v' holds .* which is no value with a token"):
+            with pytest.raises(FscoordError, match=r"v' holds .* which is not a valid value with a token"):
                 call()
         assert store.get("v") == text
 

@@ -237,7 +237,7 @@ def test_what_is_no_arrival_stands_in_for_nobody(text: bytes) -> None:
 def test_a_session_that_none_can_have_makes_a_line_a_foreign_one() -> None:
     store = Sessions(timeout=0)
     store.set("l/line", b"1 me\nid x 1 %d host:1 -" % 2**63)
-    with pytest.raises(FscoordError, match="no line of waiters"):
+    with pytest.raises(FscoordError, match="not a valid line of waiters"):
         Lock(store, "l").acquire(timeout=0)
 
 
@@ -247,14 +247,14 @@ def test_what_is_no_claim_and_no_item_is_left_where_it_is() -> None:
     work.put(b"data")
     (item,) = (key for key in store.list_keys() if "/item/" in key)
     store.set(item, b"data")
-    with pytest.raises(FscoordError, match=r"q/item/.*no item of a queue.*delete the key"):
+    with pytest.raises(FscoordError, match=r"q/item/.*not a valid item of a queue.*delete the key"):
         work.take(block=False)
     assert store.get(item) == b"data"
     assert len(work) == 1
     claim = item.replace("/item/", "/claim/")
     store.set(claim, b"mine")
     for call in (work.taken, lambda: work.take(block=False)):
-        with pytest.raises(FscoordError, match=r"q/claim/.*no claim on an item"):
+        with pytest.raises(FscoordError, match=r"q/claim/.*not a valid claim on an item"):
             call()
     assert store.get(claim) == b"mine"
 

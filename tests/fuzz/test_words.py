@@ -13,7 +13,7 @@ from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateErr
 from fscoord._arguments import MalformedText
 from fscoord.barriers import BarrierConfig
 from fscoord.recipes import Lock
-from fscoord.recipes._lease import longest_look
+from fscoord.recipes._lease import check_interval
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     NodeState,
@@ -28,7 +28,7 @@ from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
 from fscoord.stores import url as urls
-from fscoord.stores.etcd.sessions import read_record
+from fscoord.stores.etcd.sessions import parse_record
 
 SIGNS = st.text(
     alphabet=st.sampled_from(list("aZ0159:/?#[]@!$&'()*+,;=%-._~ \t\n\0\x7f\u00e9\u0661\ud800")), max_size=40
@@ -177,7 +177,7 @@ RECORDS = st.builds(lambda name, value: json.dumps({**RECORD, name: value}), st.
 @settings(max_examples=50)
 def test_what_a_session_on_etcd_says_of_itself_is_read_or_refused(data: bytes) -> None:
     try:
-        said = read_record(data)
+        said = parse_record(data)
     except MalformedText as error:
         assert data != json.dumps(RECORD).encode(), error
         return
@@ -282,7 +282,7 @@ def test_the_line_of_a_lock_is_read_or_refused(line: bytes) -> None:
     store.set("lock/line", line)
     lock = Lock(store, "lock", ttl=60)
     try:
-        assert longest_look(lock._line.entries(), 1.0) > 0
+        assert check_interval(lock._line.entries(), 1.0) > 0
         if lock.acquire(blocking=False):
             lock.release()
     except FscoordError as error:

@@ -113,7 +113,7 @@ def test_more_keys_than_one_list_of_operations_takes_are_one_transaction(store: 
     store.multi_set(names, names)
     assert store.num_keys() - before == 4096
     assert store.multi_get(names) == [name.encode() for name in names]
-    reply = store._cluster.call("kv/txn", {"success": [_range(store, name) for name in names[::100]]}, HANG_S)
+    reply = store._client.call("kv/txn", {"success": [_range(store, name) for name in names[::100]]}, HANG_S)
     for answer in reply["responses"]:
         revisions.add(answer["response_range"]["kvs"][0]["mod_revision"])
     assert len(revisions) == 1
@@ -137,7 +137,7 @@ def test_a_handle_without_time_changes_what_it_has_never_seen(store: EtcdStore, 
 def _range(store: EtcdStore, name: str) -> dict[str, object]:
     from fscoord.stores.etcd.requests import range_of
 
-    return range_of(store._names.value(name.encode()), keys_only=True)
+    return range_of(store._keys.value(name.encode()), keys_only=True)
 
 
 @pytest.mark.parametrize("size", [1_600_000, 3_000_000])
@@ -269,16 +269,16 @@ def test_waits_survive_that_the_server_restarts(own_server: Server) -> None:
 
 def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, store: EtcdStore) -> None:
     """A watch from a revision that the server has forgotten is ended by the server; the wait reads again."""
-    from fscoord.stores.etcd.handle import Look, Watched
+    from fscoord.stores.etcd.transactions import KeySnapshot, WatchRange
 
     store.set("k", "1")
-    revision = store._read([_range(store, "k")])[1]
+    revision = store._transactions.read([_range(store, "k")], HANG_S)[1]
     store.set("other", "1")
-    current = store._read([_range(store, "k")])[1]
+    current = store._transactions.read([_range(store, "k")], HANG_S)[1]
     post(server, "kv/compaction", {"revision": str(current)})
-    key = store._names.value(b"k")
-    stale = Look(revision - 1, [b"k"], [[Watched(key)]])
-    assert store._sleep(stale, 0.05) == ([b"k"], None)  # it ends, and says that nothing has come
+    key = store._keys.value(b"k")
+    stale = KeySnapshot(revision - 1, [b"k"], [[WatchRange(key)]])
+    assert store._watcher.watch(stale, 0.05) == ([b"k"], None)  # it ends, and says that nothing has come
     assert store.get("k") == b"1"
 
 
@@ -288,7 +288,7 @@ def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, sto
 def test_closing_ends_the_waits_of_other_threads(open_store: Open) -> None:
     store = open_store()
     waits = [start_thread(call, argument) for call, argument in ((store.get, "k"), (store.queue_pop, "q"))]
-    until(lambda: len(store._cluster._streams) == 2)
+    until(lambda: len(store._client._streams) == 2)
     store.close()
     for each in waits:
         with pytest.raises(StoreClosedError):
@@ -382,7 +382,7 @@ def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None
 def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_store: Open) -> None:
     store, other = open_store(), open_store()
     store.announce_rank(0)
-    post(server, "lease/revoke", {"ID": str(store._lease.number)})
+    post(server, "lease/revoke", {"ID": str(store._session._lease.number)})
     assert other.dead_ranks([0]) == [0]
     for call in (
         lambda: store.set("k", "v"),
@@ -426,7 +426,7 @@ def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
         with start_thread(
             lambda: fscoord.barrier(store, 2, "b", barrier_timeout=HANG_S, rank=0, fail_fast=True)
         ) as waiting:
-            until(lambda: len(store._cluster._streams) == 1)
+            until(lambda: len(store._client._streams) == 1)
             came.set()
             with pytest.raises(fscoord.BrokenBarrierError) as caught:
                 waiting.join()
@@ -438,7 +438,7 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
     store, other = open_store(), open_store()
     for turn in range(20):
         with start_thread(other.get, f"k{turn}") as waiter:
-            until(lambda: other._cluster._streams or not waiter.is_alive())
+            until(lambda: other._client._streams or not waiter.is_alive())
             store.set(f"k{turn}", "1")
             store.set(f"k{turn}", "2")
             store.delete_key(f"k{turn}")
@@ -451,11 +451,11 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
 
 def test_what_is_written_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
     """Several requests on one stream were lost now and then: Go's server drops what it has not read when it answers."""
-    from fscoord.stores.etcd.handle import Look
+    from fscoord.stores.etcd.transactions import KeySnapshot
 
     seen = store._look([b"k", b"q"], HANG_S)
-    assert isinstance(seen, Look)
+    assert isinstance(seen, KeySnapshot)
     assert seen.missing == [b"k", b"q"]
     store.set("k", "v")
     store.queue_push("q", "w")
-    assert store._sleep(seen, HANG_S)[0] == []
+    assert store._watcher.watch(seen, HANG_S)[0] == []
