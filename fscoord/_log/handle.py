@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Place, Successor
+from fscoord._log.format.record import LogPosition
 from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.spill import NEVER
 from fscoord._log.locking.log_lock import LogLock
-from fscoord._log.locking.process_mutex import LogKey, Shared
+from fscoord._log.locking.process_mutex import LogKey, ProcessMutex
 from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
 from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
@@ -34,7 +35,7 @@ class Root(NamedTuple):
     """
 
     header: Header
-    start: Place
+    start: LogPosition
     identity: tuple[int, int]
     inode: int = 0
 
@@ -104,20 +105,20 @@ class HandleState:
     file: str
     file_identity: tuple[int, int]
     header: Header
-    start: Place
+    start: LogPosition
     lock: LogLock
-    shared: Shared
+    shared: ProcessMutex
     mutex: Any
     offset: int
     chain: int
     zeros: torn_tail.Zeros
 
-    def __init__(self, path: str, options: Wanted) -> None:
+    def __init__(self, path: str, options: LogOptions) -> None:
         self.path, self.options, self.read_only = path, options, options.read_only
         self.reader_fd = self.root_fd = -1
         self.owned_fds = system.Descriptors()
         self.pending, self.is_torn = b"", False
-        self.seal: Successor | None = None
+        self.seal: GenerationRef | None = None
         self.recovery, self.bell = 0, 0
         self.final_error: tuple[type[StoreError], str] = (StoreError, "")
         self.path_checked_at, self.time_left = 0.0, float("inf")
@@ -163,7 +164,7 @@ class HandleState:
     def close_fd(self, fd: int) -> None:
         """Close one of the descriptors that the handle owns; -1 is none."""
         if fd >= 0:
-            safe_files.close_kept(fd, self.owned_fds)
+            safe_files.close_owned(fd, self.owned_fds)
 
     def fds_in_use(self) -> set[int]:
         """Return the descriptors that are in use; an interruption may have left others open."""

@@ -17,9 +17,9 @@ from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess
 from fscoord._log.format import record
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.runs import judge
-from fscoord._log.format.session import Session, encode_death
+from fscoord._log.format.control_records import Session, encode_death
+from fscoord._log.format.header import LogIdentity
+from fscoord._log.format.runs import classify_run
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower
@@ -27,16 +27,16 @@ from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.large_values import LargeValues
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.writer import LogWriter
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.liveness.own_byte import Liveness
 from fscoord._log.liveness.registration import Registration
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
 from fscoord._log.state_machine import StateMachine
-from fscoord._log.wakeup.changed_keys import News
+from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import (
@@ -93,7 +93,7 @@ class Log:
         self,
         path: str,
         machine: StateMachine,
-        options: Wanted,
+        options: LogOptions,
         introduce: Callable[[], Session],
         participants: int = 0,
         mount: Mount | None = None,
@@ -103,7 +103,7 @@ class Log:
         self.mount: Mount = mount or find_mount(path)
         options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
         self.read_only = options.read_only
-        self.changed_keys = None if coherence == LOCAL else News(machine)
+        self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
         self.machine: StateMachine = self.changed_keys or machine
         self.handle = handle = HandleState(path, options)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
@@ -190,10 +190,10 @@ class Log:
         handle = self.handle
         shared = handle.shared
         with shared.mutex:
-            if shared.busy:
+            if shared.is_inside:
                 raise self._entered_twice()
             try:
-                shared.busy = True
+                shared.is_inside = True
                 handle.time_left = limit
                 if handle.recovery:
                     self._recover()
@@ -211,7 +211,7 @@ class Log:
                 if not self.access.retries_read(error) and not self._is_cut_by_fork():
                     raise safe_files.unavailable(error, self.path, "reading the log") from error
             finally:
-                shared.busy = False
+                shared.is_inside = False
         self.refresh_locked(limit)
 
     def refresh_locked(self, limit: float) -> None:
@@ -236,21 +236,21 @@ class Log:
             shared = handle.shared
             first: BaseException | None = None  # what ended the transaction, should the unlock fail as well
             with shared.mutex:
-                if shared.busy:
+                if shared.is_inside:
                     raise self._entered_twice()
                 try:
-                    shared.busy = True
+                    shared.is_inside = True
                     handle.time_left = left
                     if handle.recovery:
                         self._recover()
                     lock = handle.lock
                     try:
-                        grant = lock.grant
-                        if grant is None:
+                        handover = lock.handover
+                        if handover is None:
                             lock.try_lock()
                         else:
-                            lock.grant = None  # before anything that can be interrupted: ``finally`` unlocks
-                            grant.release()
+                            lock.handover = None  # before anything that can be interrupted: ``finally`` unlocks
+                            handover.release()
                         handle.recovery = POSITION
                         result = self._update_locked(kind, key, value, decide)
                         if result is MOVED:
@@ -281,7 +281,7 @@ class Log:
                     handle.lock.unlock()  # that of a soft lock is a Python function, which may have been interrupted
                     raise
                 finally:
-                    shared.busy = False
+                    shared.is_inside = False
                     first = None  # the error refers to this frame by its traceback: no cycle of the two
             if not attempt:
                 started = system.time.monotonic()
@@ -320,13 +320,13 @@ class Log:
             system.recover_from_fork()
         shared = self.handle.shared
         with shared.mutex:
-            if shared.busy:
+            if shared.is_inside:
                 raise self._entered_twice()
             try:
-                shared.busy = True
+                shared.is_inside = True
                 return answer()
             finally:
-                shared.busy = False
+                shared.is_inside = False
 
     def position(self) -> tuple[int, int]:
         """Return how far the log was read: the generation, and the offset in its file."""
@@ -337,7 +337,7 @@ class Log:
         if not system.fork_marker[0]:
             system.recover_from_fork()
         with self.handle.mutex:
-            if self.handle.shared.busy:
+            if self.handle.shared.is_inside:
                 raise self._entered_twice()
 
     def _entered_twice(self) -> StoreError:
@@ -465,10 +465,10 @@ class Log:
         """
         handle = self.handle
         with handle.mutex:
-            if handle.shared.busy:
+            if handle.shared.is_inside:
                 return
             try:
-                handle.shared.busy = True
+                handle.shared.is_inside = True
                 self._recover()
                 handle.recovery = POSITION
                 while self._read():
@@ -477,7 +477,7 @@ class Log:
             except (OSError, FscoordError, NeedsLock) as error:
                 raise_if_foreign(error)
             finally:
-                handle.shared.busy = False
+                handle.shared.is_inside = False
 
     # -- runs, lives and generations -------------------------------------------------------------------------------
 
@@ -496,7 +496,7 @@ class Log:
         run, begun = handle.options.run, list[bool]()
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
-            verdict = "join" if run is None else judge(handle.header.runs, run)
+            verdict = "join" if run is None else classify_run(handle.header.runs, run)
             if verdict == "stale":
                 raise self.follower.superseded(handle.header.runs[0])
             if verdict == "join" and not table.is_finished:
@@ -533,7 +533,7 @@ class Log:
             session = handle.lock.session or self.registration.append()
             handle.is_settled = False
             self._append(record.FINISHED, b"", b"", session)
-            owner = Identity(handle.header.lineage, handle.root.inode)
+            owner = LogIdentity(handle.header.lineage, handle.root.inode)
             flags = forwarding.Flags(handle.read_flags, handle.write_flags)
             forwarding.remove_log(self.path, handle.root, owner, clear, flags, handle.owned_fds)
             return None, 0, b""
@@ -611,7 +611,7 @@ class Log:
         self.update(record.SESSION, b"", b"", decide, limit)
         return self.handle.lock.session
 
-    def is_alive(self, number: int, home: Home | None) -> bool | None:
+    def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
         """See `Liveness.is_alive`."""
         return self.inspect(lambda: self.liveness.is_alive(number, home))
 
@@ -644,7 +644,7 @@ class Log:
         def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
             if number in table.deaths:
                 return True, 0, b""
-            if self.liveness.is_alive(number, Home.find()) is not False:
+            if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
                 return False, 0, b""
             return True, record.DEATH, encode_death(number, table.sessions[number].alive_id)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fscoord._log.access.hang_watchdog import Call
+from fscoord._log.access.hang_watchdog import KernelCall
 from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
-from fscoord._log.format.session import Session
-from fscoord._log.io.opening import Wanted
+from fscoord._log.format.control_records import Session
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import Decide, Log
 from fscoord._log.state_machine import StateMachine
@@ -19,7 +19,7 @@ __all__ = ["WatchedLog", "open_log_file"]
 
 
 def open_log_file(
-    path: str, machine: StateMachine, options: Wanted, introduce: Callable[[], Session], participants: int = 0
+    path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session], participants: int = 0
 ) -> Log:
     """Return a handle on the log at `path` that reads in the way of its mount, or as `options` says.
 
@@ -52,13 +52,13 @@ class WatchedLog(Log):
         self,
         path: str,
         machine: StateMachine,
-        options: Wanted,
+        options: LogOptions,
         introduce: Callable[[], Session],
         participants: int,
         mount: Mount,
         coherence: str,
     ) -> None:
-        self._call = Call(path)
+        self._call = KernelCall(path)
         try:
             super().__init__(path, machine, options, introduce, participants, mount, coherence)
         except BaseException:

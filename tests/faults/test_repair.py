@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults.test_flips import LOGS, contents, flip
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from support.faulty import faulty_os
 from support.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
 from support.plain_reader import read_log
@@ -18,7 +19,6 @@ from support.plain_reader import read_log
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Successor, generation_name
 from fscoord._log.locking.log_lock import FLOCK
 from fscoord.stores.repair import Dropped, Repair, repair
 from fscoord.stores.verify import verify
@@ -244,7 +244,7 @@ def test_a_generation_is_looked_for_twice_before_it_is_called_missing(newest: st
 def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
     """Append to generation 0 that `generation` is the newest, or what names none."""
     data = contents(path)
-    named = Successor(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
+    named = GenerationRef(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
     chain = record.chain_at_end(data)
     put(path, data + record.encode(record.FORWARD, b"", named.forward() if value is None else value, 1, 2, chain)[0])
 

@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "a search for data never runs out of time",
         "_log/io/torn_tail.py",
-        "            if start < end and system.time.monotonic() > self.deadline:\n                raise TookTooLong\n",
+        "            if start < end and system.time.monotonic() > self.deadline:\n                raise DeadlineReached\n",
         "",
         ("tests/unit/test_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
     ),
@@ -305,7 +305,7 @@ MUTANTS = (
             place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
             system.os.fsync(fd)
             safe_files.sync_directory(self.path, self._descriptors)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._append(record.SEAL, b"", successor.seal(), session)
 """,
@@ -313,7 +313,7 @@ MUTANTS = (
             entries = list(entries)
             with open(system.os.devnull, "r+b") as nowhere:
                 place = _write(nowhere.fileno(), header._replace(inode=self._wanted.inode(fd)), entries)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._append(record.SEAL, b"", successor.seal(), session)
             _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "who died is not asked again with the lock",
         "_log/liveness/presence.py",
-        '            if self.lives(number, Home.find()) is not False:\n                return False, 0, b""\n',
+        '            if self.lives(number, ProcessIdentity.find()) is not False:\n                return False, 0, b""\n',
         "",
         ("tests/faults/test_liveness.py::test_a_death_is_looked_at_again_before_it_is_recorded",),
     ),
@@ -382,8 +382,8 @@ MUTANTS = (
     Mutant(
         "the lock is not taken before an update",
         "_log/log.py",
-        "                        if grant is None:\n                            lock.try_lock()\n",
-        "                        if grant is None:\n                            pass\n",
+        "                        if handover is None:\n                            lock.try_lock()\n",
+        "                        if handover is None:\n                            pass\n",
         (SCHEDULES,),
     ),
     Mutant(

@@ -77,7 +77,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Header.decode: if len(data) < HEADER_SIZE: |*": "of that length it is incomplete, too",
     },
     "_log/locking/kernel_wait.py": {
-        "leave_line: waiter.gone = True*": "who waits says so itself as soon as it is woken",
+        "cancel_wait: waiter.gone = True*": "who waits says so itself as soon as it is woken",
         "_Request.*: self.fd = -1 | 1 -> 2*": NEGATIVE,
         "_Request._run: waiter = self._first(end=True) | True -> False": "who lines up so late is woken by its end",
         "_Request._run: waiter.gone = True*": "who waits says so itself as soon as it is woken",
@@ -147,7 +147,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader.__init__: self._rfd = self._root_fd = -1 -> pass": UNREAD,
         "LogReader.__init__: self._rfd = self._root_fd = -1 | 1 -> 2": NEGATIVE,
         "LogReader.__init__: self._trouble = 0 | 0 -> 1": SPARES,
-        "LogReader._reopen: safe_files.close_kept(fd, keep) -> pass": "closed with the handle, which is over",
+        "LogReader._reopen: safe_files.close_owned(fd, keep) -> pass": "closed with the handle, which is over",
         "LogReader._advance: *_state_machine.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "LogReader._advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
         "LogReader._advance: asked = CHUNK -> pass (2)": "a longer read brings the same",
@@ -234,8 +234,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Successive._restart: self._trouble = DIRTY -> pass": SPARES,
     },
     "_log/format/successor.py": {
-        "Successor.from_seal: if len(data) < _SEAL.size: |*": "of that length it has no name, and is none",
-        "Successor.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
+        "GenerationRef.from_seal: if len(data) < _SEAL.size: |*": "of that length it has no name, and is none",
+        "GenerationRef.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
     },
     "_log/io/torn_tail.py": {
         "examine: if durable and length < 0 and *| 0 -> 1": RECORD_MIN,

@@ -101,12 +101,12 @@ def test_what_a_look_without_the_lock_meets_is_left_to_the_next_operation(
         with monkeypatch.context() as patch:
             patch.setattr(handle.log, "_read", fail)
             handle.log.read_ahead()
-        assert not handle.log.handle.shared.busy
+        assert not handle.log.handle.shared.is_inside
         assert handle.log.handle.recovery
-        handle.log.handle.shared.busy = True
+        handle.log.handle.shared.is_inside = True
         handle.log.read_ahead()  # another operation of this thread was interrupted: it will look itself
-        assert handle.log.handle.shared.busy
-        handle.log.handle.shared.busy = False
+        assert handle.log.handle.shared.is_inside
+        handle.log.handle.shared.is_inside = False
         handle.log.read_ahead()
         assert not handle.log.handle.recovery & ~CLOSED
         assert len(handle._collector.records) == 1

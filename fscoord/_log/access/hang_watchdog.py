@@ -13,13 +13,13 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 
-__all__ = ["Call"]
+__all__ = ["KernelCall"]
 
 FIRST_S = 10.0
 """How long a call may take before it is told of; the next time after twice as long, and so on."""
 
 
-class Call:
+class KernelCall:
     """What one handle is doing in the kernel, if anything.
 
     Args:
@@ -36,7 +36,7 @@ class Call:
         """A call begins that may be stuck."""
         self._told_at = FIRST_S
         self._since = system.time.monotonic()
-        _watcher[0].see_to_it()
+        _watcher[0].ensure_running()
 
     def end(self) -> None:
         """It is over."""
@@ -62,14 +62,14 @@ class Call:
             )
 
 
-class Watcher:
+class HangWatchdog:
     """The thread that looks at all calls."""
 
     def __init__(self) -> None:
         self.wake = system.AutoResetEvent()
         self._thread: Any = None
 
-    def see_to_it(self) -> None:
+    def ensure_running(self) -> None:
         """Have a thread look at the calls, if none does."""
         if self._thread is None:
             try:
@@ -89,12 +89,12 @@ class Watcher:
                 call.look(now)
 
 
-_open: weakref.WeakSet[Call] = weakref.WeakSet()
-_watcher: Final = [Watcher()]
+_open: weakref.WeakSet[KernelCall] = weakref.WeakSet()
+_watcher: Final = [HangWatchdog()]
 
 
 def _after_fork_in_child() -> None:
-    _watcher[0] = Watcher()
+    _watcher[0] = HangWatchdog()
     for call in list(_open):
         call.end()  # it was made by a thread of the parent
 

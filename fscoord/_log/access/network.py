@@ -11,14 +11,13 @@ come late" (write(2)), and EIO is what a lock that was lost leaves behind (fcntl
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Final
 
 from fscoord._log.access.appending import FileAppender
 from fscoord._log.access.mount import DIRECT, LOCKED, Mount
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.handle import HandleState, NeedsLock
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
@@ -48,7 +47,6 @@ OPEN_PAUSE_S: Final = 0.1
 PIECE: Final = 1 << 18
 """How much one WRITE carries when the mount does not say."""
 
-_FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 REVALIDATE_BYTE: Final = BASE - 1
 """The byte that no process locks exclusively: a shared lock on it empties the cache and waits for nobody."""
 
@@ -135,11 +133,11 @@ class NetworkAccess:
         """Read under a shared lock on `REVALIDATE_BYTE`, which has the NFS client ask the server for what is new."""
         fcntl, fd = system.fcntl, self._handle.lock.fd
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, REVALIDATE_BYTE, 1, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, REVALIDATE_BYTE, 1, 0))
             return self._read_on(locked=False)
         finally:
             try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, REVALIDATE_BYTE, 1, 0))
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, REVALIDATE_BYTE, 1, 0))
             except OSError as error:  # no process waits for this byte; the next call meets the same error
                 raise_if_foreign(error)
 

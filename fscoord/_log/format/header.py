@@ -6,8 +6,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.record import KEY_MAX, VALUE_MAX
+from fscoord._log.format.record import KEY_MAX, VALUE_MAX, MalformedRecord
 
 __all__ = ["HEADER_MAX", "HEADER_SIZE", "MAGIC", "VERSION", "Header"]
 

@@ -1,4 +1,4 @@
-"""`meaning_of`: what a sound record says, or that it says nothing that the format allows. Pure.
+"""`decode_control`: what a sound record says, or that it says nothing that the format allows. Pure.
 
 Whoever reads a log decodes it here, so that the handles that open a log and `fscoord verify` cannot disagree about it.
 """
@@ -6,18 +6,17 @@ Whoever reads a log decodes it here, so that the handles that open a log and `fs
 from __future__ import annotations
 
 from fscoord._log.format import record
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session, decode_death
-from fscoord._log.format.successor import Successor
+from fscoord._log.format.control_records import Session, decode_death
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.record import MalformedRecord, Record
 
-__all__ = ["Meaning", "meaning_of"]
+__all__ = ["ControlRecord", "decode_control"]
 
-Meaning = Session | int | Successor | None
+ControlRecord = Session | int | GenerationRef | None
 """A session that is introduced, the number of one that is dead, the file in which the log goes on, or none of these."""
 
 
-def meaning_of(found: Record, generation: int, *, is_sealed: bool) -> Meaning:
+def decode_control(found: Record, generation: int, *, is_sealed: bool) -> ControlRecord:
     """Return what the record `found` says, if it is not data.
 
     Args:
@@ -41,13 +40,13 @@ def meaning_of(found: Record, generation: int, *, is_sealed: bool) -> Meaning:
     if kind == record.DEATH:
         return decode_death(value)
     if kind == record.SEAL:
-        return Successor.from_seal(value, generation)
+        return GenerationRef.from_seal(value, generation)
     if kind == record.FORWARD:
         if generation:
             raise MalformedRecord("only generation 0 may say where the log goes on without being sealed")
         if not is_sealed:
             raise MalformedRecord("it says where the log goes on, and there is no seal before it")
-        return Successor.from_forward(value)
+        return GenerationRef.from_forward(value)
     if kind == record.MULTI_SET:
         record.decode_pairs(value)
     elif kind not in record.NAMES and not ord("a") <= kind <= ord("z"):

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import MalformedRecord
 from fscoord.errors import LimitExceededError
 
 __all__ = ["Record", "decode", "encode"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-__all__ = ["Run", "judge", "run_of", "supersede"]
+__all__ = ["Run", "classify_run", "parse_run_id", "supersede"]
 
 Run = tuple[bytes, int]
 """A job and how often it was restarted; a count of -1 marks an id that has no order."""
@@ -15,7 +15,7 @@ KEPT: Final = 100
 """How many superseded runs a header names; who belongs to an older one is not told so, but begins a new run."""
 
 
-def run_of(run_id: object) -> Run | None:
+def parse_run_id(run_id: object) -> Run | None:
     """Return what `run_id` means: None, an id without order, or a pair of a job and its restart count.
 
     Raises:
@@ -35,7 +35,7 @@ def run_of(run_id: object) -> Run | None:
     return name, count
 
 
-def judge(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
+def classify_run(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
     """Return what becomes of run `wanted` where a header names `runs`: the present one, and those it superseded."""
     if runs[:1] == (wanted,):
         return "join"

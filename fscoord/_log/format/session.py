@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import MalformedRecord
 from fscoord._runtime.escaping import escape_word
 
 __all__ = ["Session", "decode_death", "encode_death"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import MalformedRecord
 
-__all__ = ["Place", "Successor", "generation_name", "parse_name"]
+__all__ = ["GenerationRef", "LogPosition", "generation_name", "parse_generation_name"]
 
 _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
@@ -16,14 +16,14 @@ NAME_MAX = 255
 """No file system that hosts share, nor any of Linux, has names of more bytes."""
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Behind a header or a good record: its ``offset``, and the ``chain`` there."""
 
     offset: int
     chain: int
 
 
-class Successor(NamedTuple):
+class GenerationRef(NamedTuple):
     """A later generation of a log.
 
     Attributes:
@@ -50,7 +50,7 @@ class Successor(NamedTuple):
         return _FORWARD.pack(self.generation, self.log_id, len(self.name)) + self.name
 
     @classmethod
-    def from_seal(cls, data: bytes, sealed: int | None = None) -> Successor:
+    def from_seal(cls, data: bytes, sealed: int | None = None) -> GenerationRef:
         """Return what the value of a SEAL record names; bytes behind the name are ignored.
 
         Raises:
@@ -67,7 +67,7 @@ class Successor(NamedTuple):
         return cls(generation, log_id, size, chain, _name(data, _SEAL.size, length, generation))
 
     @classmethod
-    def from_forward(cls, data: bytes) -> Successor:
+    def from_forward(cls, data: bytes) -> GenerationRef:
         """Return what the value of a FORWARD record names; bytes behind the name are ignored.
 
         Raises:
@@ -81,7 +81,7 @@ class Successor(NamedTuple):
 
 def _name(data: bytes, start: int, length: int, generation: int) -> bytes:
     name = data[start : start + length]
-    number = parse_name(name)
+    number = parse_generation_name(name)
     if len(name) < length or number != generation or length > NAME_MAX or b"\0" in name:
         raise MalformedRecord(f"{name!r} is no name for generation {generation}")
     return name
@@ -92,7 +92,7 @@ def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
     return b"%s.%d.%s" % (base, generation, random.hex().encode())
 
 
-def parse_name(name: bytes, base: bytes | None = None) -> int | None:
+def parse_generation_name(name: bytes, base: bytes | None = None) -> int | None:
     """Return the number of the generation whose file is called so, or None if no generation (of `base`) is."""
     parts = name.rsplit(b".", 2)
     if b"/" in name or len(parts) < 3 or (base is not None and parts[0] != base):

@@ -11,19 +11,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.control_records import encode_death
+from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.format.runs import Run, supersede
-from fscoord._log.format.session import encode_death
-from fscoord._log.format.successor import RANDOM_BYTES, Place, Successor, generation_name
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import GenerationFollower
 from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files
 from fscoord._log.io.descriptors import open_root
 from fscoord._log.io.large_values import LargeValues
-from fscoord._log.io.permissions import copy_permissions
+from fscoord._log.io.safe_files import copy_permissions
 from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.own_byte import Liveness
 from fscoord._log.liveness.registration import Registration
@@ -191,7 +190,7 @@ class Compactor:
         try:
             # A crash before the seal leaves a file that no record names: an orphan, which a later compaction removes
             # once its lock is free.
-            fd = safe_files.open_descriptor(file, flags, keep=handle.owned_fds)
+            fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
             self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
@@ -202,11 +201,11 @@ class Compactor:
             # File and directory are synced before the seal, so that a seal never names less than a whole file.
             system.os.fsync(fd)
             safe_files.sync_directory(handle.path, handle.owned_fds)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             # The commit. A crash after this record leaves a log that is whole: all the rest can be made up for.
             self._writer.append(record.SEAL, b"", successor.seal(), session)
-            self._forward(successor, session, Identity(header.lineage, header.root_inode))
+            self._forward(successor, session, LogIdentity(header.lineage, header.root_inode))
         except BaseException as error:
             # As long as the seal may be there, the file that it names must stay.
             if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
@@ -229,7 +228,7 @@ class Compactor:
             doing = "giving the next file of the log the group and access control list of this one"
             raise safe_files.unavailable(error, handle.path, doing) from error
 
-    def _forward(self, successor: Successor, session: int, owner: Identity) -> None:
+    def _forward(self, successor: GenerationRef, session: int, owner: LogIdentity) -> None:
         """After the seal: append a forward record, and remove what is superseded. A later process may do it as well."""
         handle, follower = self._handle, self._follower
         before = system.os.fsencode(system.os.path.basename(handle.file)) if handle.header.generation else None
@@ -251,7 +250,7 @@ class Compactor:
             logger(__name__).debug("%s: after the seal of generation %d: %s", handle.path, successor.generation, error)
 
 
-def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
+def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
     """Write a generation to the empty file `fd`; return where its snapshot ends."""
     first = header.encode()
     _, size, chain = Header.decode(first)
@@ -265,4 +264,4 @@ def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
             safe_files.write_all(fd, b"".join(parts))
             parts, waiting = [], 0
     safe_files.write_all(fd, b"".join(parts))
-    return Place(size, chain)
+    return LogPosition(size, chain)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Standing, standing
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.header import Header, Provenance, provenance_of
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.format.runs import Run
-from fscoord._log.format.successor import Place, Successor
 from fscoord._log.generations import forwarding
 from fscoord._log.handle import GenerationUnlinked, HandleState, Root
 from fscoord._log.io import safe_files
@@ -24,7 +23,7 @@ from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.opening import open_log, read_header
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
-from fscoord._log.locking.process_mutex import shared_by
+from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.recovery import GENERATION, POSITION
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -50,8 +49,8 @@ class GenerationFollower:
         self._cursor = cursor
         self._table = table
         self._large_values = large_values
-        self._missing: Successor | None = None  # the last generation that a seal has named and that was not there
-        self.forwarded: Place | None = None
+        self._missing: GenerationRef | None = None  # the last generation that a seal has named and that was not there
+        self.forwarded: LogPosition | None = None
         self.run: tuple[Run, ...] = ()
         self.life = 0
 
@@ -68,10 +67,10 @@ class GenerationFollower:
         found = system.os.fstat(opened.reader)
         handle.file, handle.file_identity = handle.path, (found.st_dev, found.st_ino)
         inode = options.inode(opened.reader)
-        handle.root = Root(opened.header, Place(opened.size, opened.chain), handle.file_identity, inode)
+        handle.root = Root(opened.header, LogPosition(opened.size, opened.chain), handle.file_identity, inode)
         handle.header, handle.start = opened.header, handle.root.start
-        handle.is_copy = standing(opened.header, inode, inode) is Standing.COPY
-        handle.shared = shared_by(handle.root.key)
+        handle.is_copy = provenance_of(opened.header, inode, inode) is Provenance.COPY
+        handle.shared = process_mutex_for(handle.root.key)
         handle.mutex = handle.shared.mutex
         handle.reader_fd, handle.root_fd = opened.reader, -1
         lock_fd = reopen(handle, handle.lock_flags) if handle.read_only else opened.writer
@@ -113,11 +112,11 @@ class GenerationFollower:
         handle, seal = self._handle, self._handle.seal
         assert seal is not None, "the caller has read a seal"
         if handle.header.generation == 0:
-            self.forwarded = way = Place(handle.offset, handle.chain)
+            self.forwarded = way = LogPosition(handle.offset, handle.chain)
             if forwarding.newest(handle.reader_fd, way)[0] is not None:
                 self.restart()  # the generation that the seal names is gone, or should be, and may be damaged by now
                 return
-        if self._enter(seal, Place(seal.size, seal.chain)):
+        if self._enter(seal, LogPosition(seal.size, seal.chain)):
             return
         if seal == self._missing:  # from the newest that generation 0 knows of, the seals have led here again
             raise self._lost(seal)
@@ -128,16 +127,18 @@ class GenerationFollower:
         """Forget everything, and begin at the newest generation that generation 0 knows of."""
         handle = self._handle
         handle.recovery |= GENERATION
-        last: Successor | None = None
+        last: GenerationRef | None = None
         while True:
             fd = open_root(handle)
             successor = self._newest(fd)
             if successor is None:
                 if handle.header.generation:
                     raise handle.gone("was replaced by another file, which names no later generation")
-                writer = safe_files.open_descriptor(handle.path, handle.lock_flags, keep=handle.owned_fds)
+                writer = safe_files.open_descriptor(handle.path, handle.lock_flags, owned_fds=handle.owned_fds)
                 self._switch(handle.path, fd, writer, handle.root.header, handle.root.start)
-                handle.is_copy = standing(handle.root.header, handle.root.inode, handle.root.inode) is Standing.COPY
+                handle.is_copy = (
+                    provenance_of(handle.root.header, handle.root.inode, handle.root.inode) is Provenance.COPY
+                )
                 handle.compact_at = self._first_compaction()
                 break
             handle.close_fd(fd)
@@ -149,7 +150,7 @@ class GenerationFollower:
         self._cursor.reset()
         handle.recovery = POSITION
 
-    def _newest(self, fd: int) -> Successor | None:
+    def _newest(self, fd: int) -> GenerationRef | None:
         """Return the generation that `fd`, generation 0, names last; the part read before is read again if need be."""
         for start in (self.forwarded, self._handle.root.start):
             if start is not None:
@@ -159,7 +160,7 @@ class GenerationFollower:
                     return successor
         return None
 
-    def _lost(self, successor: Successor) -> StoreError:
+    def _lost(self, successor: GenerationRef) -> StoreError:
         path = self._handle.path
         return self._handle.gone(
             f"has lost generation {successor.generation}: there is no {system.os.fsdecode(successor.name)} in"
@@ -167,14 +168,14 @@ class GenerationFollower:
             f" repair --salvage {path} --output NEW` copies what was written before it"
         )
 
-    def _enter(self, successor: Successor, place: Place | None = None) -> bool:
+    def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
         """Go on in the file of `successor`, at `place` or after its header; False if it is not there any more."""
         handle = self._handle
         file = system.os.path.join(system.os.path.dirname(handle.path), system.os.fsdecode(successor.name))
         reader = writer = -1
         try:
-            reader = safe_files.open_descriptor(file, handle.read_flags, keep=handle.owned_fds)
-            writer = safe_files.open_descriptor(file, handle.lock_flags, keep=handle.owned_fds)
+            reader = safe_files.open_descriptor(file, handle.read_flags, owned_fds=handle.owned_fds)
+            writer = safe_files.open_descriptor(file, handle.lock_flags, owned_fds=handle.owned_fds)
             safe_files.check(file, writer, handle.options.mode, read_only=handle.read_only)
             header, start, is_copy = self._checked_header(file, reader, successor)
             root_fd = open_root(handle) if handle.root_fd < 0 else handle.root_fd
@@ -214,7 +215,7 @@ class GenerationFollower:
             return 0
         return max(least, 2 * handle.offset) if least and handle.header.generation else least or NEVER
 
-    def _switch(self, file: str, reader: int, writer: int, header: Header, start: Place) -> None:
+    def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
         """Let these be the generation in use; until the caller seeks, the position in it is unknown."""
         handle = self._handle
         found = system.os.fstat(reader)
@@ -245,7 +246,7 @@ class GenerationFollower:
         handle.finish(StaleRunError, message)
         return StaleRunError(f"{handle.path} {message}", path=handle.path)
 
-    def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place, bool]:
+    def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, where it ends, and whether it is a copy."""
         handle = self._handle
         try:
@@ -257,9 +258,9 @@ class GenerationFollower:
         ours = handle.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
             raise StoreError(f"{file}: its kind of lock, or durability, is not that of {handle.path}", path=file)
-        stands = standing(header, handle.root.inode, handle.options.inode(fd))
+        stands = provenance_of(header, handle.root.inode, handle.options.inode(fd))
         original = None
-        if stands is Standing.OTHER_ROOT:
+        if stands is Provenance.OTHER_ROOT:
             original = forwarding.find_root(handle.path, header, ours.log_id)
         if original is not None:
             raise StoreError(
@@ -267,4 +268,4 @@ class GenerationFollower:
                 f" `fscoord cp {handle.path} NEW` makes a store of its own; then remove {handle.path}",
                 path=handle.path,
             )
-        return header, Place(size, chain), stands is not Standing.OWN
+        return header, LogPosition(size, chain), stands is not Provenance.OWN

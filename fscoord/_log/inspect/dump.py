@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
@@ -83,7 +83,7 @@ def dump_log(path: str) -> Iterator[Entry]:
 class _Way:
     """Where the log goes on, as far as was read."""
 
-    successor: Successor | None = None
+    successor: GenerationRef | None = None
 
     def __init__(self, log: str) -> None:
         self.log = log
@@ -91,7 +91,9 @@ class _Way:
     def note(self, path: str, offset: int, kind: int, value: bytes, generation: int) -> bytes:
         """Take in a seal or a forward record of `generation`; return the name that it says."""
         try:
-            named = Successor.from_seal(value, generation) if kind == record.SEAL else Successor.from_forward(value)
+            named = (
+                GenerationRef.from_seal(value, generation) if kind == record.SEAL else GenerationRef.from_forward(value)
+            )
             if named.generation <= generation:
                 raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
         except MalformedRecord as error:
@@ -100,7 +102,7 @@ class _Way:
         return named.name
 
 
-def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, Header, int, int]:
+def _open_generation(path: str, file: str, successor: GenerationRef) -> tuple[int, Header, int, int]:
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     try:
         safe_files.check(file, fd, 0, read_only=True)

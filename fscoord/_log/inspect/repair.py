@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_control
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor
+from fscoord._log.format.record import MalformedRecord, Record
 from fscoord._log.inspect.copying import Copy
 from fscoord._log.inspect.salvage import Source, open_newest
 from fscoord._log.inspect.scan import Damaged, Scan, Sound, Torn, each
@@ -174,7 +172,7 @@ class _Copying:
         now = system.time.time_ns()
         self.header = known._replace(log_id=system.random_bytes(16), generation=0, life=0, created_ns=now)
 
-    def run(self, keep: Callable[[Record], object]) -> None:
+    def run(self, owned_fds: Callable[[Record], object]) -> None:
         source = self._source
         scan = Scan(source.quiet, source.place, durable=self.header.durable)
         if source.header is None:
@@ -183,7 +181,7 @@ class _Copying:
         for piece in scan.pieces():
             if isinstance(piece, Sound):
                 for start, end, found in each(piece):
-                    self._copy(start, end, found, keep)
+                    self._copy(start, end, found, owned_fds)
             elif isinstance(piece, Damaged):
                 self._leave(self._unread(piece, chain))
                 self._is_broken = True
@@ -192,7 +190,7 @@ class _Copying:
             chain = scan.place.chain
             self._tell(source.file, piece.end, scan.size())
 
-    def _copy(self, start: int, end: int, found: Record, keep: Callable[[Record], object]) -> None:
+    def _copy(self, start: int, end: int, found: Record, owned_fds: Callable[[Record], object]) -> None:
         kind, key, value, writer, time_ns = found
         why = self._objection(found)
         if why is not None:
@@ -208,17 +206,17 @@ class _Copying:
             self._introduced.add(writer)
             self._notes.append(f"who session {writer} was is lost")
             unknown = Session("unknown", 0).encode()
-            keep((record.SESSION, b"", unknown, writer, time_ns))  # or the next to come would be given this number
-        keep(found)
+            owned_fds((record.SESSION, b"", unknown, writer, time_ns))  # or the next to come would be given this number
+        owned_fds(found)
         self.kept += 1
 
     def _objection(self, found: Record) -> str | None:
         try:
-            meaning = meaning_of(found, self._source.generation, is_sealed=self._is_sealed)
+            meaning = decode_control(found, self._source.generation, is_sealed=self._is_sealed)
         except MalformedRecord as error:
             self._is_broken = True
             return str(error)
-        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, Successor)
+        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, GenerationRef)
         if self._is_broken and not self._salvage:
             return "it stands after the damage"
         return None
@@ -234,7 +232,9 @@ class _Copying:
         dropped = Dropped(source.file, piece.offset, size, piece.reason)
         if record.record_length(torn_tail.read_at(source.fd, piece.offset, record.PREFIX_SIZE), chain) != size:
             return dropped
-        kind, key, value_size, writer, time_ns = record.unchecked(torn_tail.read_at(source.fd, piece.offset, size))
+        kind, key, value_size, writer, time_ns = record.decode_unverified(
+            torn_tail.read_at(source.fd, piece.offset, size)
+        )
         return dropped._replace(
             kind=record.NAMES.get(kind, ""), key=key, writer=writer, time=time_ns / 1e9, value_size=value_size
         )

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.inspect import resync
 from fscoord._log.inspect.scan import Damaged, Quiet, Scan, Sound
 from fscoord._log.inspect.verify import Tell
@@ -31,13 +31,13 @@ class Source(NamedTuple):
     quiet: Quiet
     generation: int
     header: Header | None
-    place: Place
+    place: LogPosition
 
 
 class _Superseded(Exception):
     """A generation has gone since another named it: begin again."""
 
-    def __init__(self, successor: Successor) -> None:
+    def __init__(self, successor: GenerationRef) -> None:
         super().__init__()
         self.successor = successor
 
@@ -48,7 +48,7 @@ Found = tuple[Source, Header | None, list[str]]
 @contextmanager
 def open_newest(path: str, limit: float, tell: Tell, *, salvage: bool) -> Iterator[Found]:
     """Give the newest generation of the log, open and kept quiet, the header of generation 0, and notes."""
-    missed: Successor | None = None
+    missed: GenerationRef | None = None
     while True:
         with ExitStack() as stack:
             try:
@@ -60,7 +60,9 @@ def open_newest(path: str, limit: float, tell: Tell, *, salvage: bool) -> Iterat
             return
 
 
-def _walk(path: str, limit: float, tell: Tell, stack: ExitStack, missed: Successor | None, *, salvage: bool) -> Found:
+def _walk(
+    path: str, limit: float, tell: Tell, stack: ExitStack, missed: GenerationRef | None, *, salvage: bool
+) -> Found:
     notes: list[str] = []
     source = _open(path, path, None, limit, stack, salvage=salvage)
     root = source.header
@@ -85,7 +87,9 @@ def _walk(path: str, limit: float, tell: Tell, stack: ExitStack, missed: Success
             return source, root, notes
 
 
-def _open(path: str, file: str, named: Successor | None, limit: float, stack: ExitStack, *, salvage: bool) -> Source:
+def _open(
+    path: str, file: str, named: GenerationRef | None, limit: float, stack: ExitStack, *, salvage: bool
+) -> Source:
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     stack.callback(system.close_quietly, fd)
     safe_files.check(file, fd, 0, read_only=True)
@@ -93,11 +97,11 @@ def _open(path: str, file: str, named: Successor | None, limit: float, stack: Ex
     header: Header | None = None
     try:
         header, size, chain = Header.decode(read_header(fd))
-        place = Place(size, chain)
+        place = LogPosition(size, chain)
     except MalformedRecord as error:
         if not salvage:
             raise _refused(path, file, str(error)) from None
-        header, found = None, resync.find_next(fd, Place(0, 0))
+        header, found = None, resync.find_next(fd, LogPosition(0, 0))
         if found is None:
             reason = f"{error}, and no record can be found in it"
             raise CorruptLogError(f"{file}: {reason}", path=path, offset=0, reason=reason) from None
@@ -108,13 +112,13 @@ def _open(path: str, file: str, named: Successor | None, limit: float, stack: Ex
         raise FileNotFoundError(system.errno.ENOENT, "another file is in its place", file)
     quiet = Quiet(path, fd, OFD if header is None else header.lock_kind, limit)
     stack.callback(quiet.end)
-    quiet.keep()
+    quiet.owned_fds()
     return Source(file, fd, quiet, generation, header, place)
 
 
-def _successor(source: Source, tell: Tell, notes: list[str]) -> Successor | None:
+def _successor(source: Source, tell: Tell, notes: list[str]) -> GenerationRef | None:
     """Return which generation follows `source`, also if it is named behind a damage only."""
-    found: Successor | None = None
+    found: GenerationRef | None = None
     scan = Scan(source.quiet, source.place, durable=source.header is not None and source.header.durable)
     bad: list[str] = []
     for piece in scan.pieces():
@@ -124,7 +128,9 @@ def _successor(source: Source, tell: Tell, notes: list[str]) -> Successor | None
             for kind, _, value, _, _ in piece.others:
                 if kind in (record.SEAL, record.FORWARD):
                     try:
-                        named = Successor.from_seal(value) if kind == record.SEAL else Successor.from_forward(value)
+                        named = (
+                            GenerationRef.from_seal(value) if kind == record.SEAL else GenerationRef.from_forward(value)
+                        )
                     except MalformedRecord:
                         continue
                     known = source.generation if found is None else found.generation
@@ -142,7 +148,7 @@ def _unnamed(path: str, newest: Source) -> Iterator[str]:
     """Tell of files that look like later generations: whatever named them may be damaged, or their makers have died."""
     directory, base = system.os.path.split(path)
     for name in sorted(system.os.listdir(directory)):
-        number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
+        number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
         if number is not None and number > newest.generation:
             yield (
                 f"{system.os.path.join(directory, name)} looks like a later generation, and nothing that can be read"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from fscoord._log.format import record
-from fscoord._log.format.record import Record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition, Record
 from fscoord._log.inspect import resync
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.locking.log_lock import SOFT, LogLock
@@ -84,7 +83,7 @@ class Quiet:
         self._lock = LogLock(path, fd, kind, system.threading.RLock(), set(), shared=True)
         self.is_kept = False
 
-    def keep(self) -> None:
+    def owned_fds(self) -> None:
         """Return when no writer can write any more.
 
         Raises:
@@ -147,7 +146,7 @@ class Scan:
         place: behind the last piece that was given.
     """
 
-    def __init__(self, quiet: Quiet, place: Place, *, durable: bool) -> None:
+    def __init__(self, quiet: Quiet, place: LogPosition, *, durable: bool) -> None:
         self.place = place
         self.fd, self._quiet, self._durable = quiet.fd, quiet, durable
         self._zeros = torn_tail.Zeros()
@@ -165,7 +164,7 @@ class Scan:
             records, others, used, chain, missing = record.decode(data, self.place.chain)
             if used:
                 sound = Sound(*self.place, data[:used], records, others)
-                self.place, data = Place(self.place.offset + used, chain), data[used:]
+                self.place, data = LogPosition(self.place.offset + used, chain), data[used:]
                 self._durable |= any(found[0] == record.SEAL for found in others)  # see `signpost`
                 yield sound
             wanted = max(missing, CHUNK)
@@ -177,7 +176,7 @@ class Scan:
                 return
             piece = self._judge() if missing < 0 else None
             if piece is None:
-                self._quiet.keep()
+                self._quiet.owned_fds()
             else:
                 yield piece
                 if isinstance(piece, Torn) or not self._goes_on(piece):
@@ -200,7 +199,7 @@ class Scan:
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):
-            self.place = Place(verdict.offset, verdict.chain)
+            self.place = LogPosition(verdict.offset, verdict.chain)
             return Skipped(start, verdict.offset)
         if not self._quiet.is_kept:
             return None
@@ -208,7 +207,7 @@ class Scan:
         if isinstance(verdict, torn_tail.Torn):
             return Torn(start, size)
         found = resync.find_next(self.fd, self.place)
-        self.place = found or Place(size, chain)
+        self.place = found or LogPosition(size, chain)
         return Damaged(start, self.place.offset, verdict.reason)
 
     def _goes_on(self, piece: Piece) -> bool:

@@ -10,11 +10,10 @@ from typing import Final, NamedTuple
 
 from fscoord._log.access.mount import find_mount
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity, Standing, standing
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.format.control_records import decode_control
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.header import Header, LogIdentity, Provenance, provenance_of
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.inspect.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn, each
 from fscoord._log.io import safe_files
@@ -118,7 +117,7 @@ def verify_log(path: str, *, limit: float, tell: Tell) -> Report:
         StoreTimeoutError: the lock did not come, so that nothing can be said for certain.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    missed: Successor | None = None
+    missed: GenerationRef | None = None
     while True:
         verification = _Verification(path, limit, tell, missed)
         try:
@@ -135,7 +134,7 @@ def verify_log(path: str, *, limit: float, tell: Tell) -> Report:
 class _Superseded(Exception):
     """A generation has gone since another named it: the log goes on in a later one, so begin again."""
 
-    def __init__(self, successor: Successor) -> None:
+    def __init__(self, successor: GenerationRef) -> None:
         super().__init__()
         self.successor = successor
 
@@ -143,7 +142,7 @@ class _Superseded(Exception):
 class _Verification:
     """One attempt to read all of a log."""
 
-    def __init__(self, path: str, limit: float, tell: Tell, missed: Successor | None) -> None:
+    def __init__(self, path: str, limit: float, tell: Tell, missed: GenerationRef | None) -> None:
         self.tell = tell
         self._path, self._limit, self._missed = path, limit, missed
         self.generations: list[Generation] = []
@@ -177,7 +176,7 @@ class _Verification:
     def damage(self, file: str, offset: int, size: int, says: str, advice: str = _DAMAGE_ADVICE) -> None:
         self.find(Finding(file, offset, size, True, says, advice))
 
-    def _read_file(self, file: str, named: Successor | None) -> Successor | None:
+    def _read_file(self, file: str, named: GenerationRef | None) -> GenerationRef | None:
         """Read one file of the log, which `named` has named; return what names the next."""
         try:
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
@@ -200,7 +199,7 @@ class _Verification:
         finally:
             system.close_quietly(fd)
 
-    def _miss(self, file: str, named: Successor) -> None:
+    def _miss(self, file: str, named: GenerationRef) -> None:
         """A file that was named is not there: it has been superseded meanwhile, or somebody has deleted it."""
         if named != self._missed:
             raise _Superseded(named)
@@ -209,7 +208,7 @@ class _Verification:
             file, 0, 0, says, "put this file back; if it is lost, `fscoord repair` copies what there was before"
         )
 
-    def _read_header(self, file: str, fd: int, named: Successor | None) -> tuple[Header, Place] | None:
+    def _read_header(self, file: str, fd: int, named: GenerationRef | None) -> tuple[Header, LogPosition] | None:
         data = read_header(fd)
         if named is None and Header.is_partial(data):
             says = (
@@ -236,21 +235,21 @@ class _Verification:
         if self._root is None:
             self._root, self._root_inode = header, inode
         self._newest = file, header, inode
-        return header, Place(size, chain)
+        return header, LogPosition(size, chain)
 
     def _identify(self) -> None:
         """Report it if the files were copied or restored since they were made."""
         if self._newest is None:
             return
         file, header, inode = self._newest
-        stands = standing(header, self._root_inode, inode)
+        stands = provenance_of(header, self._root_inode, inode)
         original = None
-        if stands is Standing.OTHER_ROOT and self._root is not None:
+        if stands is Provenance.OTHER_ROOT and self._root is not None:
             original = forwarding.find_root(self._path, header, self._root.log_id)
         if original is not None:
             says = f"it is a copy of {original}, and both go on in {file}: they would be one store"
             self.damage(self._path, 0, 0, says, "make a store of its own with `fscoord cp`, then remove it")
-        elif stands is not Standing.OWN:
+        elif stands is not Provenance.OWN:
             says = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
             self.find(Finding(self._path, 0, 0, False, says, "nothing"))
 
@@ -259,9 +258,9 @@ class _Verification:
         directory, base = system.os.path.split(self._path)
         known = {system.os.path.basename(generation.file) for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
-        owner = Identity(self._newest[1].lineage, self._root_inode) if self._newest else Identity(b"", 0)
+        owner = LogIdentity(self._newest[1].lineage, self._root_inode) if self._newest else LogIdentity(b"", 0)
         for name in sorted(system.os.listdir(directory)):
-            number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
+            number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
             if name in known or number is None:
                 continue
             if number > newest:
@@ -279,15 +278,15 @@ class _Verification:
 class _Reading:
     """The reading of one file."""
 
-    def __init__(self, whole: _Verification, file: str, named: Successor | None, header: Header) -> None:
+    def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header
-        self._successor: Successor | None = None
+        self._successor: GenerationRef | None = None
         self._sealed_at = 0
         self._is_snapshot_seen = not (named and named.size)
         self._records = self._voids = 0
         self._ends = "whole"
 
-    def read(self, scan: Scan) -> Successor | None:
+    def read(self, scan: Scan) -> GenerationRef | None:
         self._pass_snapshot(scan.place)
         for piece in scan.pieces():
             if isinstance(piece, Sound):
@@ -331,13 +330,13 @@ class _Reading:
             return
         for start, end, found in each(piece):
             self._note(start, end, found)
-            self._pass_snapshot(Place(end, record.chain_at_end(piece.data[: end - piece.offset])))
+            self._pass_snapshot(LogPosition(end, record.chain_at_end(piece.data[: end - piece.offset])))
 
     def _note(self, start: int, end: int, found: record.Record) -> None:
         is_lost = self._ends == DAMAGED and found[0] == record.FORWARD  # the seal may be what is damaged
         try:
-            meaning = meaning_of(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_lost)
-            if isinstance(meaning, Successor) and (
+            meaning = decode_control(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_lost)
+            if isinstance(meaning, GenerationRef) and (
                 self._successor is None or meaning.generation > self._successor.generation
             ):
                 self._successor = meaning
@@ -347,11 +346,11 @@ class _Reading:
             self._sealed_at = self._sealed_at or start
 
     @property
-    def _promised(self) -> Place:
+    def _promised(self) -> LogPosition:
         assert self._named is not None, "who promises a snapshot has a name"
-        return Place(self._named.size, self._named.chain)
+        return LogPosition(self._named.size, self._named.chain)
 
-    def _pass_snapshot(self, place: Place) -> None:
+    def _pass_snapshot(self, place: LogPosition) -> None:
         if not self._is_snapshot_seen and place == self._promised:
             self._is_snapshot_seen = True
 

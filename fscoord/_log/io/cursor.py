@@ -14,11 +14,9 @@ from operator import itemgetter
 from typing import Final
 
 from fscoord._log.format import record
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Place, Successor
+from fscoord._log.format.control_records import Session, decode_control
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.handle import HandleState, NeedsLock
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.descriptors import reopen
@@ -60,7 +58,7 @@ class Cursor:
         self._table = table
         self._on_control = on_control
 
-    def seek(self, place: Place) -> None:
+    def seek(self, place: LogPosition) -> None:
         """Go to `place`, on a descriptor that nothing was read from yet, or whose position does not matter."""
         handle = self._handle
         system.os.lseek(handle.reader_fd, place.offset, 0)
@@ -155,14 +153,14 @@ class Cursor:
             self._on_control()
         for found in others:
             kind, _, _, writer, time_ns = found
-            meaning = meaning_of(found, handle.header.generation, is_sealed=handle.seal is not None)
+            meaning = decode_control(found, handle.header.generation, is_sealed=handle.seal is not None)
             if isinstance(meaning, Session):
                 table.add(writer, meaning)
             elif isinstance(meaning, int):
                 table.add_death(meaning, time_ns)
                 if meaning == handle.lock.session:
                     raise handle.session_is_dead(meaning)
-            elif isinstance(meaning, Successor):
+            elif isinstance(meaning, GenerationRef):
                 handle.seal = meaning
             elif kind == record.BELL:
                 handle.bell += 1
@@ -232,7 +230,7 @@ class Cursor:
                 handle.zeros.forget()
             handle.zeros.deadline = system.time.monotonic() + max(handle.time_left, SCAN_GRACE_S)
             return torn_tail.examine(fd, handle.offset, handle.chain, handle.zeros, durable=handle.header.durable)
-        except torn_tail.TookTooLong:
+        except torn_tail.DeadlineReached:
             size = system.os.fstat(fd).st_size
             raise StoreTimeoutError(
                 f"{handle.file}: the {size - handle.offset} bytes after offset {handle.offset} hold no complete record,"

@@ -22,7 +22,7 @@ def reopen(handle: HandleState, flags: int) -> int:
         StoreGoneError: another file has its name, or the log was deleted.
     """
     try:
-        fd = safe_files.open_descriptor(handle.file, flags, keep=handle.owned_fds)
+        fd = safe_files.open_descriptor(handle.file, flags, owned_fds=handle.owned_fds)
     except FileNotFoundError as error:
         raise_if_foreign(error)
         raise handle.unlinked() from None
@@ -45,7 +45,7 @@ def open_root(handle: HandleState) -> int:
         StoreGoneError: it has not.
     """
     try:
-        fd = safe_files.open_descriptor(handle.path, handle.read_flags, keep=handle.owned_fds)
+        fd = safe_files.open_descriptor(handle.path, handle.read_flags, owned_fds=handle.owned_fds)
     except FileNotFoundError as error:
         raise_if_foreign(error)
         raise handle.gone("was deleted") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition
 from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import Cursor
@@ -38,7 +38,7 @@ class LargeValues:
         self._machine = machine
         self._forgotten = 0
 
-    def relocate(self, place: Place) -> None:
+    def relocate(self, place: LogPosition) -> None:
         """In a new generation, at `place` after its snapshot: find the long values there, or read it all anew."""
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)

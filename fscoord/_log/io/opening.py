@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.format.runs import Run
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
@@ -13,7 +13,7 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "Opened", "Wanted", "open_log"]
+__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "LogOptions", "OpenedLog", "open_log"]
 
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
@@ -25,7 +25,7 @@ SPILL_BYTES: Final = 128 * 1024
 """From which length on a value is left in the file. What is read of small records at once is shorter."""
 
 
-class Wanted(NamedTuple):
+class LogOptions(NamedTuple):
     """What a handle asks of its log.
 
     Attributes:
@@ -76,7 +76,7 @@ class Wanted(NamedTuple):
         ).encode()
 
 
-class Opened(NamedTuple):
+class OpenedLog(NamedTuple):
     """An open log: its descriptors (``writer`` is -1 when read-only) and what it begins with."""
 
     reader: int
@@ -86,10 +86,10 @@ class Opened(NamedTuple):
     chain: int
 
 
-def open_log(path: str, wanted: Wanted, reading: int, writing: int, keep: set[int]) -> Opened:
+def open_log(path: str, wanted: LogOptions, reading: int, writing: int, owned_fds: set[int]) -> OpenedLog:
     """Open the log at `path` as `wanted`, creating it if need be; `reading` and `writing` are flags for open(2).
 
-    The descriptors are added to `keep`, as by `path.open_descriptor`, so that an interruption loses none.
+    The descriptors are added to `owned_fds`, as by `safe_files.open_descriptor`, so that an interruption loses none.
 
     Raises:
         OSError: as the system says it; the caller knows the words.
@@ -98,10 +98,10 @@ def open_log(path: str, wanted: Wanted, reading: int, writing: int, keep: set[in
         StoreError: it is locked in another way, or not durable.
     """
     for _ in range(ATTEMPTS):
-        writer = -1 if wanted.read_only else _open_for_writing(path, wanted, writing, keep)
+        writer = -1 if wanted.read_only else _open_for_writing(path, wanted, writing, owned_fds)
         reader = -1
         try:
-            reader = safe_files.open_descriptor(path, reading, keep=keep)
+            reader = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
             safe_files.check(path, reader if wanted.read_only else writer, wanted.mode, read_only=wanted.read_only)
             data = read_header(reader)
             if wanted.read_only or safe_files.same_file(system.os.fstat(reader), system.os.fstat(writer)):
@@ -113,9 +113,9 @@ def open_log(path: str, wanted: Wanted, reading: int, writing: int, keep: set[in
             if wanted.read_only:
                 raise
         except BaseException:
-            _close(writer, reader, keep)
+            _close(writer, reader, owned_fds)
             raise
-        _close(writer, reader, keep)
+        _close(writer, reader, owned_fds)
     raise StoreUnavailableError(f"{path} was replaced again and again while it was opened; try again", path=path)
 
 
@@ -128,23 +128,23 @@ def read_header(fd: int) -> bytes:
     return data
 
 
-def _close(writer: int, reader: int, keep: set[int]) -> None:
+def _close(writer: int, reader: int, owned_fds: set[int]) -> None:
     for fd in (writer, reader):
         if fd >= 0:
-            safe_files.close_kept(fd, keep)
+            safe_files.close_owned(fd, owned_fds)
 
 
-def _open_for_writing(path: str, wanted: Wanted, flags: int, keep: set[int]) -> int:
+def _open_for_writing(path: str, wanted: LogOptions, flags: int, owned_fds: set[int]) -> int:
     try:
-        return safe_files.open_descriptor(path, flags, keep=keep)
+        return safe_files.open_descriptor(path, flags, owned_fds=owned_fds)
     except FileNotFoundError as error:
         raise_if_foreign(error)
         safe_files.create(path, wanted.header, wanted.mode, durable=wanted.durable)
         # O_CREAT, because NFS may answer from the memory that there was nothing: nfs(5), "lookupcache"
-        return safe_files.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode, keep)
+        return safe_files.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode, owned_fds)
 
 
-def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) -> Opened:
+def _settle(path: str, wanted: LogOptions, reader: int, writer: int, data: bytes) -> OpenedLog:
     try:
         header, size, chain = Header.decode(data)
     except MalformedRecord as error:
@@ -167,10 +167,10 @@ def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) ->
             f"{path}: this log was not made durable, and that can't be changed; remove it, or pass durable=False",
             path=path,
         )
-    return Opened(reader, writer, header, size, chain)
+    return OpenedLog(reader, writer, header, size, chain)
 
 
-def _initialise(path: str, wanted: Wanted, fd: int) -> None:
+def _initialise(path: str, wanted: LogOptions, fd: int) -> None:
     """Give a file that was found empty its header, under the lock.
 
     Which kind of lock its users agree on is not written yet, so the OFD lock is taken as well where there is one. A
@@ -207,10 +207,10 @@ def _initialise(path: str, wanted: Wanted, fd: int) -> None:
         system.time.sleep(PAUSE_S)
 
 
-def _write_header(path: str, wanted: Wanted, fd: int) -> None:
+def _write_header(path: str, wanted: LogOptions, fd: int) -> None:
     opened: set[int] = set()
     try:
-        found = read_header(safe_files.open_descriptor(path, system.os.O_RDONLY, keep=opened))
+        found = read_header(safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=opened))
     finally:
         system.close_all(system.os.close, opened)
     if Header.is_partial(found):

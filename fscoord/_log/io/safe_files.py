@@ -7,14 +7,14 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
-from fscoord._log.io.permissions import copy_permissions
+from fscoord._log.io.safe_files import copy_permissions
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 __all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
 
-BIRTH_SUFFIX = ".new"
+TEMPORARY_SUFFIX = ".new"
 _ONCE = ((),)
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
 
@@ -63,17 +63,17 @@ def _absent(directory: str) -> str:
     return f"; its directory {directory} does not exist: create it first"
 
 
-def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | None = None) -> int:
+def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int] | None = None) -> int:
     """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program.
 
-    The descriptor is added to `keep` in the same chain of C calls, which no signal handler can split, so that an
-    interruption doesn't lose it. Without `keep` it is among those that `close_quietly` closes (`system.loose`).
+    The descriptor is added to `owned_fds` in the same chain of C calls, which no signal handler can split, so that an
+    interruption doesn't lose it. Without `owned_fds` it is among those that `close_quietly` closes (`system.loose`).
     """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
-        if keep is None and system.is_fake_fs():
+        if owned_fds is None and system.is_fake_fs():
             return system.os.open(path, flags | extra, mode)
-        return _open_kept(path, flags | extra, mode, system.loose if keep is None else keep)
+        return _open_kept(path, flags | extra, mode, system.loose if owned_fds is None else owned_fds)
     except OSError as error:
         raise_if_foreign(error)
         if error.errno == system.errno.ELOOP:
@@ -83,17 +83,17 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | N
         raise
 
 
-def _open_kept(path: str, flags: int, mode: int, keep: set[int]) -> int:
+def _open_kept(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
     opened: list[int] = []
     opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
-    system.in_one_chain(opening, partial(keep.update, opened))
-    return opened[0]  # and not what is new in `keep`: another thread may have added to it
+    system.in_one_chain(opening, partial(owned_fds.update, opened))
+    return opened[0]  # and not what is new in `owned_fds`: another thread may have added to it
 
 
-def close_kept(fd: int, keep: set[int]) -> None:
-    """Close `fd`, and take it out of `keep` before, in one chain of C calls."""
+def close_owned(fd: int, owned_fds: set[int]) -> None:
+    """Close `fd`, and take it out of `owned_fds` before, in one chain of C calls."""
     try:
-        forget = partial(keep.discard, fd), partial(system.loose.discard, fd)
+        forget = partial(owned_fds.discard, fd), partial(system.loose.discard, fd)
         system.in_one_chain(*forget, partial(system.os.close, fd))
     except OSError as error:
         raise_if_foreign(error)
@@ -132,10 +132,10 @@ def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
 
 def _uid_given_to_ours(path: str) -> int:
     """Return the owner that a file of ours gets beside `path`: root squash and id mapping may show another than us."""
-    probe = birth_name(path)
+    probe = temporary_name(path)
     opened = system.Descriptors()
     try:
-        return system.os.fstat(open_descriptor_new(probe, 0o600, opened)).st_uid
+        return system.os.fstat(create_descriptor(probe, 0o600, opened)).st_uid
     except OSError as error:
         raise_if_foreign(error)
         return -1
@@ -152,7 +152,7 @@ def _remove_births(path: str, found: Any) -> None:
     """Unlink temporary names of the log's own birth: its maker is about to, or died before it could."""
     directory, base = system.os.path.split(path)
     for name in system.os.listdir(directory):
-        if name.startswith(base + ".") and name.endswith(BIRTH_SUFFIX):
+        if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
             other = system.os.path.join(directory, name)
             try:
                 if same_file(system.os.stat(other, follow_symlinks=False), found):
@@ -162,7 +162,7 @@ def _remove_births(path: str, found: Any) -> None:
                 continue
 
 
-def share_like(source: str, target: str) -> None:
+def inherit_permissions(source: str, target: str) -> None:
     """Let those who can use `source` use the file `target`, which was just made, as far as this process may do that.
 
     A side-car that others cannot open costs them only what it would have told them.
@@ -175,7 +175,7 @@ def share_like(source: str, target: str) -> None:
             raise
 
 
-def leads_to(path: str, identity: tuple[int, int]) -> bool:
+def names_same_file(path: str, identity: tuple[int, int]) -> bool:
     """Return whether `path` is a name of the file with this device and inode number, which is open."""
     try:
         named = system.os.stat(path, follow_symlinks=False)
@@ -216,13 +216,13 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         durable: sync file and directory.
         like: a file whose group and access control list it gets, as far as this process may give them.
     """
-    life, birth = system.process_epoch(), birth_name(path)
+    life, birth = system.process_epoch(), temporary_name(path)
     opened = system.Descriptors()
     try:
         try:
-            fd = open_descriptor_new(birth, mode, opened)
+            fd = create_descriptor(birth, mode, opened)
             if like is not None:
-                share_like(like, birth)
+                inherit_permissions(like, birth)
             write_all(fd, content(fd))
             if durable:
                 system.os.fsync(fd)
@@ -258,7 +258,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
 def _create_empty(path: str, mode: int) -> None:
     opened = system.Descriptors()
     try:
-        open_descriptor_new(path, mode, opened)
+        create_descriptor(path, mode, opened)
     except FileExistsError as error:
         raise_if_foreign(error)
     except BaseException:
@@ -273,13 +273,13 @@ def _create_empty(path: str, mode: int) -> None:
             raise_if_foreign(error)
 
 
-def open_descriptor_new(path: str, mode: int, keep: set[int]) -> int:
+def create_descriptor(path: str, mode: int, owned_fds: set[int]) -> int:
     """Create the file `path`, which must not exist, with this mode whatever the umask, and open it for writing.
 
-    The descriptor is added to `keep` in one chain of C calls, as by `open_descriptor`.
+    The descriptor is added to `owned_fds` in one chain of C calls, as by `open_descriptor`.
     """
     flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
-    fd = _open_kept(path, flags, mode, keep)
+    fd = _open_kept(path, flags, mode, owned_fds)
     if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
         system.os.chmod(path, mode)
     return fd
@@ -291,16 +291,16 @@ def write_all(fd: int, data: bytes) -> None:
         data = data[system.os.write(fd, data) :]
 
 
-def sync_directory(path: str, keep: set[int]) -> None:
-    """Make the name of `path` survive a power loss, fsync(2). `keep`: as in `open_descriptor`."""
-    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, keep=keep)
+def sync_directory(path: str, owned_fds: set[int]) -> None:
+    """Make the name of `path` survive a power loss, fsync(2). `owned_fds`: as in `open_descriptor`."""
+    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
     try:
         system.os.fsync(fd)
     finally:
-        close_kept(fd, keep)
+        close_owned(fd, owned_fds)
 
 
-def let_appear(birth: str, path: str) -> None:
+def publish(birth: str, path: str) -> None:
     """Give the file `birth` the name `path`, too, or instead where there are no hard links.
 
     Raises:
@@ -317,6 +317,6 @@ def let_appear(birth: str, path: str) -> None:
         system.os.rename(birth, path)
 
 
-def birth_name(path: str) -> str:
+def temporary_name(path: str) -> str:
     """Return a name beside `path`, of nobody else, for what is to appear there."""
-    return f"{path}.{system.random_bytes(6).hex()}{BIRTH_SUFFIX}"
+    return f"{path}.{system.random_bytes(6).hex()}{TEMPORARY_SUFFIX}"

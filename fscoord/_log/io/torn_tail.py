@@ -13,7 +13,7 @@ from fscoord._log.format import record
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Damage", "Skip", "TookTooLong", "Torn", "Zeros", "examine", "read_at", "void_place"]
+__all__ = ["Damage", "DeadlineReached", "Skip", "Torn", "Zeros", "examine", "read_at", "void_place"]
 
 _CHUNK = 1 << 20
 _LIKELY: Final = re.compile(  # lengths below 2^28, writers below 2^24, keys below 1,280, a letter
@@ -52,7 +52,7 @@ def void_place(end: int) -> int:
     return _next_sector(end + record.SECTOR)
 
 
-class TookTooLong(Exception):
+class DeadlineReached(Exception):
     """The deadline passed before all that follows a bad record had been read."""
 
 
@@ -82,7 +82,7 @@ class Zeros:
         """Return the first offset in [start, end) whose byte is not zero, or None.
 
         Raises:
-            TookTooLong: the deadline passed; the next call goes on where this one stopped.
+            DeadlineReached: the deadline passed; the next call goes on where this one stopped.
         """
         if not self._start <= start <= self._end:
             self._start = self._end = start
@@ -100,7 +100,7 @@ class Zeros:
             if rest:
                 return start
             if start < end and system.time.monotonic() > self.deadline:
-                raise TookTooLong
+                raise DeadlineReached
         return None
 
 
@@ -122,7 +122,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     holds when the log is locked.
 
     Raises:
-        TookTooLong: the deadline of `zeros` passed.
+        DeadlineReached: the deadline of `zeros` passed.
     """
     size = system.os.fstat(fd).st_size
     prefix = read_at(fd, offset, record.PREFIX_SIZE)
@@ -179,7 +179,7 @@ def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zero
             return Skip(found + record.VOID_SIZE, void[1])
         found = zeros.first_data(fd, found + record.SECTOR, size)
         if system.time.monotonic() > zeros.deadline:
-            raise TookTooLong
+            raise DeadlineReached
     start = offset + record.RECORD_MIN
     if size - offset > record.RECORD_MAX or _holds_record(read_at(fd, start, size - start)):
         return Damage(offset, "the beginning of the record is lost, and other records follow")

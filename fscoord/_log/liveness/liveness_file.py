@@ -1,4 +1,4 @@
-"""`AliveFile`: the side-car whose byte n is locked as long as session n lives, and what proves that a process is gone.
+"""`LivenessFile`: the side-car whose byte n is locked as long as session n lives, and what proves that a process is gone.
 
 The kernel gives a byte back when its holder dies, however that happens, and across NFS hosts the server does. One asks
 with F_OFD_GETLK, which takes nothing and waits for nobody. An unlocked byte is evidence only: see `LogFile.bury`.
@@ -9,32 +9,32 @@ another id says nothing about them.
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final, NamedTuple
 
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError
 
-__all__ = ["ALIVE_SUFFIX", "AliveFile", "Home", "open_alive"]
+__all__ = ["LIVENESS_SUFFIX", "LivenessFile", "ProcessIdentity", "open_liveness_file"]
 
-ALIVE_SUFFIX: Final = ".alive"
+LIVENESS_SUFFIX: Final = ".alive"
 MAGIC: Final = b"fsalive\n"
 SIZE: Final = len(MAGIC) + 16
 LOCKER_S: Final = 0.05
 """How long to look for the process that locks what is no session's, in seconds: the log's lock is held meanwhile."""
-_FLOCK_STRUCT = Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 
 
-def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only: bool) -> AliveFile | None:
+def open_liveness_file(
+    path: str, mode: int, owned_fds: set[int], *, create: bool, read_only: bool
+) -> LivenessFile | None:
     """Return the liveness file of the log at `path`, open; None where there is none and none is to be created.
 
     Args:
         path: the log's.
         mode: the permissions of a new file.
-        keep: is kept equal to the descriptors that are open.
+        owned_fds: is kept equal to the descriptors that are open.
         create: let it be born. The caller holds the log's lock, so nobody else does the same.
         read_only: ask only; no byte of it can be held then.
 
@@ -42,16 +42,18 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
         OSError: it can't be opened or created.
         InsecurePathError: what is there is not a file of ours.
     """
-    name = path + ALIVE_SUFFIX
+    name = path + LIVENESS_SUFFIX
     try:
-        fd = safe_files.open_descriptor(name, system.os.O_RDONLY if read_only else system.os.O_RDWR, keep=keep)
+        fd = safe_files.open_descriptor(
+            name, system.os.O_RDONLY if read_only else system.os.O_RDWR, owned_fds=owned_fds
+        )
     except FileNotFoundError as error:
         raise_if_foreign(error)
         if not create:
             return None
-        safe_files.close_kept(safe_files.open_descriptor_new(name, mode, keep), keep)
-        safe_files.share_like(path, name)
-        fd = safe_files.open_descriptor(name, system.os.O_RDWR, keep=keep)
+        safe_files.close_owned(safe_files.create_descriptor(name, mode, owned_fds), owned_fds)
+        safe_files.inherit_permissions(path, name)
+        fd = safe_files.open_descriptor(name, system.os.O_RDWR, owned_fds=owned_fds)
     try:
         safe_files.check(name, fd, mode, read_only=read_only)
         data = _read(fd)
@@ -60,12 +62,12 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
             _write(fd, data)
     except (OSError, FscoordError) as error:
         raise_if_foreign(error)
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)
         raise
     if len(data) < SIZE or not data.startswith(MAGIC):
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)
         raise InsecurePathError(f"{name} is no liveness file; remove it", path=name)
-    return AliveFile(name, fd, data[len(MAGIC) :], keep)
+    return LivenessFile(name, fd, data[len(MAGIC) :], owned_fds)
 
 
 def _read(fd: int) -> bytes:
@@ -94,25 +96,25 @@ def _is_unfinished(fd: int, data: bytes) -> bool:
 
 def _is_locked(fd: int, start: int, length: int) -> bool:
     """Return whether somebody else holds one of `length` bytes from `start` on; 0: however many there are."""
-    asked = _FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
+    asked = system.FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
     answer = bytes(system.fcntl.fcntl(fd, system.fcntl.F_OFD_GETLK, asked))
-    return bool(_FLOCK_STRUCT.unpack(answer[: _FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
+    return bool(system.FLOCK_STRUCT.unpack(answer[: system.FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
 
 
-class AliveFile:
-    """The liveness file at `path`, open on `fd`; see `open_alive`.
+class LivenessFile:
+    """The liveness file at `path`, open on `fd`; see `open_liveness_file`.
 
     Attributes:
         id: the random id that it carries, 16 bytes.
         number: the session whose byte this handle holds, or 0.
     """
 
-    def __init__(self, path: str, fd: int, identity: bytes, keep: set[int]) -> None:
+    def __init__(self, path: str, fd: int, identity: bytes, owned_fds: set[int]) -> None:
         self.path = path
         self.id = identity
         self.number = 0
         self._fd = fd
-        self._keep = keep
+        self._keep = owned_fds
 
     def hold(self, number: int) -> bool:
         """Lock byte `number`, and give back the one held before; False if it is somebody else's.
@@ -132,7 +134,7 @@ class AliveFile:
         return True
 
     def _lock(self, kind: int, number: int) -> None:
-        system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
+        system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
 
     def is_held(self, number: int) -> bool:
         """Return whether a handle holds the byte of session `number`.
@@ -157,7 +159,7 @@ class AliveFile:
         """Return whether the file has gone from its path, so that nobody new would find our byte."""
         try:
             found = system.os.fstat(self._fd)
-            return found.st_nlink == 0 or not safe_files.leads_to(self.path, (found.st_dev, found.st_ino))
+            return found.st_nlink == 0 or not safe_files.names_same_file(self.path, (found.st_dev, found.st_ino))
         except OSError as error:
             raise_if_foreign(error)
             return True
@@ -177,11 +179,11 @@ class AliveFile:
 
     def close(self) -> None:
         """Give the descriptor back, and the byte with it; in a forked child the byte stays its parent's."""
-        safe_files.close_kept(self._fd, self._keep)
+        safe_files.close_owned(self._fd, self._keep)
         self._fd = -1
 
 
-class Home(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """Where this process runs: what makes the pid of another mean something here."""
 
     host: str
@@ -190,11 +192,11 @@ class Home(NamedTuple):
     time_space: int
 
     @classmethod
-    def find(cls) -> Home:
+    def find(cls) -> ProcessIdentity:
         """Return that of this process."""
         return cls(system.hostname(), system.boot_id(), system.namespace("pid"), system.namespace("time"))
 
-    def has_seen_die(self, session: Session) -> bool:
+    def is_provably_dead(self, session: Session) -> bool:
         """Return whether the process of `session` is gone for certain, whoever has inherited its descriptors.
 
         A process number alone proves nothing: it is given again, and means another process in another container.
@@ -208,19 +210,19 @@ class Home(NamedTuple):
             return True
         except (OSError, OverflowError) as error:  # it is another user's, or no number of a process
             raise_if_foreign(error)
-        return self.is_another(session) or system.is_zombie(session.pid)
+        return self.is_other_process(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:
         """Return whether the process number of `session` means the same process here."""
         here = (self.host, self.boot_id, self.pid_space)
         return here == (session.host, session.boot_id, session.pid_space) and any(self.boot_id) and self.pid_space > 0
 
-    def is_the_same(self, session: Session) -> bool:
+    def is_same_process(self, session: Session) -> bool:
         """Return whether the process that has the number of `session` now, here, is that of the session for certain."""
         began = session.start_time if session.time_space == self.time_space else 0
         return self.shares_processes_with(session) and system.start_time(session.pid) == began != 0
 
-    def is_another(self, session: Session) -> bool:
+    def is_other_process(self, session: Session) -> bool:
         """Return whether the process that has the number of `session` now began at another time."""
         if session.time_space != self.time_space or not session.start_time:
             return False  # start times in other time namespaces can't be compared: time_namespaces(7)

@@ -11,7 +11,7 @@ from typing import Final
 
 from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files
-from fscoord._log.liveness.liveness_file import AliveFile, Home, open_alive
+from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -38,7 +38,7 @@ class Liveness:
     def __init__(self, handle: HandleState, table: SessionTable) -> None:
         self._handle = handle
         self._table = table
-        self.file: AliveFile | None = None
+        self.file: LivenessFile | None = None
         self.checked_at = 0.0
         self._has_warned = False
         self._fds = system.Descriptors()
@@ -78,11 +78,11 @@ class Liveness:
                 )
         return number
 
-    def _open(self, *, create: bool) -> AliveFile | None:
+    def _open(self, *, create: bool) -> LivenessFile | None:
         if self.file is None and self.is_supported:
             self.lose()  # an interruption may have come between opening and use
             options = self._handle.options
-            self.file = open_alive(
+            self.file = open_liveness_file(
                 self._handle.path, options.mode, self._fds, create=create, read_only=options.read_only
             )
         return self.file
@@ -91,12 +91,12 @@ class Liveness:
         """Close the liveness file, and with that give up the byte."""
         self.file = None
         for fd in list(self._fds):
-            safe_files.close_kept(fd, self._fds)
+            safe_files.close_owned(fd, self._fds)
 
     def unlock(self) -> None:
         """Unlock the byte, so that others see the end of the session at once."""
         if self.file is not None:
-            self.file.give_back()
+            self.file.release()
 
     def check_byte(self, now: float) -> None:
         """Once in a second: hold the own byte again, which a lost connection may have cost.
@@ -116,7 +116,7 @@ class Liveness:
             self.lose()
             self._handle.lock.session = 0  # not bound to another range, because the lock may be held with this one
 
-    def is_alive(self, number: int, home: Home | None) -> bool | None:
+    def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
         """Return whether session `number` lives; None if that can't be known. The caller holds the mutex.
 
         False without a death record is evidence, not the verdict. Without `home` its byte alone is probed.
@@ -130,8 +130,8 @@ class Liveness:
         try:
             alive = self._open(create=False)
             if alive is None or alive.id != session.alive_id:
-                return False if home is not None and home.has_seen_die(session) else None
-            return alive.is_held(number) and not (home is not None and home.has_seen_die(session))
+                return False if home is not None and home.is_provably_dead(session) else None
+            return alive.is_held(number) and not (home is not None and home.is_provably_dead(session))
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             return None

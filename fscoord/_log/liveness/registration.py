@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fscoord._log.format import record
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.handle import HandleState
 from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.own_byte import Liveness

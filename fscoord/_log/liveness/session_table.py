@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 
 __all__ = ["SessionTable"]
 

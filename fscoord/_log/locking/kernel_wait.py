@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
 
-__all__ = ["Lock", "leave_line", "wait_in_line"]
+__all__ = ["Lock", "cancel_wait", "wait_for_lock"]
 
 HANDOVER_S: Final = 0.1
 """How long a lock that came for a waiter is kept for it, should the waiter have been interrupted meanwhile."""
@@ -27,7 +27,7 @@ class Lock(Protocol):
         fd: a descriptor of the log.
         kind: the kind of lock.
         mutex: what excludes the threads of this process from each other.
-        grant: None, or the lock came for a waiter and is held for whoever is next under the mutex.
+        handover: None, or the lock came for a waiter and is held for whoever is next under the mutex.
         can_block: whether the kernel can be asked to wait.
         is_closed: whether nobody will want the lock any more.
         unlock: gives the lock back.
@@ -36,7 +36,7 @@ class Lock(Protocol):
     fd: int
     kind: int
     mutex: Any
-    grant: Any
+    handover: Any
     can_block: bool
     is_closed: bool
     unlock: Callable[[], object]
@@ -47,11 +47,11 @@ class Lock(Protocol):
     def unblock(self, fd: int) -> None:
         """Give back what `block` has got."""
 
-    def adopt(self, fd: int, grant: Any) -> None:
+    def adopt(self, fd: int, handover: Any) -> None:
         """Under the mutex: go on with descriptor `fd`, which has the lock."""
 
 
-def wait_in_line(lock: Lock, left: float, reopen: Callable[[], int]) -> None:
+def wait_for_lock(lock: Lock, left: float, reopen: Callable[[], int]) -> None:
     """Return when `lock` has come, or may come at once, or after `left` seconds; `reopen` opens the log once more.
 
     Raises:
@@ -66,7 +66,7 @@ def wait_in_line(lock: Lock, left: float, reopen: Callable[[], int]) -> None:
         waiter.gone = True
 
 
-def leave_line(lock: Lock) -> None:
+def cancel_wait(lock: Lock) -> None:
     """Wake all who wait for `lock`."""
     with _guard[0]:
         waiters = [waiter for request in _requests.values() for waiter in request.waiters if waiter.lock is lock]
@@ -146,24 +146,24 @@ class _Request:
 
     def _hand_over(self) -> bool:
         """Give the lock, with the descriptor, to the first who still waits; False if there is nobody."""
-        grant = None
-        while grant is None:
+        handover = None
+        while handover is None:
             waiter = self._first()
             if waiter is None:
                 return False
             lock = waiter.lock
             with lock.mutex:
                 if not (waiter.gone or lock.is_closed):
-                    grant = system.threading.Lock()
-                    grant.acquire()
-                    lock.adopt(self.fd, grant)
+                    handover = system.threading.Lock()
+                    handover.acquire()
+                    lock.adopt(self.fd, handover)
                     self.fd = -1
             waiter.gone = True
             waiter.wake.set()
-        if not grant.acquire(timeout=HANDOVER_S):
+        if not handover.acquire(timeout=HANDOVER_S):
             with lock.mutex:
-                if lock.grant is grant:
-                    lock.grant = None
+                if lock.handover is handover:
+                    lock.handover = None
                     lock.unlock()
         return True
 

@@ -19,13 +19,12 @@ F_OFD_GETLK, which does not tell who holds a range, tells its length (fcntl(2)):
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from fscoord._log.locking import symlink_lock
-from fscoord._log.locking.kernel_wait import leave_line, wait_in_line
+from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError
@@ -39,7 +38,6 @@ KINDS: Final = {"ofd": OFD, "flock": FLOCK, "soft": SOFT}
 KIND_NAMES: Final = {number: name for name, number in KINDS.items()}
 
 BASE: Final = 1 << 62
-_FLOCK_STRUCT = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 SPINS: Final = 3
 NAP_FIRST_S, NAP_S = 0.00005, 0.0005
 PATIENCE_S: Final = 0.02
@@ -49,7 +47,7 @@ POLL_S: Final = 0.05
 
 
 def _range(kind: int, session: int) -> bytes:
-    return _FLOCK_STRUCT.pack(kind, 0, BASE, 1 + session, 0)
+    return system.FLOCK_STRUCT.pack(kind, 0, BASE, 1 + session, 0)
 
 
 def _nothing() -> None:
@@ -81,8 +79,8 @@ class LogLock:
         fd: the descriptor of the log that the kernel's lock belongs to, open for writing.
         try_lock: takes the lock or raises BlockingIOError at once.
         unlock: gives it back; harmless when it is not held.
-        grant: None, or the lock came for a waiter and is held for whoever is next under `mutex`. That one forgets the
-            grant, says ``grant.release()``, and has the lock; all three can't be interrupted half-way.
+        handover: None, or the lock came for a waiter and is held for whoever is next under `mutex`. That one forgets the
+            handover, says ``handover.release()``, and has the lock; all three can't be interrupted half-way.
         can_block: whether the kernel can be asked to wait for this lock.
         mutex: what excludes the threads of this process from each other on this log.
 
@@ -104,7 +102,7 @@ class LogLock:
         self.kind = kind
         self.shared = shared
         self.mutex = mutex
-        self.grant: Any = None
+        self.handover: Any = None
         self.can_block = kind != SOFT and not shared
         self.is_closed = False
         self._descriptors = descriptors
@@ -183,7 +181,7 @@ class LogLock:
             except OSError as error:
                 raise_if_foreign(error)
                 return None
-            kind, _, _, length, _ = _FLOCK_STRUCT.unpack(bytes(answer)[: _FLOCK_STRUCT.size])
+            kind, _, _, length, _ = system.FLOCK_STRUCT.unpack(bytes(answer)[: system.FLOCK_STRUCT.size])
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
             return symlink_lock.holder(self.marker)
@@ -211,7 +209,7 @@ class LogLock:
                 system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
-                wait_in_line(self, left, reopen)
+                wait_for_lock(self, left, reopen)
             except (OSError, RuntimeError) as error:
                 raise_if_foreign(error)
                 self.can_block = False
@@ -237,7 +235,7 @@ class LogLock:
         except OSError:  # closing the descriptor will do
             pass
 
-    def adopt(self, fd: int, grant: Any) -> None:
+    def adopt(self, fd: int, handover: Any) -> None:
         """Under the mutex: go on with descriptor `fd`, which has the lock."""
         old = self.fd
         self._descriptors.add(fd)
@@ -247,7 +245,7 @@ class LogLock:
                 self.try_lock()  # the range of this session: only the byte that all share is locked so far
             except OSError as error:  # then its holder is not named
                 raise_if_foreign(error)
-        self.grant = grant
+        self.handover = handover
         self._descriptors.discard(old)
         system.close_quietly(old)
 
@@ -273,21 +271,21 @@ class LogLock:
         the lock from all processes.
         """
         self.mutex = mutex
-        self.grant = None
+        self.handover = None
         self.fd = -1
         self.try_lock, self.unlock = _no_descriptor, _nothing
 
     def close(self) -> None:
         """Under the mutex: give back what came and was not taken, and send away who still waits."""
         self.is_closed = True
-        grant, self.grant = self.grant, None
-        if grant is not None:
+        handover, self.handover = self.handover, None
+        if handover is not None:
             try:
                 self.unlock()
             except OSError as error:  # closing the descriptor will do
                 raise_if_foreign(error)
-            grant.release()
+            handover.release()
         if self.kind == SOFT:
             self._marker.close()
         self.unlock = _nothing  # the number of its descriptor will be that of another
-        leave_line(self)
+        cancel_wait(self)

@@ -6,10 +6,10 @@ import weakref
 
 from fscoord._runtime import system
 
-__all__ = ["LogKey", "Shared", "shared_by"]
+__all__ = ["LogKey", "ProcessMutex", "process_mutex_for"]
 
 
-class Shared:
+class ProcessMutex:
     """What all handles of this process on one log share: the mutex, and whether its owner is inside an operation.
 
     The mutex is re-entrant so that a signal handler that calls in gets an error instead of a deadlock.
@@ -24,7 +24,7 @@ class Shared:
         self.busy = False
 
 
-_shared: weakref.WeakValueDictionary[tuple[bytes, int, int], Shared] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[tuple[bytes, int, int], ProcessMutex] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]
 
 
@@ -32,10 +32,10 @@ LogKey = tuple[bytes, int, int]
 """What tells logs apart: the id of a log, and device and inode number of its first file. A copy has the same id."""
 
 
-def shared_by(key: LogKey) -> Shared:
+def process_mutex_for(key: LogKey) -> ProcessMutex:
     """Return what all handles of this process on the log `key` share."""
     with _guard[0]:
-        return _shared.setdefault(key, Shared())
+        return _shared.setdefault(key, ProcessMutex())
 
 
 def _after_fork_in_child() -> None:

@@ -1,4 +1,4 @@
-"""`Marker`: the file beside a log that is there while its soft lock is held, for mounts that have no locks.
+"""`SymlinkLock`: the file beside a log that is there while its soft lock is held, for mounts that have no locks.
 
 It is a symbolic link that leads nowhere: its text says who holds the lock. symlink(2) makes it whole or not at all, and
 only for the first who asks; over NFS that is one request, and so is its removal. Nobody opens it.
@@ -21,13 +21,13 @@ import math
 import re
 from typing import Final, NamedTuple
 
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.session import Session
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.record import MalformedRecord
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Marker", "holder"]
+__all__ = ["SymlinkLock", "holder"]
 
 LOOK_S: Final = 0.25
 """How old the last look at a marker in the way may be: it is a request or two to a server."""
@@ -84,10 +84,10 @@ def holder(path: str) -> str | None:
         return None
 
 
-class Marker:
+class SymlinkLock:
     """One handle's hold on the marker at `path`. Whoever uses it sees to it that no two threads do at once."""
 
-    _home: Home
+    _home: ProcessIdentity
     _network: int
 
     def __init__(self, path: str) -> None:
@@ -145,7 +145,7 @@ class Marker:
 
     def _begin(self) -> None:
         """Say who this process is: a forked child is another than its parent."""
-        self._home = home = Home.find()
+        self._home = home = ProcessIdentity.find()
         session = Session(
             home.host,
             system.os.getpid(),
@@ -186,7 +186,7 @@ class Marker:
             made = _Maker.decode(text)
         except MalformedRecord:
             return False
-        return made.network == self._network and self._home.has_seen_die(made.session)
+        return made.network == self._network and self._home.is_provably_dead(made.session)
 
     def _remove_in_turn(self, text: str) -> None:
         """Remove the marker with `text`, whose maker has ended on this host.

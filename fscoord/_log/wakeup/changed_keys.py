@@ -9,16 +9,16 @@ from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
-__all__ = ["News"]
+__all__ = ["ChangedKeys"]
 
 
-class News:
+class ChangedKeys:
     """A state machine that hands on what it is given, and remembers which keys were written to."""
 
     def __init__(self, state_machine: StateMachine) -> None:
         self._state_machine = state_machine
         self._buckets: set[int] = set()
-        self.is_of_all = False
+        self.covers_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Take in the next records."""
@@ -32,7 +32,7 @@ class News:
     def reset(self) -> None:
         """Forget every record: they come again from the first."""
         self._state_machine.reset()
-        self.is_of_all = True
+        self.covers_all = True
 
     def mark_spilled(self, keys: set[bytes]) -> None:
         """Say so to the state machine."""
@@ -52,10 +52,10 @@ class News:
 
     def mark_all(self) -> None:
         """A record was read that concerns every waiter: a session, a death, a participant that left."""
-        self.is_of_all = True
+        self.covers_all = True
 
     def take(self) -> Collection[int]:
         """Return the buckets that were written to since the last call."""
-        buckets: Collection[int] = range(SIZE) if self.is_of_all else self._buckets
-        self._buckets, self.is_of_all = set(), False
+        buckets: Collection[int] = range(SIZE) if self.covers_all else self._buckets
+        self._buckets, self.covers_all = set(), False
         return buckets

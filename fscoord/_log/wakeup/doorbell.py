@@ -1,4 +1,4 @@
-"""`Bell`: a side-car of 4 KiB through which a waiter says what it waits for, and a writer wakes only those concerned.
+"""`Doorbell`: a side-car of 4 KiB through which a waiter says what it waits for, and a writer wakes only those concerned.
 
 Each byte stands for a bucket of keys, and counts: odd, it is marked. A waiter marks its key's byte, looks at the log
 once more, and sleeps on inotify of the bell; a writer, after its append, looks at its key's byte and, if that is odd,
@@ -25,7 +25,7 @@ from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Bell", "bucket", "end_bucket"]
+__all__ = ["Doorbell", "bucket", "session_end_bucket"]
 
 SIZE: Final = 4096
 
@@ -35,12 +35,12 @@ def bucket(key: bytes) -> int:
     return crc32(key) & (SIZE - 1)
 
 
-def end_bucket(session: int) -> int:
+def session_end_bucket(session: int) -> int:
     """Return the number of the byte that stands for the end of `session`."""
     return bucket(b"\0end %d" % session)
 
 
-class Bell:
+class Doorbell:
     """The bell at `path`, open; it is created, whole, if it is not there, unless told not to `create` it.
 
     A new one gets the group and the access control list of the file `like`, the log's.
@@ -59,13 +59,13 @@ class Bell:
         self.fd = -1
         _bells.add(self)
         try:
-            fd = safe_files.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
+            fd = safe_files.open_descriptor(path, system.os.O_RDWR, owned_fds=descriptors)
         except FileNotFoundError as error:
             raise_if_foreign(error)
             if not create:
                 raise
             safe_files.create(path, lambda _: bytes(SIZE), mode, durable=False, like=like)
-            fd = safe_files.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
+            fd = safe_files.open_descriptor(path, system.os.O_RDWR, owned_fds=descriptors)
             self.is_new = True
         try:
             safe_files.check(path, fd, mode, read_only=False)
@@ -108,7 +108,7 @@ class Bell:
             return True
 
 
-_bells: weakref.WeakSet[Bell] = weakref.WeakSet()
+_bells: weakref.WeakSet[Doorbell] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:

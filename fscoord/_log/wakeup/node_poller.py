@@ -11,7 +11,6 @@ every bell, all of this is a hint: each look at the log is a look at the server.
 
 from __future__ import annotations
 
-import struct
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -20,11 +19,11 @@ from zlib import crc32
 from fscoord._log.access.mount import find_mount
 from fscoord._log.io import safe_files
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup.doorbell import SIZE, Bell
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Post", "node_bell_path"]
+__all__ = ["PollerElection", "node_bell_path"]
 
 BEAT, PACE, NUDGES = SIZE, SIZE + 1, SIZE + 2
 """Behind the buckets: how often was asked, at which pace (milliseconds), and how often somebody wanted it faster."""
@@ -33,8 +32,6 @@ FALLBACK = "/tmp"  # noqa: S108
 SLOW_PACE_MS: Final = 8
 POST: Final = 1 << 20
 """The byte whose lock is the post."""
-
-_FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 
 
 def node_bell_path(key: LogKey) -> str:
@@ -81,7 +78,7 @@ def _make_private(directory: str, uid: int) -> None:
         raise OSError(system.errno.EXDEV, f"{directory} is not on this node")
 
 
-class Post:
+class PollerElection:
     """This process's part in asking for all of the node.
 
     Args:
@@ -89,7 +86,7 @@ class Post:
         call: has every waiting thread of this process see whether the post is its own.
     """
 
-    def __init__(self, bell: Bell, call: Callable[[], None]) -> None:
+    def __init__(self, bell: Doorbell, call: Callable[[], None]) -> None:
         self._bell = bell
         self._call = call
         self._guard = system.threading.RLock()
@@ -134,11 +131,11 @@ class Post:
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
         except OSError:  # closing the descriptor will do
             pass
-        safe_files.close_kept(fd, kept)
+        safe_files.close_owned(fd, kept)
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
-        system.fcntl.fcntl(fd, command, _FLOCK_STRUCT.pack(kind, 0, POST, 1, 0))
+        system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POST, 1, 0))
 
     def close(self) -> None:
         """Give the post back; nobody of this process waits for this bell any more."""
@@ -155,7 +152,7 @@ class Post:
             if self._holder is not None or (self._line and not self._held):
                 return False
             if not self._held:
-                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, keep=self._line)
+                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._line)
                 if not self._try_lock(fd):
                     self._seek(fd)
                     return False
@@ -179,14 +176,14 @@ class Post:
         try:
             system.start_thread("fscoord-post", self._wait_for_lock, fd)
         except RuntimeError as error:  # no thread left: go on by looking when nobody else does
-            safe_files.close_kept(fd, self._line)
+            safe_files.close_owned(fd, self._line)
             raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)
         except OSError:
-            safe_files.close_kept(fd, self._line)
+            safe_files.close_owned(fd, self._line)
             return
         with self._guard:
             if not self._waiting:
@@ -207,7 +204,7 @@ class Post:
         """Return a number that changes while somebody asks."""
         return self._byte(BEAT)
 
-    def is_nudged(self, ticket: Any) -> bool:
+    def is_hurried(self, ticket: Any) -> bool:
         """Return, to who asks, whether somebody wants it faster."""
         return self._holder is ticket and self._byte(NUDGES) != self._nudges
 
@@ -243,7 +240,7 @@ class Post:
         self._holder = self
 
 
-_posts: weakref.WeakSet[Post] = weakref.WeakSet()
+_posts: weakref.WeakSet[PollerElection] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._arguments import check_choice, check_positive
 from fscoord._log.access.mount import COHERENCES
-from fscoord._log.format.runs import run_of
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.runs import parse_run_id
 from fscoord._log.io import safe_files
-from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, Wanted
-from fscoord._log.liveness.liveness_file import ALIVE_SUFFIX, Home
+from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
+from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
 from fscoord._log.locking.log_lock import KINDS
 from fscoord._log.log import Log
 from fscoord._runtime import system
@@ -38,7 +38,7 @@ __all__ = [
     "unregister",
 ]
 
-SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
+SIDE_CARS: Final = (BELL_SUFFIX, LIVENESS_SUFFIX)
 ATTEMPTS: Final = 20
 """The most attempts to open a log that is removed meanwhile, or that has lost a generation."""
 
@@ -85,7 +85,7 @@ def log_options(
     compact_bytes: int | None,
     run_id: str | tuple[str, int] | None,
     spill_bytes: int | None,
-) -> Wanted:
+) -> LogOptions:
     """Return the options of the log for these arguments of a `~fscoord.FileStore`. Under pyfakefs nothing is spilled.
 
     Raises:
@@ -98,7 +98,7 @@ def log_options(
     compact = 0 if compact_bytes in (None, 0) else check_positive("compact_bytes", compact_bytes)
     spill = 0 if spill_bytes in (None, 0) else check_positive("spill_bytes", spill_bytes)
     spill = 0 if system.is_fake_fs() else spill
-    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id), spill)
+    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, parse_run_id(run_id), spill)
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
@@ -182,7 +182,7 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 def session_record(options: Mapping[str, Any]) -> Session:
     """Return the session record of a handle that this process has opened with `options`."""
-    home = Home.find()
+    home = ProcessIdentity.find()
     return Session(
         host=home.host,
         pid=system.os.getpid(),

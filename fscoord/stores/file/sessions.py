@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, key_names, key_text, keys_bytes, missing_message, to_seconds
 from fscoord._log.format import record
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.spill import Fetch
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord._waiting.parking import THREADS, Naps, Sleepers, sleep_through
@@ -42,7 +42,7 @@ class Sessions(Store):
     path: str
     _log: Log
     _state: KeyValueState
-    _wanted: Wanted
+    _wanted: LogOptions
     _options: dict[str, Any]
     _waiting: Waiting
     _listeners: weakref.WeakSet[Waiting]
@@ -77,7 +77,7 @@ class Sessions(Store):
             with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
                 self._log.register(min(self._timeout, PATIENCE_S))
                 self._bury(self._log.presumed_alive(wanted), min(self._timeout, PATIENCE_S))
-        home = Home.find()
+        home = ProcessIdentity.find()
 
         def answer() -> list[Member]:
             log = self._log
@@ -240,7 +240,7 @@ class Sessions(Store):
 
     def _bury(self, numbers: Iterable[int], limit: float) -> None:
         """Record the deaths among the sessions `numbers` that show."""
-        home = Home.find()
+        home = ProcessIdentity.find()
         for number in numbers:
             if number not in self._log.deaths and not self._log.read_only and self._log.is_alive(number, home) is False:
                 self._log.record_death(number, limit)
