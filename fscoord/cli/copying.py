@@ -9,7 +9,7 @@ from fscoord.cli.options import as_json, verbose
 from fscoord.cli.output import printable, write, write_json
 from fscoord.cli.progress import Progress
 from fscoord.cli.verify import lock_option
-from fscoord.stores.copying import copy
+from fscoord.inspect import copy
 
 __all__ = ["cp"]
 

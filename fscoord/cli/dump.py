@@ -7,7 +7,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.options import as_json, file_path, store_option, store_url, verbose
 from fscoord.cli.output import field, printable, write, write_json
-from fscoord.stores.dump import Entry, dump as entries
+from fscoord.inspect import Entry, dump as entries
 
 __all__ = ["dump"]
 

@@ -12,9 +12,11 @@ from fscoord.cli.options import as_json, store_option, verbose
 from fscoord.cli.output import field, printable, write, write_json
 from fscoord.cli.progress import Progress
 from fscoord.cli.verify import lock_option, log_path
-from fscoord.stores.repair import Dropped, Repair, repair as copy_sound
+from fscoord.inspect import Repair, Skipped, repair as copy_sound
 
 __all__ = ["repair"]
+
+_JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 
 
 class _NewFile(click.Path):
@@ -62,34 +64,35 @@ def repair(
             write=yes,
             timeout=timeout,
             on_progress=progress.tell,
-            on_skipped=_tell_json if as_json else _tell,
+            on_skipped=_report_json if as_json else _report,
         )
     if as_json:
-        write_json({**found._asdict(), "notes": list(found.notes)})
+        fields = {**found._asdict(), "notes": list(found.notes)}
+        write_json({_JSON_NAMES.get(name, name): value for name, value in fields.items()})
     else:
         write(_text(found).encode())
     return 0 if found.is_written else FALSE
 
 
-def _tell(dropped: Dropped) -> None:
+def _report(skipped: Skipped) -> None:
     what = ""
-    if dropped.kind:
-        sure = "" if dropped.is_certain else ", as it says of itself"
-        key = f" {printable(dropped.key)}" if dropped.key else ""
-        what = f" ({dropped.kind}{key}, a value of {dropped.value_size} bytes, by session {dropped.writer}{sure})"
-    write(f"left out: at {dropped.offset}, {dropped.size} bytes: {printable(dropped.why.encode())}{what}\n".encode())
+    if skipped.kind:
+        sure = "" if skipped.is_certain else ", as it says of itself"
+        key = f" {printable(skipped.key)}" if skipped.key else ""
+        what = f" ({skipped.kind}{key}, a value of {skipped.value_size} bytes, by session {skipped.writer}{sure})"
+    write(f"left out: at {skipped.offset}, {skipped.size} bytes: {printable(skipped.why.encode())}{what}\n".encode())
 
 
-def _tell_json(dropped: Dropped) -> None:
-    document: dict[str, Any] = {**dropped._asdict(), "file": _name(dropped.file)}
+def _report_json(skipped: Skipped) -> None:
+    document: dict[str, Any] = {**skipped._asdict(), "file": _name(skipped.file)}
     del document["key"]
-    write_json({**document, **field("key", dropped.key)})
+    write_json({**document, **field("key", skipped.key)})
 
 
 def _text(found: Repair) -> str:
     lines = [f"note: {_name(note)}" for note in found.notes]
     does = ("copied", "left out") if found.is_written else ("would be copied", "would be left out")
-    left = f"{found.dropped} {does[1]} ({found.dropped_bytes} bytes)"
+    left = f"{found.skipped} {does[1]} ({found.skipped_bytes} bytes)"
     lines.append(f"{_name(found.source)}: {found.kept} records {does[0]}, {left}")
     end = "is written: look at it with `fscoord verify`" if found.is_written else "was not written: that needs --yes"
     return "\n".join([*lines, f"{_name(found.output)} {end}", ""])

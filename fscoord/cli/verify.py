@@ -11,7 +11,7 @@ from fscoord.cli.exits import DAMAGED
 from fscoord.cli.options import as_json, file_path, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import printable, write, write_json
 from fscoord.cli.progress import Progress
-from fscoord.stores.verify import Report, verify as look
+from fscoord.inspect import Finding, Report, verify as look
 
 __all__ = ["log_path", "verify"]
 
@@ -74,9 +74,14 @@ def _document(report: Report) -> dict[str, Any]:
         "path": _name(report.path),
         "verdict": report.verdict,
         "files": [{**entry._asdict(), "file": _name(entry.file)} for entry in report.generations],
-        "findings": [{**finding._asdict(), "file": _name(finding.file)} for finding in report.findings],
+        "findings": [_finding(finding) for finding in report.findings],
         "more_findings": report.more,
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    fields = {**finding._asdict(), "file": _name(finding.file)}
+    return {"says" if name == "message" else name: value for name, value in fields.items()}
 
 
 def _text(report: Report) -> str:
@@ -90,7 +95,7 @@ def _text(report: Report) -> str:
     for finding in report.findings:
         place = f"at {finding.offset}, {finding.size} bytes: " if finding.offset or finding.size else ""
         lines += [
-            f"{'DAMAGED' if finding.is_damage else 'note'}: {_name(finding.file)}: {place}{_name(finding.says)}",
+            f"{'DAMAGED' if finding.is_damage else 'note'}: {_name(finding.file)}: {place}{_name(finding.message)}",
             f"  do: {finding.advice}",
         ]
     if report.more:

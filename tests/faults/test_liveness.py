@@ -20,7 +20,7 @@ from fscoord._log.format.session import Session
 from fscoord._log.liveness import presence
 from fscoord._log.liveness.liveness_file import Home
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 

@@ -32,7 +32,7 @@ from fscoord import (
 )
 from fscoord._log.io import cursor as reader
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 """No call of these tests waits so long: one that does, hangs."""

@@ -20,7 +20,7 @@ from fscoord._log.format import record
 from fscoord._log.format.header import Header
 from fscoord._log.format.successor import Place, Successor, generation_name
 from fscoord._log.inspect import resync, scan
-from fscoord.stores.verify import Report, verify
+from fscoord.inspect import Report, verify
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -182,7 +182,7 @@ def test_what_only_a_newer_version_knows_is_damage_to_this_one(path: str) -> Non
     put(path, contents(path)[:size] + strange)
     report = verify(path)
     assert damage(report) == [(size, len(strange))]
-    assert "newer" in report.findings[0].says
+    assert "newer" in report.findings[0].message
     harmless, _ = record.encode(ord("q"), b"", b"", 1, 0, chain)
     put(path, contents(path)[:size] + harmless)
     assert verify(path).verdict == "sound"
@@ -210,7 +210,7 @@ def test_a_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str
     put(path, data)
     report = verify(path)
     assert (report.verdict, damage(report)) == ("damaged", [(0, len(data))])
-    assert says in report.findings[0].says
+    assert says in report.findings[0].message
 
 
 # -- generations
@@ -252,12 +252,12 @@ def test_a_generation_that_was_deleted_is_named(store: FileStore, path: str) -> 
     os.unlink(newest(path))
     report = verify(path)
     assert report.verdict == "damaged"
-    assert "generation 2 of the log is missing" in report.findings[0].says
+    assert "generation 2 of the log is missing" in report.findings[0].message
 
 
 def test_a_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
     put(newest(path), make(path + "2", write_every_kind))
-    assert "not the generation that was to follow" in verify(path).findings[0].says
+    assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
 def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
@@ -267,7 +267,7 @@ def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
     file = os.path.join(os.path.dirname(path), name)
     assert verify(path).verdict == "sound"
     put(file, contents(file)[: Header.decode(contents(file))[1]])
-    assert "snapshot" in verify(path).findings[0].says
+    assert "snapshot" in verify(path).findings[0].message
 
 
 def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
@@ -281,7 +281,7 @@ def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
         file.write(behind)
     report = verify(path)
     assert damage(report) == [(last.end, len(behind))]
-    assert "after the seal" in report.findings[0].says
+    assert "after the seal" in report.findings[0].message
 
 
 def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(
@@ -312,7 +312,7 @@ def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
     seal = Successor(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
     data, _ = record.encode(record.SEAL, b"", seal, 1, 0, chain)
     put(path, contents(path)[:size] + data)
-    assert "not the next" in verify(path).findings[0].says
+    assert "not the next" in verify(path).findings[0].message
 
 
 # -- a log in use
@@ -436,7 +436,7 @@ def test_a_log_with_a_marker_file_is_judged_when_the_marker_has_gone(
     marker.write_text("1\nelsewhere\n")
     monkeypatch.setattr(scan.system.time, "sleep", finish)
     assert verify(path).verdict == "sound"
-    assert naps == [scan.SOFT_NAP_S] * 3
+    assert naps == [scan.SOFT_LOCK_CHECK_S] * 3
 
 
 def test_a_snapshot_that_ends_where_a_piece_ends_is_sound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

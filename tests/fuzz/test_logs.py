@@ -22,9 +22,7 @@ from fscoord._log.format.header import MAGIC, Header
 from fscoord._log.format.malformed import MalformedRecord
 from fscoord._log.format.session import Session, decode_death
 from fscoord._log.format.successor import Successor
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 SIZE = 400
 """How many bytes of decisions a log is made of."""

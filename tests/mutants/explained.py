@@ -56,7 +56,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Contender._lock_timeout: if isinstance(number, int) and number not in self.sessions: |*-> Or": SPARES,
     },
     "_log/inspect/dump.py": {
-        "dump_log: fd = -1* | 1 -> 2": NEGATIVE,
+        "_dump: fd = -1* | 1 -> 2": NEGATIVE,
         '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
         "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     },
@@ -170,7 +170,12 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "_decode_each: return records, others, position, chain, length - left |*": STOPS_BEFORE,
         "is_torn_void: return * | 1 -> 2": "the byte before the last is the highest of an offset, and 0",
     },
-    "_log/inspect/repair.py": {"_Copying.__init__: self.header = * | 16 -> 17": IN_THE_ID},
+    "_log/inspect/repair.py": {
+        "_RecordCopier.__init__: self.header = * | 16 -> 17": IN_THE_ID,
+        "_open: header, found = None, resync.find_next(fd, Place(0, 0)) | 0*": "no record begins where a header does",
+        "_open: stack.callback(lockout.release) -> pass": "to close the descriptor gives the lock back as well",
+        "_find_successor: if named.generation > known: *> known -> GtE": "both name the same one",
+    },
     "_log/inspect/resync.py": {
         "find_next: if bad.offset + record.RECORD_MIN <= end *-> Sub": "so short a record leads to no other",
         "find_next: if record.record_length(prefix, bad.chain) >= 0: |*-> Gt": RECORD_MIN,
@@ -182,17 +187,12 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
         "find_next: if record.record_length(prefix, bad.chain) >= 0: | 0 -> 1": RECORD_MIN,
     },
-    "_log/inspect/salvage.py": {
-        "_open: header, found = None, resync.find_next(fd, Place(0, 0)) | 0*": "no record begins where a header does",
-        "_open: stack.callback(quiet.end) -> pass": "to close the descriptor gives the lock back as well",
-        "_successor: if named.generation > known: *> known -> GtE": "both name the same one",
-    },
     "_log/inspect/scan.py": {
-        "Quiet.keep: if waited >= self._limit: | waited >= self._limit -> Gt": "at an instant, not behind it",
-        "Scan.pieces: if missing >= 0 and more and (*missing <= CHUNK -> Lt": "the size is asked for once more",
-        "Scan.pieces: piece = self._judge() if missing < 0 else None |*": "who misses nothing has nothing to judge",
+        "WriterLockout.acquire: if waited >= self._limit: | waited >= self._limit -> Gt": "at that instant",
+        "Scan.segments: if missing >= 0 and more and (*missing <= CHUNK -> Lt": "the size is asked for once more",
+        "Scan.segments: segment = self._classify() if missing < 0 else None |*": "nothing is missing",
         "Scan._goes_on: *self.size() > self.place.offset -> GtE": SPARES,
-        "Scan.pieces: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
+        "Scan.segments: wanted = max(missing, CHUNK) -> pass": "a long record is read in more pieces",
     },
     "_log/generations/forwarding.py": {
         "hint: place = data.rfind(*, 0, place) | 0 -> 1": "a kind is never the first byte of a record",
@@ -268,8 +268,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "Ticket.__init__: self._beats = -1 | 1 -> 2": "no byte of the bell is negative",
     },
     "_log/inspect/verify.py": {
-        "_Verification._read_file: quiet.end() -> pass": "to close the descriptor gives the lock back as well",
-        "_Reading._take: is_special = any(* | 0 -> 1": "who looks at each record finds nothing more",
+        "_Verification._read_file: lockout.release() -> pass": "to close the descriptor gives the lock back as well",
+        "_FileReader._take: is_special = any(* | 0 -> 1": "who looks at each record finds nothing more",
     },
     "_log/wakeup/watcher.py": {
         "Watch.__init__: self._is_told = False *": "without events nobody reads it, and with them it is set",

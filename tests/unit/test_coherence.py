@@ -34,7 +34,7 @@ from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.wakeup.changed_keys import News
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 from fscoord.stores.file.replay import State
 
 LIMIT_S = 30

@@ -13,7 +13,7 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
 from fscoord._log.format import record
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from fscoord._log.format import record
 from fscoord._log.generations.compaction import Compactor
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.cursor import APPLYING, CHUNK, DIRTY
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 
 @pytest.fixture

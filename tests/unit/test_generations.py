@@ -24,9 +24,7 @@ from fscoord._log.format.successor import Successor, generation_name, parse_name
 from fscoord._log.generations import forwarding
 from fscoord._log.io import cursor as reader
 from fscoord._log.io.cursor import ASTRAY
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 LIMIT_S = 60
 
@@ -730,7 +728,7 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
     assert forwarding.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
     found = verify(path)
     assert found.verdict == "damaged"
-    assert "no seal before it" in str(found.findings[0].says)
+    assert "no seal before it" in str(found.findings[0].message)
 
 
 def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either(path: Path) -> None:

@@ -13,7 +13,7 @@ from fscoord._log.format.malformed import MalformedRecord
 from fscoord._log.format.meaning import meaning_of
 from fscoord._log.format.session import Session, encode_death
 from fscoord._log.format.successor import Successor
-from fscoord.stores.verify import verify
+from fscoord.inspect import verify
 
 SESSION = Session("host", 7)
 NEXT = Successor(1, b"n" * 16, 500, 9, b"log.1.0123456789ab")

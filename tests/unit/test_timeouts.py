@@ -11,9 +11,7 @@ import pytest
 
 from fscoord import FileStore
 from fscoord.arguments import Timeout
-from fscoord.stores.copying import copy
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import copy, repair, verify
 
 
 @pytest.fixture
