@@ -74,10 +74,10 @@ class Contender(LogReader):
     def _read_unlocked(self) -> None:
         """Read on without the lock, which does not come: who has it may be told there, or the log may have gone."""
         with self.mutex:
-            if self._shared.busy:
+            if self._shared.is_inside:
                 return
             try:
-                self._shared.busy = True
+                self._shared.is_inside = True
                 self._sort_out()
                 self._trouble = DIRTY
                 self._read()
@@ -85,7 +85,7 @@ class Contender(LogReader):
             except (OSError, FscoordError, Suspect) as error:  # the next operation meets it, too
                 raise_if_foreign(error)
             finally:
-                self._shared.busy = False
+                self._shared.is_inside = False
 
 
 def said_first(error: OSError) -> OSError | None:

@@ -13,14 +13,14 @@ from fscoord._log.access.mount import Mount, find_mount
 from fscoord._log.consumer import Consumer
 from fscoord._log.contention import said_first
 from fscoord._log.format import record
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.runs import judge
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.header import LogIdentity
+from fscoord._log.format.runs import classify_run
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, NEVER, Compactor
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import CHUNK, DIRTY, LOOK_S, REOPEN, Suspect, Vanished
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
@@ -50,7 +50,7 @@ class LogFile(Compactor):
         self,
         path: str,
         consumer: Consumer,
-        wanted: Wanted,
+        wanted: LogOptions,
         introduce: Callable[[], Session],
         participants: int = 0,
         mount: Mount | None = None,
@@ -95,10 +95,10 @@ class LogFile(Compactor):
             system.recover_from_fork()
         shared = self._shared
         with shared.mutex:
-            if shared.busy:
+            if shared.is_inside:
                 raise self._entered_twice()
             try:
-                shared.busy = True
+                shared.is_inside = True
                 self._limit = limit
                 if self._trouble:
                     self._sort_out()
@@ -114,7 +114,7 @@ class LogFile(Compactor):
                 raise_if_foreign(error)
                 self._misread(error)
             finally:
-                shared.busy = False
+                shared.is_inside = False
         self.refresh_locked(limit)
 
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
@@ -133,21 +133,21 @@ class LogFile(Compactor):
                 system.recover_from_fork()
             shared = self._shared
             with shared.mutex:
-                if shared.busy:
+                if shared.is_inside:
                     raise self._entered_twice()
                 try:
-                    shared.busy = True
+                    shared.is_inside = True
                     self._limit = left
                     if self._trouble:
                         self._sort_out()
                     lock = self._lock
                     try:
-                        grant = lock.grant
-                        if grant is None:
+                        handover = lock.handover
+                        if handover is None:
                             lock.try_lock()
                         else:
-                            lock.grant = None  # before anything that can be interrupted: ``finally`` unlocks
-                            grant.release()
+                            lock.handover = None  # before anything that can be interrupted: ``finally`` unlocks
+                            handover.release()
                         self._trouble = DIRTY
                         result = self._update_locked(kind, key, value, decide)
                         if result is MOVED:
@@ -172,7 +172,7 @@ class LogFile(Compactor):
                     self._lock.unlock()  # a soft lock's is Python's, which an interruption can keep from running
                     raise
                 finally:
-                    shared.busy = False
+                    shared.is_inside = False
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
@@ -200,7 +200,7 @@ class LogFile(Compactor):
             session = self._lock.session or self._introduce()
             self._is_settled = False
             self._append(record.FINISHED, b"", b"", session)
-            owner = Identity(self.header.lineage, self.root.inode)
+            owner = LogIdentity(self.header.lineage, self.root.inode)
             flags = forwarding.Flags(self._read_flags, self._write_flags)
             forwarding.remove_log(self.path, self.root, owner, clear, flags, self._descriptors)
             return None, 0, b""
@@ -221,7 +221,7 @@ class LogFile(Compactor):
         run, begun = self._wanted.run, list[bool]()
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
-            verdict = "join" if run is None else judge(self.header.runs, run)
+            verdict = "join" if run is None else classify_run(self.header.runs, run)
             if verdict == "stale":
                 raise self._superseded(self.header.runs[0])
             if verdict == "join" and not self.is_finished:
@@ -274,7 +274,7 @@ class LogFile(Compactor):
         if not system.own_process[0]:
             system.recover_from_fork()
         with self.mutex:
-            if self._shared.busy:
+            if self._shared.is_inside:
                 raise self._entered_twice()
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class LogFile(Compactor):
             self._finish(StoreClosedError, "is closed; open the store again")
             self._lock.close()
             if self._alive is not None:
-                self._alive.give_back()
+                self._alive.release()
             self._drop_all()
             self._lose_alive()
 

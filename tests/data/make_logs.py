@@ -19,9 +19,9 @@ from typing import Any
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import parse_name
-from fscoord._log.io.opening import Wanted
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import parse_generation_name
+from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
 from fscoord.stores.file.lifecycle import introduction
 
@@ -56,7 +56,7 @@ def same_everywhere() -> Iterator[World]:
         patch.object(system, "time", world),
         patch.object(system, "random_bytes", world.random_bytes),
         patch.object(Session, "encode", encode_another),
-        patch.object(Wanted, "inode", lambda wanted, fd: 0),
+        patch.object(LogOptions, "inode", lambda wanted, fd: 0),
     ):
         yield world
 
@@ -178,7 +178,10 @@ def make_generations(directory: Path) -> None:
             store.compact()
             store.set("behind", "the snapshot")
     for file in sorted(directory.iterdir()):
-        if parse_name(os.fsencode(file.name)) in (1, 2):  # without inode numbers the log does not remove them
+        if parse_generation_name(os.fsencode(file.name)) in (
+            1,
+            2,
+        ):  # without inode numbers the log does not remove them
             file.unlink()
     for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive")]:
         side_car.unlink()

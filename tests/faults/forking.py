@@ -242,7 +242,7 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     other = FileStore(case.path, timeout=HANG_S, **case.options)
     case.condition(store, other)
     store._log._looked = 0.0  # so that it looks whether the file is still there, too
-    log_lock.PATIENCE_S = 0  # type: ignore[misc]  # so that whoever waits for the lock asks the kernel for it
+    log_lock.NAP_PHASE_S = 0  # type: ignore[misc]  # so that whoever waits for the lock asks the kernel for it
     if case.blocks:
         other._log._lock.try_lock()
     ended: list[str] = []

@@ -28,7 +28,7 @@ import fscoord
 from fscoord import FileStore
 from fscoord._log.log import LogFile
 from fscoord._log.wakeup import waiter as log_ticket, watcher as log_watch
-from fscoord._log.wakeup.doorbell import Bell, bucket
+from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.waiter import Ticket
 from fscoord._runtime import file_events, system
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
@@ -344,7 +344,7 @@ def test_a_writer_that_is_killed_between_clearing_and_ringing(path: str) -> None
 def test_a_ring_that_is_lost_costs_a_slow_poll(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
-        monkeypatch.setattr(Bell, "ring", lambda *_: None)
+        monkeypatch.setattr(Doorbell, "ring", lambda *_: None)
         other.set("k", "1")
         assert waiter.join() == b"1"
 

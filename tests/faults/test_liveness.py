@@ -16,9 +16,9 @@ from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
 from fscoord import FileStore, StoreError, StoreGoneError
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.liveness import presence
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
 from fscoord.inspect import dump
 
@@ -147,9 +147,7 @@ def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watche
 
 
 def alive_range(kind: int, start: int, length: int) -> bytes:
-    from fscoord._log.liveness.liveness_file import _FLOCK_STRUCT
-
-    return _FLOCK_STRUCT.pack(kind, 0, start, length, 0)
+    return system.FLOCK_STRUCT.pack(kind, 0, start, length, 0)
 
 
 def test_a_handle_that_asked_who_lives_before_it_wrote_lives(path: str, watcher: FileStore) -> None:
@@ -279,7 +277,7 @@ def test_that_liveness_can_t_be_told_is_said_once(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(presence, "open_alive", refuse)
+    monkeypatch.setattr(presence, "open_liveness_file", refuse)
     with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
         store.set("k", "v")
         store._log._take_byte()
@@ -346,7 +344,7 @@ def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_
 
 
 def session_of_mine(**changes: Any) -> Session:
-    home = Home.find()
+    home = ProcessIdentity.find()
     mine = Session(
         host=home.host,
         pid=os.getpid(),
@@ -359,8 +357,8 @@ def session_of_mine(**changes: Any) -> Session:
 
 
 def test_a_process_number_that_was_given_again_is_another_process() -> None:
-    assert not Home.find().has_seen_die(session_of_mine())
-    assert Home.find().has_seen_die(session_of_mine(start_time=system.start_time() - 1))
+    assert not ProcessIdentity.find().is_provably_dead(session_of_mine())
+    assert ProcessIdentity.find().is_provably_dead(session_of_mine(start_time=system.start_time() - 1))
 
 
 def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
@@ -368,7 +366,7 @@ def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert Home.find().has_seen_die(session_of_mine(pid=pid))
+    assert ProcessIdentity.find().is_provably_dead(session_of_mine(pid=pid))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +382,7 @@ def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
 )
 def test_a_process_number_from_elsewhere_proves_nothing(elsewhere: dict[str, Any]) -> None:
     stranger = {"start_time": system.start_time() - 1} | elsewhere
-    assert not Home.find().has_seen_die(session_of_mine(**stranger))
+    assert not ProcessIdentity.find().is_provably_dead(session_of_mine(**stranger))
 
 
 @pytest.mark.parametrize(("began", "found", "same"), [(7, 7, True), (1, 1, True), (0, 0, False), (7, 8, False)])
@@ -393,14 +391,14 @@ def test_a_process_is_the_same_if_it_began_when_the_session_says(
 ) -> None:
     monkeypatch.setattr(system, "start_time", lambda pid=None: found)
     session = session_of_mine(start_time=began)
-    assert Home.find().is_the_same(session) == same
-    assert not Home.find().is_the_same(session._replace(time_space=1))
-    assert not Home.find().is_the_same(session._replace(host="elsewhere"))
+    assert ProcessIdentity.find().is_same_process(session) == same
+    assert not ProcessIdentity.find().is_same_process(session._replace(time_space=1))
+    assert not ProcessIdentity.find().is_same_process(session._replace(host="elsewhere"))
 
 
 def test_where_nothing_is_known_of_this_machine_a_process_number_proves_nothing() -> None:
-    unknown = Home("", bytes(16), 0, 0)
-    assert not unknown.has_seen_die(Session("", os.getpid(), start_time=1))
+    unknown = ProcessIdentity("", bytes(16), 0, 0)
+    assert not unknown.is_provably_dead(Session("", os.getpid(), start_time=1))
 
 
 def test_after_a_reboot_all_who_were_there_are_dead(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

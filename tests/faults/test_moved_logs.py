@@ -20,7 +20,7 @@ from support.places import start_thread
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
 from fscoord._log import log as log_file
 from fscoord._log.access import direct, mount
-from fscoord._log.locking.process_mutex import shared_by
+from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord.inspect import copy, verify
 
 HANG_S = 60
@@ -239,7 +239,7 @@ def test_handles_of_a_copy_share_nothing_with_those_of_the_original(path: Path) 
     with opened(path) as store, opened(path) as same, opened(other / path.name) as copied:
         assert store._log.mutex is same._log.mutex
         assert store._log.mutex is not copied._log.mutex
-        assert shared_by(store._log.root.key) is not shared_by(copied._log.root.key)
+        assert process_mutex_for(store._log.root.key) is not process_mutex_for(copied._log.root.key)
 
 
 def test_log_copied_while_it_is_written_is_whole_or_refused(path: Path) -> None:

@@ -17,8 +17,8 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Successor, generation_name
 from fscoord._log.locking.log_lock import FLOCK
 from fscoord.inspect import Repair, Skipped, repair, verify
 
@@ -243,7 +243,7 @@ def test_a_generation_is_looked_for_twice_before_it_is_called_missing(newest: st
 def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
     """Append to generation 0 that `generation` is the newest, or what names none."""
     data = contents(path)
-    named = Successor(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
+    named = GenerationRef(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
     chain = record.chain_at_end(data)
     put(path, data + record.encode(record.FORWARD, b"", named.forward() if value is None else value, 1, 2, chain)[0])
 

@@ -86,7 +86,7 @@ class Pair:
             pytest.fail(f"interrupted at {where}, it kept the lock")
         finally:
             kernel.unlock()
-        assert not self.store._log._shared.busy, where
+        assert not self.store._log._shared.is_inside, where
         with start_thread(self.store.set, "from another thread", where) as thread:
             thread.join()
         assert self.store.add("works", 1) == int(self.other.get("works")), where

@@ -17,8 +17,9 @@ from support.processes import Processes, result
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Place, Successor, generation_name
+from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import resync, scan
 from fscoord.inspect import Report, verify
 
@@ -290,7 +291,7 @@ def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation
     """Only of generation 0 do openers read the end first."""
     file = newest(path)
     data = contents(file)
-    named = Successor(9, bytes(16), 0, 0, generation_name(b"log", 9, bytes(6)))
+    named = GenerationRef(9, bytes(16), 0, 0, generation_name(b"log", 9, bytes(6)))
     forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
     chain = record.chain_at_end(data)
     last, _ = record.encode(record.SET, b"k", forward + b"more", 1, 2, chain)
@@ -309,7 +310,7 @@ def test_a_file_that_no_seal_names_is_told_and_harmless(store: FileStore, path: 
 def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
     make(path, write_every_kind)
     _, size, chain = Header.decode(contents(path))
-    seal = Successor(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
+    seal = GenerationRef(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
     data, _ = record.encode(record.SEAL, b"", seal, 1, 0, chain)
     put(path, contents(path)[:size] + data)
     assert "not the next" in verify(path).findings[0].message
@@ -387,8 +388,8 @@ def test_every_record_is_found_from_before_it(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         for before, after, chain in zip(found, found[1:], chains, strict=False):
-            assert resync.find_next(fd, Place(before.start, 12345)) == Place(after.start, chain)
-        assert resync.find_next(fd, Place(found[-1].start, 12345)) is None
+            assert resync.find_next(fd, LogPosition(before.start, 12345)) == LogPosition(after.start, chain)
+        assert resync.find_next(fd, LogPosition(found[-1].start, 12345)) is None
     finally:
         os.close(fd)
 

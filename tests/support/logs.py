@@ -10,9 +10,9 @@ from typing import NamedTuple
 from support.plain_reader import read_log
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD
 from fscoord._log.log import LogFile
 
@@ -43,7 +43,7 @@ class Handle:
 
     def __init__(self, path: str, *, durable: bool = False, read_only: bool = False) -> None:
         self._collector = Collector()
-        wanted = Wanted(OFD, durable, read_only, limit=LIMIT_S)
+        wanted = LogOptions(OFD, durable, read_only, limit=LIMIT_S)
         self.log = LogFile(path, self._collector, wanted, lambda: Session("host", 1))
 
     def look(self) -> list[Record]:

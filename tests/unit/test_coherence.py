@@ -31,7 +31,7 @@ from fscoord._log.access import hang_watchdog, network
 from fscoord._log.format import record
 from fscoord._log.io.cursor import STALE
 from fscoord._log.locking.log_lock import LogLock
-from fscoord._log.wakeup.changed_keys import News
+from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.inspect import dump
@@ -388,7 +388,7 @@ def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: s
 
 
 def test_a_record_of_several_keys_is_news_of_each() -> None:
-    news = News(State(0))
+    news = ChangedKeys(State(0))
     value = record.encode_pairs([(b"a", b"1"), (b"b", b"2")])
     news.apply([(record.SET, b"k", b"v", 1, 2), (record.MULTI_SET, b"", value, 1, 2)])
     assert set(news.take()) == {bucket(b"k"), bucket(b"a"), bucket(b"b")}
@@ -408,7 +408,7 @@ def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> 
 
 
 def test_who_read_all_again_has_news_of_every_key() -> None:
-    news = News(State(0))
+    news = ChangedKeys(State(0))
     news.apply([(record.SET, b"k", b"v", 1, 2)])
     assert set(news.take()) == {bucket(b"k")}
     assert set(news.take()) == set()
@@ -459,7 +459,7 @@ def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
     real = fcntl.fcntl
 
     def noted(fd: int, command: int, lock: bytes) -> bytes:
-        asked.append((command, *network._FLOCK_STRUCT.unpack(lock)[:4]))
+        asked.append((command, *system.FLOCK_STRUCT.unpack(lock)[:4]))
         return real(fd, command, lock)
 
     with FileStore(path, coherence="locked") as store:

@@ -18,7 +18,7 @@ from unit.test_generations import generation, names
 
 from fscoord import FileStore, StoreUnavailableError
 from fscoord._log.format import record
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.generations import compaction
 from fscoord._log.generations.compaction import Compactor
 from fscoord._log.locking.log_lock import KINDS, LogLock

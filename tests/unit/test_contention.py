@@ -100,12 +100,12 @@ def test_what_a_look_without_the_lock_meets_is_left_to_the_next_operation(
         with monkeypatch.context() as patch:
             patch.setattr(handle.log, "_read", fail)
             handle.log._read_unlocked()
-        assert not handle.log._shared.busy
+        assert not handle.log._shared.is_inside
         assert handle.log._trouble
-        handle.log._shared.busy = True
+        handle.log._shared.is_inside = True
         handle.log._read_unlocked()  # another operation of this thread was interrupted: it will look itself
-        assert handle.log._shared.busy
-        handle.log._shared.busy = False
+        assert handle.log._shared.is_inside
+        handle.log._shared.is_inside = False
         handle.log._read_unlocked()
         assert not handle.log._trouble & ~ENDED
         assert len(handle._collector.records) == 1

@@ -372,10 +372,10 @@ def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> 
 def test_who_is_called_in_the_middle_of_its_own_operation_does_not_close(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
         with store._log.mutex:
-            store._log._shared.busy = True
+            store._log._shared.is_inside = True
             with pytest.raises(StoreError, match="signal handler or finalizer"):
                 store.close()
-            store._log._shared.busy = False
+            store._log._shared.is_inside = False
         store.set("k", "v")
 
 

@@ -210,7 +210,7 @@ def test_only_who_writes_may_have_written_when_the_lock_cannot_be_given_back(wri
 def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     with opened(path) as handle, monkeypatch.context() as patch:
-        patch.setattr(safe_files, "close_kept", lambda fd, _: closed.append(fd))
+        patch.setattr(safe_files, "close_owned", lambda fd, _: closed.append(fd))
         for fd in (-1, 0, 1):
             handle.log._drop(fd)
         assert closed == [0, 1]

@@ -19,8 +19,8 @@ from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.successor import Successor, generation_name, parse_name
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.io import cursor as reader
 from fscoord._log.io.cursor import ASTRAY
@@ -561,37 +561,37 @@ def test_dump_shows_the_first_and_the_newest_generation(path: Path) -> None:
 def test_names_of_generations_are_told_from_all_others() -> None:
     name = generation_name(b"log.1", 12, b"\1\2\3\4\5\6")
     assert name == b"log.1.12.010203040506"
-    assert parse_name(name) == parse_name(name, b"log.1") == 12
+    assert parse_generation_name(name) == parse_generation_name(name, b"log.1") == 12
     for wrong in (b"log", b"log.1.x", b"log.0.010203040506", b"log.1.01020304050", b"log.1.01020304050G", b"a/" + name):
-        assert parse_name(wrong) is None
-    assert parse_name(name, b"log") is None
-    successor = Successor(12, b"i" * 16, 1 << 40, 7, name)
-    assert Successor.from_seal(successor.seal() + b"later") == successor
-    assert Successor.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
+        assert parse_generation_name(wrong) is None
+    assert parse_generation_name(name, b"log") is None
+    successor = GenerationRef(12, b"i" * 16, 1 << 40, 7, name)
+    assert GenerationRef.from_seal(successor.seal() + b"later") == successor
+    assert GenerationRef.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
     for cut in range(len(successor.forward())):
         with pytest.raises(MalformedRecord, match=r"cut short|no name"):
-            Successor.from_forward(successor.forward()[:cut])
+            GenerationRef.from_forward(successor.forward()[:cut])
 
 
 def test_a_generation_has_a_number_of_ten_digits_and_a_name_of_255_bytes_at_most() -> None:
     random = b".010203040506"
-    assert parse_name(b"log.1234567890" + random) == 1234567890
+    assert parse_generation_name(b"log.1234567890" + random) == 1234567890
     for wrong in (b"log.12345678901" + random, b"log.1" + random + b"0", b"1" + random, b"log.1.2" + random[:-1]):
-        assert parse_name(wrong) is None
-    longest = Successor(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
-    assert Successor.from_seal(longest.seal(), 6) == longest
+        assert parse_generation_name(wrong) is None
+    longest = GenerationRef(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
+    assert GenerationRef.from_seal(longest.seal(), 6) == longest
     for sealed in (5, 7):
         with pytest.raises(MalformedRecord, match="not the next"):
-            Successor.from_seal(longest.seal(), sealed)
+            GenerationRef.from_seal(longest.seal(), sealed)
     for cut in range(len(longest.seal())):
         with pytest.raises(MalformedRecord, match=r"cut short|no name"):
-            Successor.from_seal(longest.seal()[:cut])
+            GenerationRef.from_seal(longest.seal()[:cut])
     for name in (b"l" + longest.name, longest.name.replace(b"l", b"\0", 1), longest.name.replace(b".7.", b".8.")):
         for value, decode in (
-            (longest._replace(name=name).seal(), Successor.from_seal),
-            (longest._replace(name=name).forward(), Successor.from_forward),
+            (longest._replace(name=name).seal(), GenerationRef.from_seal),
+            (longest._replace(name=name).forward(), GenerationRef.from_forward),
         ):
-            with pytest.raises(MalformedRecord, match="is no name for generation 7"):
+            with pytest.raises(MalformedRecord, match="is not a name for generation 7"):
                 decode(value)
 
 
@@ -723,7 +723,7 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
         session, root = store._log._lock.session, store._log.root
     log = read_log(path.read_bytes())
     assert log.ends == "whole"
-    named = Successor(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
+    named = GenerationRef(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
     ways = os.O_RDONLY, os.O_RDWR | os.O_APPEND
     assert forwarding.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
     found = verify(path)
@@ -742,7 +742,7 @@ def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either
     for number in (2, 3):
         with path.open("ab") as file:
             file.write(b"torn")
-        named = Successor(number, bytes([number]) * 16, 0, 0, b"elsewhere")
+        named = GenerationRef(number, bytes([number]) * 16, 0, 0, b"elsewhere")
         place = forwarding.post(str(path), root, named, 1, time.time_ns(), os.O_RDONLY, os.O_RDWR, set(), place)
         assert place is not None
         assert place.offset == path.stat().st_size

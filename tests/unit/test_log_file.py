@@ -18,8 +18,8 @@ from support.plain_reader import read_log
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
 from fscoord._log.access.mount import Mount
 from fscoord._log.format import record
-from fscoord._log.format.session import Session
-from fscoord._log.io.opening import Wanted
+from fscoord._log.format.control_records import Session
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, SOFT
 from fscoord._log.log import LogFile
 from fscoord._runtime import forks
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> str:
 
 
 def make(path: str, *, lock: int = OFD, participants: int = 0, mount: Mount | None = None) -> LogFile:
-    wanted = Wanted(lock, limit=LIMIT_S)
+    wanted = LogOptions(lock, limit=LIMIT_S)
     return LogFile(path, Collector(), wanted, lambda: Session("host", 1), participants, mount)
 
 
@@ -85,13 +85,13 @@ def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log
 
 
 def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_told(log: LogFile, path: str) -> None:
-    grant = threading.Lock()
-    grant.acquire()
+    handover = threading.Lock()
+    handover.acquire()
     log._lock.try_lock()
-    log._lock.grant = grant
+    log._lock.handover = handover
     log._lock.try_lock = lambda: pytest.fail("it is asked for again")
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
-    assert (log._lock.grant, grant.locked()) == (None, False)
+    assert (log._lock.handover, handover.locked()) == (None, False)
     with opened(path) as other:
         other.write(b"k", b"w")
 
@@ -179,19 +179,19 @@ def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str)
 
 def test_who_closes_a_handle_closes_its_lock(log: LogFile) -> None:
     """Which sends away who waits for it, and gives it back if it came meanwhile."""
-    grant = threading.Lock()
-    grant.acquire()
+    handover = threading.Lock()
+    handover.acquire()
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
-    log._lock.grant = grant
+    log._lock.handover = handover
     log.close()
-    assert (log._lock.is_closed, grant.locked()) == (True, False)
+    assert (log._lock.is_closed, handover.locked()) == (True, False)
 
 
 @pytest.mark.parametrize("what", ["compact", "a new run"])
 def test_who_can_not_enter_the_generation_that_it_has_made_says_that_it_is_made(what: str, path: str) -> None:
     with opened(path) as writer:
         writer.write(b"k", b"v")
-    log = LogFile(path, Snapshot(), Wanted(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
+    log = LogFile(path, Snapshot(), LogOptions(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
     succeed = log._succeed
     with faulty_os() as faulty:
 

@@ -114,12 +114,12 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
     busy: list[bool] = []
     with FileStore(path) as store:
         log = store._log
-        monkeypatch.setattr(log, "_read", lambda: busy.append(log._shared.busy))
+        monkeypatch.setattr(log, "_read", lambda: busy.append(log._shared.is_inside))
         log._read_unlocked()
-        assert (busy, log._shared.busy) == ([True], False)
-        log._shared.busy = True
+        assert (busy, log._shared.is_inside) == ([True], False)
+        log._shared.is_inside = True
         log._read_unlocked()
-        log._shared.busy = False
+        log._shared.is_inside = False
         assert busy == [True]
 
 
@@ -191,11 +191,11 @@ def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> N
 def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_mutex, "_shared", weakref.WeakValueDictionary())
     monkeypatch.setattr(process_mutex, "_guard", guard := [threading.RLock()])
-    before, log = guard[0], process_mutex.shared_by((b"", 1, 2))
+    before, log = guard[0], process_mutex.process_mutex_for((b"", 1, 2))
     mutex, log.busy = log.mutex, True
     process_mutex._after_fork_in_child()
     assert guard[0] is not before
     assert len(guard) == 1
     assert log.mutex is not mutex
     assert not log.busy
-    assert process_mutex.shared_by((b"", 1, 2)) is log
+    assert process_mutex.process_mutex_for((b"", 1, 2)) is log

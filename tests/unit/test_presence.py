@@ -11,7 +11,7 @@ import pytest
 
 from fscoord import FileStore, StoreGoneError
 from fscoord._log.io.cursor import DIRTY
-from fscoord._log.liveness.liveness_file import AliveFile
+from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.liveness.presence import CHECK_S
 from fscoord.stores.file import death_watch
 
@@ -48,7 +48,7 @@ class Home:
     def __init__(self, *, sees_die: bool) -> None:
         self._sees_die = sees_die
 
-    def has_seen_die(self, _: object) -> bool:
+    def is_provably_dead(self, _: object) -> bool:
         return self._sees_die
 
 
@@ -69,7 +69,7 @@ def test_who_can_not_hold_its_byte_says_that_nobody_can_tell_whether_it_lives(
     def fail(*_: object) -> bool:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(AliveFile, "hold", fail)
+    monkeypatch.setattr(LivenessFile, "hold", fail)
     with FileStore(path) as store:
         store.set("k", "1")
         log = store._log

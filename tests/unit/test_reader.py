@@ -14,11 +14,11 @@ from support.plain_reader import read_log
 
 from fscoord import StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
 from fscoord._log.io import torn_tail
 from fscoord._log.io.cursor import CHUNK
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.torn_tail import examine
 from fscoord._log.locking.log_lock import OFD
 from fscoord._log.log import LogFile
@@ -51,7 +51,7 @@ def test_records_that_were_taken_in_half_come_again_from_the_first(durable: bool
     make(path, lambda handle: [handle.write(b"k", b"%d" % number) for number in range(40)], durable=durable)
     consumer = Nervous()
     consumer.interruptions = 3
-    log = LogFile(path, consumer, Wanted(OFD), lambda: Session("host", 1))
+    log = LogFile(path, consumer, LogOptions(OFD), lambda: Session("host", 1))
     for _ in range(3):
         with pytest.raises(Interrupted):
             log.refresh(LIMIT_S)

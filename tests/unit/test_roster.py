@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.session_table import Roster
 
 

@@ -15,7 +15,7 @@ from support.faulty import faulty_os
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
-from fscoord._log.format.runs import judge, run_of, supersede
+from fscoord._log.format.runs import classify_run, parse_run_id, supersede
 
 LIMIT_S = 60
 
@@ -274,12 +274,12 @@ def test_runs_are_judged_by_job_and_count() -> None:
         (((b"a", -1),), a1, "new"), ((a1,), (b"a", -1), "new"),
     ]  # fmt: skip
     for runs, wanted, verdict in verdicts:
-        assert judge(runs, wanted) == verdict, (runs, wanted)
+        assert classify_run(runs, wanted) == verdict, (runs, wanted)
     assert supersede((b0, a1), a2) == (a2, b0)
     assert supersede((x,), y) == (y, x)
     assert supersede((b0,), (b"b", -1)) == ((b"b", -1), b0)  # an id without order is another than that job's
     assert supersede(((b"b", -1),), b0) == (b0, (b"b", -1))
     assert len(supersede(tuple((b"%d" % number, -1) for number in range(500)), x)) < 200
-    assert run_of("job") == (b"job", -1)
-    assert run_of(("job", 3)) == (b"job", 3)
-    assert run_of(None) is None
+    assert parse_run_id("job") == (b"job", -1)
+    assert parse_run_id(("job", 3)) == (b"job", 3)
+    assert parse_run_id(None) is None

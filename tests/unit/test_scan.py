@@ -16,7 +16,7 @@ from support.faulty import FaultyOs, faulty_os
 
 from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.format import record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import scan
 from fscoord._log.inspect.scan import CHUNK, Damaged, Scan, Sound, Torn, WriterLockout
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
@@ -73,7 +73,7 @@ def test_no_memory_is_taken_for_what_a_record_promises_and_the_file_does_not_hol
     os.write(file.fd, data)
     asked: list[int] = []
     with faulty_os() as faulty, faulty.instead(lambda name, _, given: name == "read" and asked.append(given[1])):
-        segments = list(Scan(file.lockout(), Place(0, CHAIN), durable=False).segments())
+        segments = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
     assert segments == [Torn(0, len(data))]
     assert max(asked) <= CHUNK
 
@@ -86,9 +86,9 @@ def test_a_file_is_read_to_its_end_in_pieces_of_any_size(file: File, monkeypatch
     os.write(file.fd, data)
     for size in range(1, len(data) + 2):
         monkeypatch.setattr(scan, "CHUNK", size)
-        scanned = Scan(file.lockout(), Place(0, CHAIN), durable=False)
+        scanned = Scan(file.lockout(), LogPosition(0, CHAIN), durable=False)
         found = [entry[2] for segment in scanned.segments() if isinstance(segment, Sound) for entry in segment.records]
-        assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], Place(len(data), chain))
+        assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], LogPosition(len(data), chain))
 
 
 # -- keeping writers away
@@ -203,10 +203,10 @@ def test_what_may_only_be_unfinished_is_judged_when_nobody_writes(file: File) ->
     whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     os.write(file.fd, whole + whole[:10])
     lockout = file.lockout()
-    scanned = Scan(lockout, Place(0, CHAIN), durable=False)
+    scanned = Scan(lockout, LogPosition(0, CHAIN), durable=False)
     segments = scanned.segments()
     found = next(segments)
-    assert (found.offset, found.end, scanned.place) == (0, len(whole), Place(len(whole), chain))
+    assert (found.offset, found.end, scanned.place) == (0, len(whole), LogPosition(len(whole), chain))
     assert not lockout.is_held
     with closing(Holder(file.path, OFD)), pytest.raises(StoreTimeoutError):
         next(segments)
@@ -224,5 +224,5 @@ def test_behind_a_seal_what_a_power_loss_may_leave_is_torn(kind: int, piece: typ
     last, _ = record.encode(record.SET, b"k", b"x" * 2000, 1, 2, chain)
     data = whole + last
     os.write(file.fd, data[:1024] + bytes(512) + data[1536:])
-    found = list(Scan(file.lockout(), Place(0, CHAIN), durable=False).segments())
+    found = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
     assert [type(one) for one in found] == [Sound, piece]

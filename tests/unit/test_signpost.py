@@ -14,10 +14,9 @@ from support.faulty import faulty_os
 from support.plain_reader import read_log
 
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.successor import Place, Successor, generation_name, parse_name
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.forwarding import ORPHAN_MAX, Flags, Root
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
@@ -30,9 +29,9 @@ LINEAGE = b"i" * 16
 FLAGS = Flags(os.O_RDONLY, os.O_RDWR | os.O_APPEND)
 
 
-def successor(generation: int, base: bytes = b"log") -> Successor:
+def successor(generation: int, base: bytes = b"log") -> GenerationRef:
     name = generation_name(base, generation, bytes([generation]) * 6)
-    return Successor(generation, bytes([generation]) * 16, 0, 0, name)
+    return GenerationRef(generation, bytes([generation]) * 16, 0, 0, name)
 
 
 class Log:
@@ -46,23 +45,23 @@ class Log:
         data = self.header.encode()
         _, size, chain = Header.decode(data)
         path.write_bytes(data)
-        self.place = self.start = Place(size, chain)
+        self.place = self.start = LogPosition(size, chain)
         self.root = Root(self.header, self.start, (found.st_dev, found.st_ino), found.st_ino)
-        self.owner = Identity(LINEAGE, found.st_ino)
+        self.owner = LogIdentity(LINEAGE, found.st_ino)
         self.keep: set[int] = set()
 
-    def add(self, kind: int, value: bytes, key: bytes = b"") -> Place:
+    def add(self, kind: int, value: bytes, key: bytes = b"") -> LogPosition:
         data, chain = record.encode(kind, key, value, 1, 2, self.place.chain)
         with self.path.open("ab") as file:
             file.write(data)
-        self.place = Place(self.path.stat().st_size, chain)
+        self.place = LogPosition(self.path.stat().st_size, chain)
         return self.place
 
     def add_bytes(self, data: bytes) -> None:
         with self.path.open("ab") as file:
             file.write(data)
 
-    def newest(self, start: Place | None = None) -> tuple[int | None, Place, bool]:
+    def newest(self, start: LogPosition | None = None) -> tuple[int | None, LogPosition, bool]:
         fd = os.open(self.path, os.O_RDONLY)
         try:
             found, place, is_torn = forwarding.newest(fd, start or self.start)
@@ -70,7 +69,7 @@ class Log:
             os.close(fd)
         return found and found.generation, place, is_torn
 
-    def hint(self) -> Successor | None:
+    def hint(self) -> GenerationRef | None:
         fd = os.open(self.path, os.O_RDONLY)
         try:
             return forwarding.hint(fd)
@@ -78,8 +77,8 @@ class Log:
             os.close(fd)
 
     def post(
-        self, generation: int, known: Place | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
-    ) -> Place | None:
+        self, generation: int, known: LogPosition | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
+    ) -> LogPosition | None:
         ways = os.O_RDONLY, writing
         place = forwarding.post(
             str(self.path), self.root, successor(generation), WRITER, TIME_NS, *ways, self.keep, known
@@ -170,8 +169,8 @@ def test_what_is_torn_ends_the_way_until_it_is_stepped_over(kept: int, path: Pat
     good = log.place
     log.add_bytes(record.encode(record.FORWARD, b"", successor(2).forward(), 1, 2, log.place.chain)[0][:kept])
     assert log.newest() == (1, good, True)
-    assert log.post(3) == Place(path.stat().st_size, read_chain(path))
-    assert log.newest() == (3, Place(path.stat().st_size, read_chain(path)), False)
+    assert log.post(3) == LogPosition(path.stat().st_size, read_chain(path))
+    assert log.newest() == (3, LogPosition(path.stat().st_size, read_chain(path)), False)
     assert [kind for _, kind, *_ in read_log(path.read_bytes()).records] == ["Z", "V", "f"]
 
 
@@ -206,7 +205,7 @@ def test_what_is_posted_is_a_record_of_the_poster_at_the_end_and_synced(kind: in
         place = log.post(2)
         names = [name for name, _ in faulty.calls if name in ("write", "fdatasync")]
     assert names == ["fdatasync", "write", "fdatasync"], "what stands before it is safe before it is written"
-    assert place == Place(path.stat().st_size, read_chain(path))
+    assert place == LogPosition(path.stat().st_size, read_chain(path))
     found = read_log(path.read_bytes())
     assert (found.ends, found.successor) == ("whole", (2, b"\2" * 16, "log.2.020202020202"))
     assert found.records[-1][4:] == (WRITER, TIME_NS)
@@ -235,7 +234,7 @@ def test_nothing_before_the_place_that_is_known_is_read_unless_the_file_was_cut(
     assert place.offset == path.stat().st_size > known.offset
     path.write_bytes(data[: known.offset - 1])
     with pytest.MonkeyPatch.context() as patch:
-        read: list[Place] = []
+        read: list[LogPosition] = []
         real = forwarding.newest
         patch.setattr(forwarding, "newest", lambda fd, start: (read.append(start), real(fd, start))[1])
         log.post(3, known)
@@ -345,7 +344,9 @@ def make_files(log: Log, names: list[bytes], **changed: object) -> None:
     for name in names:
         file = log.path.with_name(os.fsdecode(name))
         file.touch()
-        known = log.header._replace(log_id=b"g" * 16, generation=parse_name(name) or 0, inode=file.stat().st_ino)
+        known = log.header._replace(
+            log_id=b"g" * 16, generation=parse_generation_name(name) or 0, inode=file.stat().st_ino
+        )
         file.write_bytes(known._replace(**changed).encode())  # type: ignore[arg-type]
 
 
@@ -353,7 +354,7 @@ def beside(path: Path) -> set[bytes]:
     return {os.fsencode(name) for name in os.listdir(path.parent)} - {os.fsencode(path.name)}
 
 
-def remove_superseded(log: Log, newest: Successor, before: bytes | None) -> None:
+def remove_superseded(log: Log, newest: GenerationRef, before: bytes | None) -> None:
     kind = log.header.lock_kind
     forwarding.remove_superseded(str(log.path), log.owner, newest, before, kind, FLAGS, log.keep)
     assert not log.keep
@@ -480,7 +481,7 @@ def test_where_inode_numbers_do_not_last_nothing_goes(path: Path) -> None:
     log = Log(path)
     before, left = successor(3).name, another(2, b"orphan")
     make_files(log, [before, left], root_inode=0, inode=0)
-    log.owner = Identity(LINEAGE, 0)
+    log.owner = LogIdentity(LINEAGE, 0)
     remove_superseded(log, successor(4), before)
     remove(log)
     assert beside(path) == {before, left}

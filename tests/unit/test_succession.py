@@ -21,12 +21,12 @@ from fscoord import (
     StoreUnavailableError,
 )
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor
 from fscoord._log.generations import forwarding
 from fscoord._log.io.cursor import APPLYING, ASTRAY, REOPEN
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, _nothing
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
@@ -124,7 +124,7 @@ def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(p
     FileStore(path).close()
     collector = Collector()
     collector.records.append((record.SET, b"k", b"of another log", 1, 2))
-    log = LogFile(path, collector, Wanted(OFD, limit=LIMIT_S), lambda: Session("host", 1))
+    log = LogFile(path, collector, LogOptions(OFD, limit=LIMIT_S), lambda: Session("host", 1))
     try:
         log.refresh(LIMIT_S)
         assert collector.records == []
@@ -135,7 +135,7 @@ def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(p
 def test_a_hint_that_leads_nowhere_is_none(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-    gone = Successor(9, b"9" * 16, 0, 0, b"log.9." + b"0" * 12)
+    gone = GenerationRef(9, b"9" * 16, 0, 0, b"log.9." + b"0" * 12)
     monkeypatch.setattr(forwarding, "hint", lambda fd: gone)
     with FileStore(path) as store:
         assert store.get("k") == b"1"

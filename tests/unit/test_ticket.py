@@ -140,7 +140,7 @@ class Asker:
     def beats(self) -> int:
         return 0
 
-    def is_nudged(self, _: object) -> bool:
+    def is_hurried(self, _: object) -> bool:
         self._may_fail()
         return self.nudged
 

@@ -10,8 +10,9 @@ from support.logs import make, put, steps
 
 from fscoord import FileStore
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Place, Successor, generation_name
+from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import resync
 from fscoord._log.inspect.verify import Generation, Report
 from fscoord._log.locking.log_lock import OFD
@@ -156,7 +157,7 @@ def test_files_beside_the_log_are_told_of_if_they_are_called_like_a_generation(p
 
 def hinted(path: str, number: int) -> bytes:
     """A forward record to generation `number`, and what makes it look as if it were the value of a torn record."""
-    named = Successor(number, bytes(16), 0, 0, generation_name(b"log", number, bytes(6)))
+    named = GenerationRef(number, bytes(16), 0, 0, generation_name(b"log", number, bytes(6)))
     forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
     data = contents(path)
     chain = record.chain_at_end(data)
@@ -199,7 +200,7 @@ def seal(path: str, snapshot: bytes, chain: int, *, forward: bool = False) -> st
     header = Header(b"0" * 16, OFD)
     file = file_of(path, 1, 1)
     first = header._replace(log_id=b"1" * 16, generation=1).encode()
-    named = Successor(1, b"1" * 16, len(first) + len(snapshot), chain, os.fsencode(os.path.basename(file)))
+    named = GenerationRef(1, b"1" * 16, len(first) + len(snapshot), chain, os.fsencode(os.path.basename(file)))
     root = header.encode()
     data, end = record.encode(record.SEAL, b"", named.seal(), 1, 2, Header.decode(root)[2])
     if forward:
@@ -260,17 +261,17 @@ def test_the_smallest_record_is_found_behind_a_few_bytes_of_anything(more: int, 
     put(path, header + b"?" * more + data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        assert resync.find_next(fd, Place(len(header), 3)) == Place(len(header) + more, 5)
+        assert resync.find_next(fd, LogPosition(len(header), 3)) == LogPosition(len(header) + more, 5)
     finally:
         os.close(fd)
 
 
-def found_behind(path: str, junk: bytes, data: bytes) -> Place | None:
+def found_behind(path: str, junk: bytes, data: bytes) -> LogPosition | None:
     """Where a record is found again behind a damage that is followed by `junk` and `data`."""
     put(path, b"?" + junk + data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        return resync.find_next(fd, Place(0, 3))
+        return resync.find_next(fd, LogPosition(0, 3))
     finally:
         os.close(fd)
 
@@ -281,18 +282,18 @@ def test_a_record_is_found_wherever_it_begins_in_what_is_searched_at_once(
     monkeypatch.setattr(resync, "_WINDOW", 64)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     for size in range(200):
-        assert found_behind(path, b"?" * size, data) == Place(1 + size, 5)
+        assert found_behind(path, b"?" * size, data) == LogPosition(1 + size, 5)
 
 
 def test_what_promises_more_than_the_file_holds_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resync, "_WORK_MIN", 0)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     junk = b"\1\1\1\0\1\1A\1\1\1\1\0\1\1\1\1" * 500  # each the beginning of a record of 65 kB
-    assert found_behind(path, junk, data) == Place(1 + len(junk), 5)
+    assert found_behind(path, junk, data) == LogPosition(1 + len(junk), 5)
 
 
 def test_what_has_no_letter_for_its_kind_is_no_record(path: str) -> None:
     data, _ = record.encode(ord("1"), b"", b"", 1, 2, 5)
     assert found_behind(path, b"", data) is None
     data, _ = record.encode(ord("q"), b"", b"", 1, 2, 5)
-    assert found_behind(path, b"", data) == Place(1, 5)
+    assert found_behind(path, b"", data) == LogPosition(1, 5)

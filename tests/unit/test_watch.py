@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from support.places import start_thread
 
 from fscoord._log.wakeup import watcher as log_watch
-from fscoord._log.wakeup.doorbell import Bell, bucket
+from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.waiter import Ticket
 from fscoord._log.wakeup.watcher import Watch
 from fscoord._waiting.parking import THREADS, Sleepers, sleep_through
@@ -72,7 +72,7 @@ def test_a_process_is_watched_where_there_are_events(make: Callable[..., Watch])
 
 def test_who_hears_of_nothing_has_no_bell(tmp_path: Path) -> None:
     """It would mark it at each look, and writers would ring for nobody."""
-    with closing(Bell(str(tmp_path / "bell"), 0o600)) as bell:
+    with closing(Doorbell(str(tmp_path / "bell"), 0o600)) as bell:
         for mode, rings in (("poll", None), ("auto", bell)):
             with closing(Watch(str(tmp_path / "log"), bell, mode, is_local=True)) as watch:
                 assert watch.bell is rings
@@ -222,27 +222,27 @@ def _watch(tmp_path: Path, loop: Loop) -> Any:
 
 
 def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> None:
-    bell = Bell(str(tmp_path / "bell"), 0o600)
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     post, ticket = watch.post, Ticket(watch)
     assert post is not None
-    assert post.is_mine(ticket)
+    assert post.try_elect(ticket)
     watch.close()
     assert not post._held
     assert bell.is_lost
 
 
 def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
-    bell = Bell(str(tmp_path / "bell"), 0o600)
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     try:
         ticket, post = Ticket(watch), watch.post
         assert watch.hears
         assert post is not None
-        assert post.is_mine(ticket)
+        assert post.try_elect(ticket)
         watch.lose_bell(OSError(errno.EIO, "Input/output error"))
         assert not post._held
-        assert not post.is_mine(ticket)
+        assert not post.try_elect(ticket)
         assert (watch.bell, watch.post, watch.hears) == (None, None, False)
     finally:
         watch.close()
@@ -256,7 +256,7 @@ def test_every_key_has_a_byte_of_the_bell_that_others_can_compute(key: bytes) ->
 
 def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
     path = str(tmp_path / "bell")
-    first, second = Bell(path, 0o600), Bell(path, 0o600)
+    first, second = Doorbell(path, 0o600), Doorbell(path, 0o600)
     assert (first.is_new, second.is_new) == (True, False)
     for bell in (first, second):
         assert not bell.is_lost
@@ -265,13 +265,13 @@ def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
 
 
 def test_a_bell_rings_for_who_has_marked_and_for_nobody_twice(tmp_path: Path) -> None:
-    bell = Bell(str(tmp_path / "bell"), 0o600)
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
     try:
         bell.ring(7)
         assert Path(bell.path).read_bytes() == bytes(4096)
         for _ in range(300):  # the byte counts on, and over
-            mark = bell.mark(7)
-            assert bell.mark(7) == mark
+            mark = bell.arm(7)
+            assert bell.arm(7) == mark
             assert not bell.is_rung(7, mark)
             bell.ring(8)
             assert not bell.is_rung(7, mark)

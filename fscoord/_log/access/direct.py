@@ -14,9 +14,9 @@ from collections.abc import Callable
 from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.access.network import SharedLogFile
 from fscoord._log.consumer import Consumer
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.io.cursor import APPLYING
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
@@ -27,7 +27,7 @@ __all__ = ["MarkedLogFile", "open_log_file"]
 
 
 def open_log_file(
-    path: str, consumer: Consumer, wanted: Wanted, introduce: Callable[[], Session], participants: int = 0
+    path: str, consumer: Consumer, wanted: LogOptions, introduce: Callable[[], Session], participants: int = 0
 ) -> LogFile:
     """Return a handle on the log at `path` that reads in the way of its mount, or as `wanted` says.
 

@@ -11,23 +11,21 @@ come late" (write(2)), and EIO is what a lock that was lost leaves behind (fcntl
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from fscoord._log.access.hang_watchdog import Call
+from fscoord._log.access.hang_watchdog import KernelCall
 from fscoord._log.access.mount import DIRECT, LOCKED, Mount
 from fscoord._log.consumer import Consumer
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
+from fscoord._log.format.record import MalformedRecord, Record
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import APPLYING, CHUNK, STALE, Suspect
-from fscoord._log.io.opening import Wanted, read_header
+from fscoord._log.io.opening import LogOptions, read_header
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.log import Decide, LogFile
-from fscoord._log.wakeup.changed_keys import News
+from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError
@@ -48,7 +46,6 @@ OPEN_PAUSE_S: Final = 0.1
 PIECE: Final = 1 << 18
 """How much one WRITE carries when the mount does not say."""
 
-_FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 FAR: Final = BASE - 1
 """The byte that nobody locks exclusively: a shared lock on it empties the cache and waits for nobody."""
 
@@ -68,7 +65,7 @@ class SharedLogFile(LogFile):
         self,
         path: str,
         consumer: Consumer,
-        wanted: Wanted,
+        wanted: LogOptions,
         introduce: Callable[[], Session],
         participants: int,
         mount: Mount,
@@ -76,11 +73,11 @@ class SharedLogFile(LogFile):
     ) -> None:
         wsize = mount.option("wsize") or ""
         self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
-        self._news = News(consumer)
+        self._news = ChangedKeys(consumer)
         self._stale_in_a_row = self._stale_generation = 0
         self._has_written = False  # with the lock that is held, or was held last
         self._choose(coherence)
-        self._call = Call(path)
+        self._call = KernelCall(path)
         try:
             super().__init__(path, self._news, wanted, introduce, participants, mount)
         except BaseException:
@@ -122,7 +119,7 @@ class SharedLogFile(LogFile):
 
     def _note(self, others: Sequence[Record]) -> None:
         super()._note(others)
-        self._news.is_of_all = True  # who joins, leaves or dies concerns everybody
+        self._news.covers_all = True  # who joins, leaves or dies concerns everybody
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -171,12 +168,12 @@ class SharedLogFile(LogFile):
     def _read_under_far_lock(self) -> None:
         fcntl, lock, fd = system.fcntl, self._lock, self._lock.fd
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, FAR, 1, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, FAR, 1, 0))
             self._read_on(locked=False)
         finally:
             if lock is self._lock:  # else the log goes on in another file, and this one is closed
                 try:
-                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, FAR, 1, 0))
                 except OSError as error:  # nobody waits for this byte; the next call meets the same
                     raise_if_foreign(error)
 

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.control_records import encode_death
+from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.format.runs import Run, supersede
-from fscoord._log.format.session import encode_death
-from fscoord._log.format.successor import RANDOM_BYTES, Place, Successor, generation_name
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import NEVER
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import DIRTY
-from fscoord._log.io.permissions import copy_permissions
+from fscoord._log.io.safe_files import copy_permissions
 from fscoord._log.io.writer import Appender
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
@@ -157,7 +156,7 @@ class Compactor(Appender):
         flags = system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT | system.os.O_EXCL
         is_sealing, fd, lock = False, -1, None
         try:
-            fd = safe_files.open_descriptor(file, flags, keep=self._descriptors)
+            fd = safe_files.open_descriptor(file, flags, owned_fds=self._descriptors)
             self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
@@ -166,10 +165,10 @@ class Compactor(Appender):
             place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
             system.os.fsync(fd)
             safe_files.sync_directory(self.path, self._descriptors)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._append(record.SEAL, b"", successor.seal(), session)
-            self._show_the_way(successor, session, Identity(header.lineage, header.root_inode))
+            self._show_the_way(successor, session, LogIdentity(header.lineage, header.root_inode))
         except BaseException as error:
             # as long as the seal may be there, so must be what it names
             if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
@@ -191,7 +190,7 @@ class Compactor(Appender):
             doing = "giving the next file of the log the group and access control list of this one"
             raise safe_files.unavailable(error, self.path, doing) from error
 
-    def _show_the_way(self, successor: Successor, session: int, owner: Identity) -> None:
+    def _show_the_way(self, successor: GenerationRef, session: int, owner: LogIdentity) -> None:
         """Behind the seal: all that is left can wait, and be done by somebody else."""
         before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
         flags = forwarding.Flags(self._read_flags, self._write_flags)
@@ -209,7 +208,7 @@ class Compactor(Appender):
             logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)
 
 
-def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
+def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
     """Write a generation to the empty file `fd`; return where its snapshot ends."""
     first = header.encode()
     _, size, chain = Header.decode(first)
@@ -223,4 +222,4 @@ def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
             safe_files.write_all(fd, b"".join(parts))
             parts, waiting = [], 0
     safe_files.write_all(fd, b"".join(parts))
-    return Place(size, chain)
+    return LogPosition(size, chain)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Standing, standing
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.header import Header, Provenance, provenance_of
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.format.runs import Run
-from fscoord._log.format.successor import Place, Successor
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.forwarding import Root
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import ASTRAY, DIRTY, Vanished, readers
 from fscoord._log.io.large_values import Shelf
-from fscoord._log.io.opening import Wanted, open_log, read_header
+from fscoord._log.io.opening import LogOptions, open_log, read_header
 from fscoord._log.locking.log_lock import LogLock
-from fscoord._log.locking.process_mutex import shared_by
+from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
@@ -42,16 +41,16 @@ class Successive(Shelf):
 
     root: Root
     read_only: bool
-    _wanted: Wanted
+    _wanted: LogOptions
     _durable: bool
     _run: tuple[Run, ...] = ()
     _life = 0
     _compact_at: float = NEVER
     _is_copy = False
     """Whether the files in use are a copy of a log, which nobody has written to yet: see `identity`."""
-    _missed: Successor | None = None
+    _missed: GenerationRef | None = None
     """The last generation that a seal has named and that was not there."""
-    _way: Place | None = None
+    _way: LogPosition | None = None
     """How far this handle has read generation 0, its seal included, or has posted there; None if it has not."""
 
     def _open(self) -> None:
@@ -61,10 +60,10 @@ class Successive(Shelf):
         found = system.os.fstat(opened.reader)
         self.file, self._identity = self.path, (found.st_dev, found.st_ino)
         inode = self._wanted.inode(opened.reader)
-        self.root = Root(opened.header, Place(opened.size, opened.chain), self._identity, inode)
+        self.root = Root(opened.header, LogPosition(opened.size, opened.chain), self._identity, inode)
         self.header, self._start, self._durable = opened.header, self.root.start, opened.header.durable
-        self._is_copy = standing(opened.header, inode, inode) is Standing.COPY
-        self._shared = shared_by(self.root.key)
+        self._is_copy = provenance_of(opened.header, inode, inode) is Provenance.COPY
+        self._shared = process_mutex_for(self.root.key)
         self.mutex = self._shared.mutex
         self._rfd, self._root_fd = opened.reader, -1
         lock_fd = self._reopen(self._writing, self._descriptors) if self.read_only else writer
@@ -98,9 +97,9 @@ class Successive(Shelf):
             self._drop(root_fd)
         self._trouble &= ~ASTRAY | astray
 
-    def _reopen(self, flags: int, keep: set[int]) -> int:
+    def _reopen(self, flags: int, owned_fds: set[int]) -> int:
         try:
-            return super()._reopen(flags, keep)
+            return super()._reopen(flags, owned_fds)
         except OSError as error:
             raise_if_foreign(error)
             if self.header.generation and error.errno in _GONE:  # NFS: a name that another host has removed lingers
@@ -118,7 +117,7 @@ class Successive(Shelf):
     def _open_root(self) -> int:
         """Return another descriptor of generation 0, which must still have the log's name."""
         try:
-            fd = safe_files.open_descriptor(self.path, self._read_flags, keep=self._descriptors)
+            fd = safe_files.open_descriptor(self.path, self._read_flags, owned_fds=self._descriptors)
         except FileNotFoundError as error:
             raise_if_foreign(error)
             raise self._gone("was deleted") from None
@@ -135,11 +134,11 @@ class Successive(Shelf):
         seal = self._seal
         assert seal is not None, "who follows has read a seal"
         if self.header.generation == 0:
-            self._way = way = Place(self._offset, self._chain)
+            self._way = way = LogPosition(self._offset, self._chain)
             if forwarding.newest(self._rfd, way)[0] is not None:
                 self._restart()  # what the seal names is gone, or should be, and may be damaged by now
                 return
-        if self._enter(seal, Place(seal.size, seal.chain)):
+        if self._enter(seal, LogPosition(seal.size, seal.chain)):
             return
         if seal == self._missed:  # from the newest that generation 0 knows of, the way has led here again
             raise self._lost(seal)
@@ -149,16 +148,16 @@ class Successive(Shelf):
     def _restart(self) -> None:
         """Forget everything, and begin at the newest generation that generation 0 knows of."""
         self._trouble |= ASTRAY
-        last: Successor | None = None
+        last: GenerationRef | None = None
         while True:
             fd = self._open_root()
             successor = self._newest(fd)
             if successor is None:
                 if self.header.generation:
                     raise self._gone("was replaced by another file, which names no later generation")
-                writer = safe_files.open_descriptor(self.path, self._writing, keep=self._descriptors)
+                writer = safe_files.open_descriptor(self.path, self._writing, owned_fds=self._descriptors)
                 self._use(self.path, fd, writer, self.root.header, self.root.start)
-                self._is_copy = standing(self.root.header, self.root.inode, self.root.inode) is Standing.COPY
+                self._is_copy = provenance_of(self.root.header, self.root.inode, self.root.inode) is Provenance.COPY
                 self._compact_at = self._first_compaction()
                 break
             self._drop(fd)
@@ -170,7 +169,7 @@ class Successive(Shelf):
         self._forget()
         self._trouble = DIRTY
 
-    def _newest(self, fd: int) -> Successor | None:
+    def _newest(self, fd: int) -> GenerationRef | None:
         """Return what `fd`, generation 0, names last. The part that was read before is read again only if it must."""
         for start in (self._way, self.root.start):
             if start is not None:
@@ -180,7 +179,7 @@ class Successive(Shelf):
                     return successor
         return None
 
-    def _lost(self, successor: Successor) -> StoreError:
+    def _lost(self, successor: GenerationRef) -> StoreError:
         directory = system.os.path.dirname(self.path)
         return self._gone(
             f"has lost generation {successor.generation}: there is no {system.os.fsdecode(successor.name)} in"
@@ -188,13 +187,13 @@ class Successive(Shelf):
             f" {self.path} --output NEW` copies what was written before it"
         )
 
-    def _enter(self, successor: Successor, place: Place | None = None) -> bool:
+    def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
         """Go on in the file of `successor`, at `place` or behind its header; False if it is not there any more."""
         file = system.os.path.join(system.os.path.dirname(self.path), system.os.fsdecode(successor.name))
         reader = writer = -1
         try:
-            reader = safe_files.open_descriptor(file, self._read_flags, keep=self._descriptors)
-            writer = safe_files.open_descriptor(file, self._writing, keep=self._descriptors)
+            reader = safe_files.open_descriptor(file, self._read_flags, owned_fds=self._descriptors)
+            writer = safe_files.open_descriptor(file, self._writing, owned_fds=self._descriptors)
             safe_files.check(file, writer, self._wanted.mode, read_only=self.read_only)
             header, start, is_copy = self._checked_header(file, reader, successor)
             root_fd = self._open_root() if self._root_fd < 0 else self._root_fd
@@ -233,7 +232,7 @@ class Successive(Shelf):
             return 0
         return max(least, 2 * self._offset) if least and self.header.generation else least or NEVER
 
-    def _use(self, file: str, reader: int, writer: int, header: Header, start: Place) -> None:
+    def _use(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
         """Let these be the generation in use; until the caller says so, it is not known where in it we stand."""
         found = system.os.fstat(reader)
         lock = self._lock.next_on(writer)
@@ -258,7 +257,7 @@ class Successive(Shelf):
         self._finish(StaleRunError, message)
         return StaleRunError(f"{self.path} {message}", path=self.path)
 
-    def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place, bool]:
+    def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, where it ends, and whether it is a copy."""
         try:
             header, size, chain = Header.decode(read_header(fd))
@@ -269,9 +268,9 @@ class Successive(Shelf):
         ours = self.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
             raise StoreError(f"{file}: its kind of lock, or durability, is not that of {self.path}", path=file)
-        stands = standing(header, self.root.inode, self._wanted.inode(fd))
+        stands = provenance_of(header, self.root.inode, self._wanted.inode(fd))
         original = None
-        if stands is Standing.OTHER_ROOT:
+        if stands is Provenance.OTHER_ROOT:
             original = forwarding.find_root(self.path, header, ours.log_id)
         if original is not None:
             raise StoreError(
@@ -279,7 +278,7 @@ class Successive(Shelf):
                 f" `fscoord cp {self.path} NEW` makes a store of its own; then remove {self.path}",
                 path=self.path,
             )
-        return header, Place(size, chain), stands is not Standing.OWN
+        return header, LogPosition(size, chain), stands is not Provenance.OWN
 
     def _look(self, now: float) -> None:
         """Make sure that the log's name still leads to its file, and that what was read has not shrunk or gone."""

@@ -28,14 +28,14 @@ class LogCopy:
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._temporary, self._life = safe_files.birth_name(path), system.life()
+        self._temporary, self._life = safe_files.temporary_name(path), system.life()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0
 
     def __enter__(self) -> LogCopy:
         try:
-            self._fd = safe_files.open_descriptor_new(self._temporary, self._mode, self._opened)
+            self._fd = safe_files.create_descriptor(self._temporary, self._mode, self._opened)
             inode = system.os.fstat(self._fd).st_ino if find_mount(self._path).inodes_last else 0
             header = self._header._replace(lineage=self._header.log_id, root_inode=inode, inode=inode)
             first = header.encode()
@@ -67,7 +67,7 @@ class LogCopy:
         self._write()
         system.os.fsync(self._fd)
         try:
-            safe_files.let_appear(self._temporary, self._path)
+            safe_files.publish(self._temporary, self._path)
         except FileExistsError as error:
             raise_if_foreign(error)
             raise ValueError(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
@@ -87,7 +87,7 @@ def _dump(path: str) -> Iterator[Entry]:
 class _NextGeneration:
     """The newest generation that the seals and forward records of the log at `log` have named so far."""
 
-    named: Successor | None = None
+    named: GenerationRef | None = None
 
     def __init__(self, log: str) -> None:
         self.log = log
@@ -95,7 +95,9 @@ class _NextGeneration:
     def note(self, path: str, offset: int, kind: int, value: bytes, generation: int) -> bytes:
         """Decode the seal or forward record of `generation` at `offset`; return the file name that it holds."""
         try:
-            named = Successor.from_seal(value, generation) if kind == record.SEAL else Successor.from_forward(value)
+            named = (
+                GenerationRef.from_seal(value, generation) if kind == record.SEAL else GenerationRef.from_forward(value)
+            )
             if named.generation <= generation:
                 raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
         except MalformedRecord as error:
@@ -104,7 +106,7 @@ class _NextGeneration:
         return named.name
 
 
-def _open_generation(path: str, file: str, named: Successor) -> tuple[int, Header, int, int]:
+def _open_generation(path: str, file: str, named: GenerationRef) -> tuple[int, Header, int, int]:
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     try:
         safe_files.check(file, fd, 0, read_only=True)

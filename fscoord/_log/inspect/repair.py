@@ -11,12 +11,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_control
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.inspect import resync
 from fscoord._log.inspect.copying import LogCopy
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
@@ -209,13 +207,13 @@ class _Source(NamedTuple):
     lockout: WriterLockout
     generation: int
     header: Header | None
-    place: Place
+    place: LogPosition
 
 
 class _Superseded(Exception):
     """A named generation is missing: the log may have been compacted meanwhile, so begin again."""
 
-    def __init__(self, named: Successor) -> None:
+    def __init__(self, named: GenerationRef) -> None:
         super().__init__()
         self.named = named
 
@@ -229,7 +227,7 @@ def _open_for_repair(path: str, limit: float, on_progress: ProgressCallback, *, 
 
     Yields the file, the header of generation 0 (None if it can't be read), and a list to which notes are added.
     """
-    missing: Successor | None = None
+    missing: GenerationRef | None = None
     while True:
         with ExitStack() as stack:
             try:
@@ -246,7 +244,7 @@ def _open_newest(
     limit: float,
     on_progress: ProgressCallback,
     stack: ExitStack,
-    missing: Successor | None,
+    missing: GenerationRef | None,
     *,
     salvage: bool,
 ) -> _Opened:
@@ -274,7 +272,9 @@ def _open_newest(
             return source, root, notes
 
 
-def _open(path: str, file: str, named: Successor | None, limit: float, stack: ExitStack, *, salvage: bool) -> _Source:
+def _open(
+    path: str, file: str, named: GenerationRef | None, limit: float, stack: ExitStack, *, salvage: bool
+) -> _Source:
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     stack.callback(system.close_quietly, fd)
     safe_files.check(file, fd, 0, read_only=True)
@@ -282,11 +282,11 @@ def _open(path: str, file: str, named: Successor | None, limit: float, stack: Ex
     header: Header | None = None
     try:
         header, size, chain = Header.decode(read_header(fd))
-        place = Place(size, chain)
+        place = LogPosition(size, chain)
     except MalformedRecord as error:
         if not salvage:
             raise _refused(path, file, str(error)) from None
-        header, found = None, resync.find_next(fd, Place(0, 0))
+        header, found = None, resync.find_next(fd, LogPosition(0, 0))
         if found is None:
             reason = f"{error}, and no record can be found in it"
             raise CorruptLogError(f"{file}: {reason}", path=path, offset=0, reason=reason) from None
@@ -301,9 +301,9 @@ def _open(path: str, file: str, named: Successor | None, limit: float, stack: Ex
     return _Source(file, fd, lockout, generation, header, place)
 
 
-def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> Successor | None:
+def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
     """Return the newest generation that `source` names, before or after damage."""
-    found: Successor | None = None
+    found: GenerationRef | None = None
     scan = Scan(source.lockout, source.place, durable=source.header is not None and source.header.durable)
     bad: list[str] = []
     for segment in scan.segments():
@@ -313,7 +313,9 @@ def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[
             for kind, _, value, _, _ in segment.others:
                 if kind in (record.SEAL, record.FORWARD):
                     try:
-                        named = Successor.from_seal(value) if kind == record.SEAL else Successor.from_forward(value)
+                        named = (
+                            GenerationRef.from_seal(value) if kind == record.SEAL else GenerationRef.from_forward(value)
+                        )
                     except MalformedRecord:
                         continue
                     known = source.generation if found is None else found.generation
@@ -331,7 +333,7 @@ def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
     """Yield a note on each file that looks like a later generation. The record that named it may be damaged."""
     directory, base = system.os.path.split(path)
     for name in sorted(system.os.listdir(directory)):
-        number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
+        number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
         if number is not None and number > newest.generation:
             yield (
                 f"{system.os.path.join(directory, name)} looks like a later generation, and no readable record names"
@@ -425,11 +427,11 @@ class _RecordCopier:
 
     def _objection(self, found: Record) -> str | None:
         try:
-            meaning = meaning_of(found, self._source.generation, is_sealed=self._is_sealed)
+            meaning = decode_control(found, self._source.generation, is_sealed=self._is_sealed)
         except MalformedRecord as error:
             self._is_broken = True
             return str(error)
-        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, Successor)
+        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, GenerationRef)
         if self._is_broken and not self._salvage:
             return "it stands after the damage"
         return None
@@ -445,7 +447,9 @@ class _RecordCopier:
         skipped = Skipped(source.file, segment.offset, size, segment.reason)
         if record.record_length(torn_tail.read_at(source.fd, segment.offset, record.PREFIX_SIZE), chain) != size:
             return skipped
-        kind, key, value_size, writer, time_ns = record.unchecked(torn_tail.read_at(source.fd, segment.offset, size))
+        kind, key, value_size, writer, time_ns = record.decode_unverified(
+            torn_tail.read_at(source.fd, segment.offset, size)
+        )
         return skipped._replace(
             kind=record.NAMES.get(kind, ""), key=key, writer=writer, time=time_ns / 1e9, value_size=value_size
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fscoord._log.format import record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition
 from fscoord._log.io.torn_tail import read_at
 from fscoord._runtime import system
 
@@ -30,7 +30,7 @@ _LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times b
 )
 
 
-def find_next(fd: int, bad: Place) -> Place | None:
+def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
     """Return the position of the next sound record after the bad one at `bad`, or None if there is none.
 
     If the length of the bad record is still known, its contents are not searched: a value may hold anything, such as
@@ -42,7 +42,7 @@ def find_next(fd: int, bad: Place) -> Place | None:
     if len(prefix) == record.PREFIX_SIZE:
         end = bad.offset + record.unpack_prefix(prefix)[0]
         if bad.offset + record.RECORD_MIN <= end < size and _leads_to(fd, end, _chain_at(fd, end, size)):
-            return Place(end, record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)))
+            return LogPosition(end, record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)))
         if record.record_length(prefix, bad.chain) >= 0:
             start = end
     budget = max(_WORK_MIN, _WORK_FACTOR * (size - start))
@@ -52,7 +52,7 @@ def find_next(fd: int, bad: Place) -> Place | None:
             return None
         chain = _chain_at(fd, offset, size)
         if chain is not None:
-            return Place(offset, chain)
+            return LogPosition(offset, chain)
     return None
 
 

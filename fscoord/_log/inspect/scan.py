@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from fscoord._log.format import record
-from fscoord._log.format.record import Record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition, Record
 from fscoord._log.inspect import resync
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.locking.log_lock import SOFT, LogLock
@@ -150,7 +149,7 @@ class Scan:
         place: the position after the last segment that was yielded.
     """
 
-    def __init__(self, lockout: WriterLockout, place: Place, *, durable: bool) -> None:
+    def __init__(self, lockout: WriterLockout, place: LogPosition, *, durable: bool) -> None:
         self.place = place
         self.fd, self._lockout, self._durable = lockout.fd, lockout, durable
         self._zeros = torn_tail.Zeros()
@@ -168,7 +167,7 @@ class Scan:
             records, others, used, chain, missing = record.decode(data, self.place.chain)
             if used:
                 sound = Sound(*self.place, data[:used], records, others)
-                self.place, data = Place(self.place.offset + used, chain), data[used:]
+                self.place, data = LogPosition(self.place.offset + used, chain), data[used:]
                 # Forward records, which come after a seal, are synced like the records of a durable log.
                 self._durable |= any(found[0] == record.SEAL for found in others)
                 yield sound
@@ -204,7 +203,7 @@ class Scan:
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):
-            self.place = Place(verdict.offset, verdict.chain)
+            self.place = LogPosition(verdict.offset, verdict.chain)
             return Voided(start, verdict.offset)
         if not self._lockout.is_held:
             return None
@@ -212,7 +211,7 @@ class Scan:
         if isinstance(verdict, torn_tail.Torn):
             return Torn(start, size)
         found = resync.find_next(self.fd, self.place)
-        self.place = found or Place(size, chain)
+        self.place = found or LogPosition(size, chain)
         return Damaged(start, self.place.offset, verdict.reason)
 
     def _goes_on(self, segment: Segment) -> bool:

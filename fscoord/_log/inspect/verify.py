@@ -9,11 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from fscoord._log.access.mount import find_mount
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity, Standing, standing
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.format.control_records import decode_control
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.header import Header, LogIdentity, Provenance, provenance_of
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, Voided, WriterLockout, iter_records
 from fscoord._log.io import safe_files
@@ -122,7 +121,7 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback 
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
     path, limit = safe_files.resolve(path), seconds(timeout)
-    missing: Successor | None = None
+    missing: GenerationRef | None = None
     while True:
         verification = _Verification(path, limit, on_progress, missing)
         try:
@@ -139,7 +138,7 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback 
 class _Superseded(Exception):
     """A named generation is missing: the log may have been compacted meanwhile, so read it once more from the start."""
 
-    def __init__(self, named: Successor) -> None:
+    def __init__(self, named: GenerationRef) -> None:
         super().__init__()
         self.named = named
 
@@ -147,7 +146,7 @@ class _Superseded(Exception):
 class _Verification:
     """One attempt to read all files of a log. `missing` is the generation that the previous attempt did not find."""
 
-    def __init__(self, path: str, limit: float, on_progress: ProgressCallback, missing: Successor | None) -> None:
+    def __init__(self, path: str, limit: float, on_progress: ProgressCallback, missing: GenerationRef | None) -> None:
         self.on_progress = on_progress
         self._path, self._limit, self._missing = path, limit, missing
         self.generations: list[Generation] = []
@@ -181,7 +180,7 @@ class _Verification:
     def damage(self, file: str, offset: int, size: int, message: str, advice: str = _DAMAGE_ADVICE) -> None:
         self.find(Finding(file, offset, size, True, message, advice))
 
-    def _read_file(self, file: str, named: Successor | None) -> Successor | None:
+    def _read_file(self, file: str, named: GenerationRef | None) -> GenerationRef | None:
         """Read one file of the log, generation 0 or the one that is `named`; return the generation that it names."""
         try:
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
@@ -204,7 +203,7 @@ class _Verification:
         finally:
             system.close_quietly(fd)
 
-    def _report_missing(self, file: str, named: Successor) -> None:
+    def _report_missing(self, file: str, named: GenerationRef) -> None:
         """Report that a named file does not exist. The first time it may have been superseded, so begin again."""
         if named != self._missing:
             raise _Superseded(named)
@@ -213,7 +212,7 @@ class _Verification:
             file, 0, 0, message, "put this file back; if it is lost, `fscoord repair` copies the generation before it"
         )
 
-    def _read_header(self, file: str, fd: int, named: Successor | None) -> tuple[Header, Place] | None:
+    def _read_header(self, file: str, fd: int, named: GenerationRef | None) -> tuple[Header, LogPosition] | None:
         data = read_header(fd)
         if named is None and Header.is_partial(data):
             message = "no writer has opened it yet" if not data else "its creator died before the header was written"
@@ -238,21 +237,21 @@ class _Verification:
         if self._root is None:
             self._root, self._root_inode = header, inode
         self._newest = file, header, inode
-        return header, Place(size, chain)
+        return header, LogPosition(size, chain)
 
     def _identify(self) -> None:
         """Report files that were copied or restored after they had been made."""
         if self._newest is None:
             return
         file, header, inode = self._newest
-        stands = standing(header, self._root_inode, inode)
+        stands = provenance_of(header, self._root_inode, inode)
         original = None
-        if stands is Standing.OTHER_ROOT and self._root is not None:
+        if stands is Provenance.OTHER_ROOT and self._root is not None:
             original = forwarding.find_root(self._path, header, self._root.log_id)
         if original is not None:
             message = f"it is a copy of {original}, and both continue in {file}: they would be one store"
             self.damage(self._path, 0, 0, message, "make a store of its own with `fscoord cp`, then remove it")
-        elif stands is not Standing.OWN:
+        elif stands is not Provenance.OWN:
             message = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
             self.find(Finding(self._path, 0, 0, False, message, "nothing"))
 
@@ -261,9 +260,9 @@ class _Verification:
         directory, base = system.os.path.split(self._path)
         known = {system.os.path.basename(generation.file) for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
-        owner = Identity(self._newest[1].lineage, self._root_inode) if self._newest else Identity(b"", 0)
+        owner = LogIdentity(self._newest[1].lineage, self._root_inode) if self._newest else LogIdentity(b"", 0)
         for name in sorted(system.os.listdir(directory)):
-            number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
+            number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
             if name in known or number is None:
                 continue
             if number > newest:
@@ -284,15 +283,15 @@ class _Verification:
 class _FileReader:
     """Reads one file of the log for `whole`, from the end of its `header` on."""
 
-    def __init__(self, whole: _Verification, file: str, named: Successor | None, header: Header) -> None:
+    def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header
-        self._successor: Successor | None = None
+        self._successor: GenerationRef | None = None
         self._sealed_at = 0
         self._is_snapshot_seen = not (named and named.size)
         self._records = self._voids = 0
         self._ends = "whole"
 
-    def read(self, scan: Scan) -> Successor | None:
+    def read(self, scan: Scan) -> GenerationRef | None:
         self._check_snapshot_end(scan.place)
         for segment in scan.segments():
             if isinstance(segment, Sound):
@@ -339,14 +338,14 @@ class _FileReader:
             return
         for start, end, found in iter_records(segment):
             self._interpret(start, end, found)
-            self._check_snapshot_end(Place(end, record.chain_at_end(segment.data[: end - segment.offset])))
+            self._check_snapshot_end(LogPosition(end, record.chain_at_end(segment.data[: end - segment.offset])))
 
     def _interpret(self, start: int, end: int, found: record.Record) -> None:
         # After damage, a forward record may follow a seal that can't be read any more.
         is_seal_lost = self._ends == DAMAGED and found[0] == record.FORWARD
         try:
-            meaning = meaning_of(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_seal_lost)
-            if isinstance(meaning, Successor) and (
+            meaning = decode_control(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_seal_lost)
+            if isinstance(meaning, GenerationRef) and (
                 self._successor is None or meaning.generation > self._successor.generation
             ):
                 self._successor = meaning
@@ -356,11 +355,11 @@ class _FileReader:
             self._sealed_at = self._sealed_at or start
 
     @property
-    def _snapshot_end(self) -> Place:
+    def _snapshot_end(self) -> LogPosition:
         assert self._named is not None, "only a seal states where a snapshot ends"
-        return Place(self._named.size, self._named.chain)
+        return LogPosition(self._named.size, self._named.chain)
 
-    def _check_snapshot_end(self, place: Place) -> None:
+    def _check_snapshot_end(self, place: LogPosition) -> None:
         if not self._is_snapshot_seen and place == self._snapshot_end:
             self._is_snapshot_seen = True
 

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_control
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Place, Successor
+from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.spill import NEVER, SpilledRecord
 from fscoord._log.liveness.session_table import Roster
@@ -86,7 +84,7 @@ class LogReader(Roster):
     file: str
     _shared: Any
     _identity: tuple[int, int]
-    _start: Place
+    _start: LogPosition
     _read_flags: int = system.os.O_RDONLY
     _short_is_end = False
     """Whether a read that brings less than was asked for has seen the end of the file, as a direct one has."""
@@ -107,7 +105,7 @@ class LogReader(Roster):
         self._trouble = 0
         self._looked = 0.0
         self.bell = 0
-        self._seal: Successor | None = None
+        self._seal: GenerationRef | None = None
         self._descriptors = system.Descriptors()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._descriptors)
         self._finalizer.atexit = False
@@ -116,12 +114,12 @@ class LogReader(Roster):
 
     def _drop(self, fd: int) -> None:
         if fd >= 0:
-            safe_files.close_kept(fd, self._descriptors)
+            safe_files.close_owned(fd, self._descriptors)
 
     def _in_use(self) -> set[int]:
         return {self._rfd}
 
-    def _stand(self, place: Place) -> None:
+    def _stand(self, place: LogPosition) -> None:
         """Stand at `place`, on a descriptor that nothing was read from yet, or whose place does not matter."""
         system.os.lseek(self._rfd, place.offset, 0)
         self._offset, self._chain = place
@@ -146,16 +144,16 @@ class LogReader(Roster):
 
         def _leave_long(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]: ...
 
-    def _reopen(self, flags: int, keep: set[int]) -> int:
-        """Return another descriptor of the generation in use, which must still be the same file, added to `keep`."""
+    def _reopen(self, flags: int, owned_fds: set[int]) -> int:
+        """Return another descriptor of the generation in use, which must still be its file, added to `owned_fds`."""
         try:
-            fd = safe_files.open_descriptor(self.file, flags, keep=keep)
+            fd = safe_files.open_descriptor(self.file, flags, owned_fds=owned_fds)
         except FileNotFoundError as error:
             raise_if_foreign(error)
             raise self._unnamed() from None
         found = system.os.fstat(fd)
         if (found.st_dev, found.st_ino) != self._identity:
-            safe_files.close_kept(fd, keep)
+            safe_files.close_owned(fd, owned_fds)
             raise self._gone("was replaced by another file")
         return fd
 
@@ -264,7 +262,7 @@ class LogReader(Roster):
                 self._zeros.forget()
             self._zeros.deadline = system.time.monotonic() + max(self._limit, SCAN_GRACE_S)
             return torn_tail.examine(fd, self._offset, self._chain, self._zeros, durable=self.header.durable)
-        except torn_tail.TookTooLong:
+        except torn_tail.DeadlineReached:
             size = system.os.fstat(fd).st_size
             raise StoreTimeoutError(
                 f"{self.file}: the {size - self._offset} bytes after offset {self._offset} hold no complete record, and"
@@ -287,12 +285,12 @@ class LogReader(Roster):
         """Take in records that are not data."""
         for found in others:
             kind, _, _, writer, time_ns = found
-            meaning = meaning_of(found, self.header.generation, is_sealed=self._seal is not None)
+            meaning = decode_control(found, self.header.generation, is_sealed=self._seal is not None)
             if isinstance(meaning, Session):
                 self._meet(writer, meaning)
             elif isinstance(meaning, int):
                 self._mourn(meaning, time_ns)
-            elif isinstance(meaning, Successor):
+            elif isinstance(meaning, GenerationRef):
                 self._seal = meaning
             elif kind == record.BELL:
                 self.bell += 1

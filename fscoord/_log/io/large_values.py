@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from fscoord._log.contention import Contender
-from fscoord._log.format.record import Record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition, Record
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import ASTRAY, DIRTY, ENDED, REOPEN, STALE, Suspect, Vanished
 from fscoord._log.io.spill import Spilled, SpilledRecord
@@ -42,7 +41,7 @@ class Shelf(Contender):
             self._consumer.expect_long(keys)
         return kept
 
-    def _rehome(self, place: Place) -> None:
+    def _rehome(self, place: LogPosition) -> None:
         """In a new generation, at `place` behind its snapshot: find what is long there, or read it all anew."""
         long = spill.find_long(self._rfd, self._start, place, self._spill_at)
         try:
@@ -121,10 +120,10 @@ class Shelf(Contender):
             system.recover_from_fork()
         shared = self._shared
         with shared.mutex:
-            if shared.busy:
+            if shared.is_inside:
                 raise self._entered_twice()
             try:
-                shared.busy = True
+                shared.is_inside = True
                 return answer()
             finally:
-                shared.busy = False
+                shared.is_inside = False

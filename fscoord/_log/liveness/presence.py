@@ -12,10 +12,10 @@ from typing import Any, Final, NoReturn
 
 from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
-from fscoord._log.format.session import Session, encode_death
+from fscoord._log.format.control_records import Session, encode_death
 from fscoord._log.generations.follower import Successive
 from fscoord._log.io import safe_files
-from fscoord._log.liveness.liveness_file import AliveFile, Home, open_alive
+from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord._runtime.logger import logger
@@ -45,7 +45,7 @@ class Presence(Successive):
         super().__init__(path, consumer, participants)
         self._introduce_as = introduce
         self._rank: int | None = None
-        self._alive: AliveFile | None = None
+        self._alive: LivenessFile | None = None
         self._alive_checked = 0.0
         self._alive_warned = False
         self._alive_descriptors = system.Descriptors()
@@ -127,17 +127,19 @@ class Presence(Successive):
                 )
         return number
 
-    def _open_alive(self, *, create: bool) -> AliveFile | None:
+    def _open_alive(self, *, create: bool) -> LivenessFile | None:
         if self._alive is None and self.can_tell:
             self._lose_alive()  # an interruption may have come between opening and use
             mode, read_only = self._wanted.mode, self._wanted.read_only
-            self._alive = open_alive(self.path, mode, self._alive_descriptors, create=create, read_only=read_only)
+            self._alive = open_liveness_file(
+                self.path, mode, self._alive_descriptors, create=create, read_only=read_only
+            )
         return self._alive
 
     def _lose_alive(self) -> None:
         self._alive = None
         for fd in list(self._alive_descriptors):
-            safe_files.close_kept(fd, self._alive_descriptors)
+            safe_files.close_owned(fd, self._alive_descriptors)
 
     def _forget(self) -> None:
         super()._forget()
@@ -154,7 +156,7 @@ class Presence(Successive):
             self._alive_checked = now
             self._check_alive(self._alive)
 
-    def _check_alive(self, alive: AliveFile) -> None:
+    def _check_alive(self, alive: LivenessFile) -> None:
         """Hold our byte again, which a lost connection may have cost; if the file is gone, be another session."""
         try:
             keeps = not alive.is_lost() and (not alive.number or alive.hold(alive.number))
@@ -173,7 +175,7 @@ class Presence(Successive):
 
     # -- who lives -------------------------------------------------------------------------------------------------
 
-    def lives(self, number: int, home: Home | None) -> bool | None:
+    def lives(self, number: int, home: ProcessIdentity | None) -> bool | None:
         """Return whether session `number` lives; None if that can't be known.
 
         False without a record in `deaths` is evidence, not the verdict: see `bury`. Without `home` its byte alone is
@@ -187,13 +189,13 @@ class Presence(Successive):
         try:
             alive = self._open_alive(create=False)
             if alive is None or alive.id != session.alive_id:
-                return False if home is not None and home.has_seen_die(session) else None
-            return alive.is_held(number) and not (home is not None and home.has_seen_die(session))
+                return False if home is not None and home.is_provably_dead(session) else None
+            return alive.is_held(number) and not (home is not None and home.is_provably_dead(session))
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             return None
 
-    def lives_now(self, number: int, home: Home | None) -> bool | None:
+    def lives_now(self, number: int, home: ProcessIdentity | None) -> bool | None:
         """As `lives`, for who does not hold the mutex."""
         return self.inspect(lambda: self.lives(number, home))
 
@@ -238,7 +240,7 @@ class Presence(Successive):
         def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
             if number in self.deaths:
                 return True, 0, b""
-            if self.lives(number, Home.find()) is not False:
+            if self.lives(number, ProcessIdentity.find()) is not False:
                 return False, 0, b""
             return True, record.DEATH, encode_death(number, self.sessions[number].alive_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 
 __all__ = ["Roster"]
 

@@ -1,4 +1,4 @@
-"""Which keys a log has told of, for who rings for others."""
+"""`ChangedKeys`: collects the buckets of all changed keys, for the process that rings the bell for its whole host."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from fscoord._log.format import record
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
-__all__ = ["News"]
+__all__ = ["ChangedKeys"]
 
 
-class News:
-    """A consumer that hands on what it is given, and remembers which keys were written to."""
+class ChangedKeys:
+    """A `Consumer` that passes every call on to `consumer`, and remembers the buckets of the keys in the records.
+
+    Attributes:
+        covers_all: whether any key may have changed, so that `take` returns all buckets.
+    """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._buckets: set[int] = set()
-        self.is_of_all = False
+        self.covers_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Take in the next records."""
+        """Apply the next records."""
         self._consumer.apply(records)
         for kind, key, value, _, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
@@ -30,28 +34,28 @@ class News:
                 self._buckets.add(bucket(key))
 
     def reset(self) -> None:
-        """Forget every record: they come again from the first."""
+        """Discard the state. All records are applied again, from the first."""
         self._consumer.reset()
-        self.is_of_all = True
+        self.covers_all = True
 
     def expect_long(self, keys: set[bytes]) -> None:
-        """Say so to the consumer."""
+        """See `Consumer.expect_long`."""
         self._consumer.expect_long(keys)
 
     def rehome(self, spots: Iterable[Spot]) -> bool:
-        """Say so to the consumer."""
+        """See `Consumer.rehome`."""
         return self._consumer.rehome(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Return what the consumer amounts to."""
+        """See `Consumer.snapshot`."""
         return self._consumer.snapshot(fetch)
 
     def live_size(self) -> int:
-        """Return about how many bytes of a log that takes."""
+        """See `Consumer.live_size`."""
         return self._consumer.live_size()
 
     def take(self) -> Collection[int]:
-        """Return the buckets that were written to since the last call."""
-        buckets: Collection[int] = range(SIZE) if self.is_of_all else self._buckets
-        self._buckets, self.is_of_all = set(), False
+        """Return the buckets of the keys that have changed since the last call."""
+        buckets: Collection[int] = range(SIZE) if self.covers_all else self._buckets
+        self._buckets, self.covers_all = set(), False
         return buckets

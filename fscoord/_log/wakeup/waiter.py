@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from fscoord._log.wakeup.node_poller import Post
+from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.watcher import Watch
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
@@ -49,7 +49,7 @@ class Ticket:
         post = self._watch.post
         if post is not None:
             try:
-                post.join(self)
+                post.add(self)
             except OSError as error:
                 raise_if_foreign(error)
                 self._watch.lose_bell(error)
@@ -58,14 +58,14 @@ class Ticket:
         """The wait is over."""
         post = self._watch.post
         if post is not None:
-            post.leave(self)
+            post.remove(self)
 
     def pass_on(self, buckets: Collection[int]) -> None:
         """After a look that brought news for `buckets`: who asks for the whole node rings for them."""
         post = self._watch.post
-        if post is not None and buckets and post.asks(self):
+        if post is not None and buckets and post.is_poller(self):
             try:
-                if post.tell(buckets):
+                if post.notify(buckets):
                     self._pace = POLL_FIRST_S
             except OSError as error:
                 raise_if_foreign(error)
@@ -77,9 +77,9 @@ class Ticket:
         bell = self._watch.bell
         if bell is not None:
             try:
-                self._bucket, self._mark = number, bell.mark(number)
+                self._bucket, self._mark = number, bell.arm(number)
                 if self._others:
-                    self._other_marks = list(map(bell.mark, self._others))
+                    self._other_marks = list(map(bell.arm, self._others))
             except OSError as error:
                 raise_if_foreign(error)
                 self._watch.lose_bell(error)
@@ -95,7 +95,7 @@ class Ticket:
             post = self._watch.post
             return (
                 bell.is_rung(self._bucket, self._mark)
-                or (post is not None and post.is_nudged(self))
+                or (post is not None and post.is_hurried(self))
                 or any(map(bell.is_rung, self._others, self._other_marks))
             )
         except OSError as error:
@@ -124,23 +124,23 @@ class Ticket:
         self._pause = min(self._pause * 2, longest)
         return False
 
-    def _sleep_beside(self, post: Post, until: float) -> Naps[bool]:
+    def _sleep_beside(self, post: PollerElection, until: float) -> Naps[bool]:
         """As `sleep`, where one asks the server for all of the node: this one if the post falls to it."""
         while True:
             self.is_called = False
             now = system.time.monotonic()
-            if post.is_mine(self):
+            if post.try_elect(self):
                 soon = min(until, now + self._pace * random.uniform(0.75, 1.25))
                 if not (yield from self._watch.sleep(self, soon)):
                     self._pace = min(self._pace * 2, self._watch.poll_last)
-                    post.beat(self._pace)
+                    post.heartbeat(self._pace)
                     return False
-                if post.is_nudged(self):
-                    post.heed()
+                if post.is_hurried(self):
+                    post.ack_hurry()
                     self._pace = POLL_FIRST_S
                     return False
             elif not (yield from self._watch.sleep(self, min(until, now + SLOW_LAST_S))):
-                now, beats, known = system.time.monotonic(), post.beats(), self._beats
+                now, beats, known = system.time.monotonic(), post.heartbeat_count(), self._beats
                 self._beats = beats
                 if self._vigil or now >= until or beats == known or now - self._own_look > OWN_LOOK_S:
                     self._own_look = now

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup.doorbell import Bell
-from fscoord._log.wakeup.node_poller import Post
+from fscoord._log.wakeup.doorbell import Doorbell
+from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import file_events as events, system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord._runtime.logger import logger
@@ -55,7 +55,7 @@ class Watch:
     def __init__(
         self,
         log_path: str,
-        bell: Bell | None,
+        bell: Doorbell | None,
         mode: str,
         *,
         is_local: bool,
@@ -75,7 +75,7 @@ class Watch:
         self._ears = system.threading.RLock()  # held by who listens; to release it when one doesn't is harmless
         self._events: Any = None
         self.is_closed = False
-        self.post: Post | None = None
+        self.post: PollerElection | None = None
         if mode != "poll" and (is_local or is_node or mode == "inotify"):
             self._start(mode, is_node=is_node)
         if self._events is None:
@@ -116,7 +116,7 @@ class Watch:
             weakref.finalize(self, self.sleepers.give_back, self._events).atexit = False
             self._have_it_told(self._events)
             if is_node and self.bell is not None:
-                self.post = Post(self.bell, lambda: _call_all(me()))
+                self.post = PollerElection(self.bell, lambda: _call_all(me()))
 
     def _have_it_told(self, events: Any) -> None:
         """If there is somebody to tell this watch when there are events, let no waiting thread read them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
 from fscoord.stores.file.notifier import Waiting
@@ -75,7 +75,7 @@ class Vigil:
         others: list[int] = []
         for number in self._undead():
             (watched if self._is_watched(number) else others).append(number)
-        home = Home.find() if others else None
+        home = ProcessIdentity.find() if others else None
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
         self._is_told = all(map(self._is_watched, others))
         if self.ends or now - self._probed > PROBE_S:  # a ring may have come for one of the ends; looks are rare then
@@ -85,7 +85,7 @@ class Vigil:
             self._log.bury(number, limit)
         return self._dead() if fallen else []
 
-    def _seems_dead(self, number: int, home: Home) -> bool:
+    def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
         """Return whether the session seems dead; if not, watch its process where that can be done."""
         self._watch(number, home)
         return self._log.lives_now(number, home) is False
@@ -95,10 +95,10 @@ class Vigil:
         session = self._log.sessions.get(number)  # None: it is dead, and another thread followed a compaction meanwhile
         return number in self._watched and session is not None and self._waiting.watches(session.pid)
 
-    def _watch(self, number: int, home: Home) -> None:
+    def _watch(self, number: int, home: ProcessIdentity) -> None:
         session = self._log.sessions.get(number)
         if session is None or number in self._watched or not home.shares_processes_with(session):
             return
         is_watched = self._waiting.watch_process(session.pid)
-        if is_watched and home.is_the_same(session):  # in this order: it may die meanwhile
+        if is_watched and home.is_same_process(session):  # in this order: it may die meanwhile
             self._watched.add(number)

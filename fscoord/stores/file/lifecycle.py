@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.io import safe_files
-from fscoord._log.liveness.liveness_file import ALIVE_SUFFIX, Home
+from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, StoreGoneError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "end", "ended", "introduction", "open_joined", "remove_side_cars", "temporary_file"]
 
-SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
+SIDE_CARS: Final = (BELL_SUFFIX, LIVENESS_SUFFIX)
 ATTEMPTS: Final = 20
 """How often a log may be removed while it is opened. One that has lost a generation is as often found wanting."""
 
@@ -106,7 +106,7 @@ def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> Lo
 
 def introduction(options: Mapping[str, Any]) -> Session:
     """Return what a handle of this process, opened with these options, writes about itself."""
-    home = Home.find()
+    home = ProcessIdentity.find()
     return Session(
         host=home.host,
         pid=system.os.getpid(),

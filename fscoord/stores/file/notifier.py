@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 
 from fscoord._log.access.network import SharedLogFile
 from fscoord._log.format import record
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.log import LogFile
-from fscoord._log.wakeup.doorbell import Bell, bucket, end_bucket
+from fscoord._log.wakeup.doorbell import Doorbell, bucket, session_end_bucket
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Ticket
 from fscoord._log.wakeup.watcher import Watch, shared_watch
@@ -46,14 +46,14 @@ class Waiting:
     """
 
     def __init__(
-        self, handle: LogFile, wanted: Wanted, mode: str, sleepers: Sleepers = THREADS, *, is_for_all: bool = False
+        self, handle: LogFile, wanted: LogOptions, mode: str, sleepers: Sleepers = THREADS, *, is_for_all: bool = False
     ) -> None:
         self._log = handle
         self._wanted = wanted
         self._mode = mode
         self._sleepers = sleepers
         self._is_for_all = is_for_all
-        self._bell: Bell | None = None
+        self._bell: Doorbell | None = None
         self._announcements = 0
         self._watch: Watch | None = None
         self._tickets: set[Ticket] = set()
@@ -92,7 +92,7 @@ class Waiting:
         found = look(limit)
         while isinstance(found, Missing) and system.time.monotonic() < deadline:
             watch = self._listen(deadline)
-            ticket = Ticket(watch, vigil, list(map(end_bucket, ends)))
+            ticket = Ticket(watch, vigil, list(map(session_end_bucket, ends)))
             found = yield from self._follow(watch, ticket, deadline, look, lacking)
         return found
 
@@ -188,17 +188,17 @@ class Waiting:
                 if self._is_of_node and not self._log.bell:  # to look for that would make a directory
                     return
                 bell = self._find_bell(create=False)
-            bell.ring(end_bucket(session))
+            bell.ring(session_end_bucket(session))
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             logger(__name__).debug("%s: nobody is told of the end of %d: %s", self._log.path, session, error)
 
-    def _find_bell(self, *, create: bool) -> Bell:
+    def _find_bell(self, *, create: bool) -> Doorbell:
         if self._is_of_node:
-            return Bell(node_bell_path(self._log.root.key), 0o600, create=create)
-        return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
+            return Doorbell(node_bell_path(self._log.root.key), 0o600, create=create)
+        return Doorbell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
-    def _open_bell(self) -> Bell | None:
+    def _open_bell(self) -> Doorbell | None:
         try:
             return self._find_bell(create=True)
         except (OSError, FscoordError) as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fscoord._log.access.mount import COHERENCES
-from fscoord._log.format.runs import run_of
-from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, Wanted
+from fscoord._log.format.runs import parse_run_id
+from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
 from fscoord._log.locking.log_lock import KINDS
 from fscoord._runtime import system
 from fscoord.arguments import one_of, positive
@@ -53,7 +53,7 @@ def wanted_log(
     compact_bytes: int | None,
     run_id: str | tuple[str, int] | None,
     spill_bytes: int | None,
-) -> Wanted:
+) -> LogOptions:
     """Return what these arguments ask of a log. Under pyfakefs all values stay in memory.
 
     Raises:
@@ -66,4 +66,4 @@ def wanted_log(
     compact = 0 if compact_bytes in (None, 0) else positive("compact_bytes", compact_bytes)
     spill = 0 if spill_bytes in (None, 0) else positive("spill_bytes", spill_bytes)
     spill = 0 if system.is_faked() else spill
-    return Wanted(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run_of(run_id), spill)
+    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, parse_run_id(run_id), spill)

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from fscoord._log.format import record
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.io.cursor import Suspect
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.spill import Fetch
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import LogFile
 from fscoord._runtime import system
 from fscoord._waiting.parking import THREADS, Naps, Sleepers, sleep_through
@@ -43,7 +43,7 @@ class Sessions(Store):
     path: str
     _log: LogFile
     _state: State
-    _wanted: Wanted
+    _wanted: LogOptions
     _options: dict[str, Any]
     _waiting: Waiting
     _listeners: weakref.WeakSet[Waiting]
@@ -79,7 +79,7 @@ class Sessions(Store):
             with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
                 self._log.introduce(min(self._timeout, PATIENCE_S))
                 self._bury(self._log.undead(wanted), min(self._timeout, PATIENCE_S))
-        home = Home.find()
+        home = ProcessIdentity.find()
 
         def answer() -> list[Member]:
             log = self._log
@@ -242,7 +242,7 @@ class Sessions(Store):
 
     def _bury(self, numbers: Iterable[int], limit: float) -> None:
         """Record the deaths among the sessions `numbers` that show."""
-        home = Home.find()
+        home = ProcessIdentity.find()
         for number in numbers:
             if (
                 number not in self._log.deaths

@@ -17,7 +17,7 @@ from support.places import start_thread, until
 
 from fscoord._log.io.safe_files import open_descriptor
 from fscoord._log.locking import kernel_wait
-from fscoord._log.locking.kernel_wait import leave_line, wait_in_line
+from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._runtime import system
 
 LIMIT_S = 60
@@ -32,7 +32,7 @@ class FakeLock:
         self.path = path
         self.fd = os.open(path, os.O_RDWR)
         self.mutex = threading.RLock()
-        self.grant: Any = None
+        self.handover: Any = None
         self.can_block = True
         self.is_closed = False
         self.blocks = threading.Event()
@@ -52,9 +52,9 @@ class FakeLock:
     def unblock(self, fd: int) -> None:
         self.unblocked.append(fd)
 
-    def adopt(self, fd: int, grant: Any) -> None:
+    def adopt(self, fd: int, handover: Any) -> None:
         os.close(self.fd)
-        self.fd, self.grant = fd, grant
+        self.fd, self.handover = fd, handover
 
     def unlock(self) -> None:
         self.unlocked.set()
@@ -120,13 +120,13 @@ def in_line() -> int:
 
 def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, strange_closes: list[int]) -> None:
     lock = make()
-    with start_thread(wait_in_line, lock, LIMIT_S, lock.reopen):
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
         assert lock.blocks.wait(LIMIT_S)
         assert [thread.daemon for thread in threads()] == [True], "a process may end while it waits"
         lock.comes.release()
     assert [lock.fd] == lock.reopened
-    assert lock.grant.locked()
-    lock.grant.release()
+    assert lock.handover.locked()
+    lock.handover.release()
     until(is_over)
     assert os.fstat(lock.fd)
     assert not lock.unlocked.is_set()
@@ -136,11 +136,11 @@ def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, s
 def test_a_lock_that_is_granted_and_not_taken_is_given_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", 0.01)
     lock = make()
-    with start_thread(wait_in_line, lock, LIMIT_S, lock.reopen):
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
         lock.comes.release()
     assert lock.unlocked.wait(LIMIT_S)
     until(is_over)
-    assert lock.grant is None
+    assert lock.handover is None
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
     lock, owner = make(), Owner()
     kept = lock.fd
     ends_with(lock)
-    wait_in_line(lock, LIMIT_S, owner.reopen)
+    wait_for_lock(lock, LIMIT_S, owner.reopen)
     (request,) = requests()
     assert request.waiters == []
     gone = weakref.ref(owner)
@@ -179,7 +179,7 @@ def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
     assert gone() is None
     lock.comes.release()
     until(is_over)
-    assert (lock.fd, lock.grant) == (kept, None)
+    assert (lock.fd, lock.handover) == (kept, None)
     assert lock.unblocked == lock.reopened
     assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
     assert not strange_closes
@@ -189,10 +189,10 @@ def test_who_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., No
     lock = make()
     ends_with(lock, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        wait_in_line(lock, LIMIT_S, lock.reopen)
+        wait_for_lock(lock, LIMIT_S, lock.reopen)
     lock.comes.release()
     until(is_over)
-    assert lock.grant is None
+    assert lock.handover is None
 
 
 def test_who_lines_up_clears_the_line_of_who_has_gone(make: Make, ends_with: Callable[..., None]) -> None:
@@ -200,7 +200,7 @@ def test_who_lines_up_clears_the_line_of_who_has_gone(make: Make, ends_with: Cal
     ends_with(lock, KeyboardInterrupt)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            wait_in_line(lock, LIMIT_S, lock.reopen)
+            wait_for_lock(lock, LIMIT_S, lock.reopen)
         assert in_line() == 1
     lock.comes.release()
     until(is_over)
@@ -212,7 +212,7 @@ def test_who_waits_for_another_file_than_is_there_by_now_is_sent_away_and_asks_n
     lock = make()
     (tmp_path / "other").touch()
     lock.path = str(tmp_path / "other")
-    wait_in_line(lock, LIMIT_S, lock.reopen)
+    wait_for_lock(lock, LIMIT_S, lock.reopen)
     until(is_over)
     assert not lock.can_block
     assert not lock.blocks.is_set()
@@ -222,30 +222,30 @@ def test_who_waits_for_another_file_than_is_there_by_now_is_sent_away_and_asks_n
 
 def test_who_leaves_the_line_leaves_the_others_in_it(make: Make) -> None:
     first, second = make(), make()
-    with start_thread(wait_in_line, first, LIMIT_S, first.reopen) as stays:
+    with start_thread(wait_for_lock, first, LIMIT_S, first.reopen) as stays:
         assert first.blocks.wait(LIMIT_S)
-        with start_thread(wait_in_line, second, LIMIT_S, second.reopen):
+        with start_thread(wait_for_lock, second, LIMIT_S, second.reopen):
             until(lambda: in_line() == 2)
-            leave_line(second)
+            cancel_wait(second)
         assert stays.is_alive()
         assert in_line() == 1
         first.comes.release()
-    first.grant.release()
+    first.handover.release()
     until(is_over)
-    assert second.grant is None
+    assert second.handover is None
 
 
 def test_a_handle_that_is_closed_is_passed_over(make: Make) -> None:
     first, second = make(), make()
-    with start_thread(wait_in_line, first, LIMIT_S, first.reopen):
+    with start_thread(wait_for_lock, first, LIMIT_S, first.reopen):
         assert first.blocks.wait(LIMIT_S)
-        with start_thread(wait_in_line, second, LIMIT_S, second.reopen):
+        with start_thread(wait_for_lock, second, LIMIT_S, second.reopen):
             until(lambda: in_line() == 2)
             first.is_closed = True
             first.comes.release()
-    assert first.grant is None
-    assert second.grant.locked()
-    second.grant.release()
+    assert first.handover is None
+    assert second.handover.locked()
+    second.handover.release()
     until(is_over)
 
 
@@ -255,9 +255,9 @@ def test_where_the_log_can_not_be_opened_the_kernel_is_not_asked_again(make: Mak
     def reopen() -> int:
         raise OSError(system.errno.EMFILE, "too many")
 
-    wait_in_line(lock, LIMIT_S, reopen)
+    wait_for_lock(lock, LIMIT_S, reopen)
     until(is_over)
-    assert (lock.can_block, lock.grant) == (False, None)
+    assert (lock.can_block, lock.handover) == (False, None)
 
 
 def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(make: Make) -> None:
@@ -273,10 +273,10 @@ def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(m
     kept = threading.Event()
 
     def look() -> tuple[int, list[bool]]:
-        leave_line(lock)
+        cancel_wait(lock)
         return len(kernel_wait._requests), [os.path.lexists(f"/proc/self/fd/{fd}") for fd in lock.reopened]
 
-    with start_thread(wait_in_line, lock, LIMIT_S, lock.reopen):
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
         assert lock.blocks.wait(LIMIT_S)
         with start_thread(keep_guard):
             assert kept.wait(LIMIT_S)
@@ -285,5 +285,5 @@ def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(m
             done.set()
         assert in_line() == 1
         lock.comes.release()
-    lock.grant.release()
+    lock.handover.release()
     until(is_over)

@@ -84,8 +84,8 @@ def until(what: Callable[[], object]) -> None:
 def beat(store: FileStore, times: int) -> None:
     """Return when somebody has asked the server so often."""
     for _ in range(times):
-        beats = post_of(store).beats()
-        until(lambda beats=beats: post_of(store).beats() != beats)
+        beats = post_of(store).heartbeat_count()
+        until(lambda beats=beats: post_of(store).heartbeat_count() != beats)
 
 
 # Threads
@@ -101,7 +101,7 @@ def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
         posts = {id(post_of(store)) for store in stores}
         assert len(posts) == 1
         post = post_of(stores[0])
-        until(lambda: post._holder is not None and len(post._waiting) == 4)
+        until(lambda: post._poller is not None and len(post._waiting) == 4)
         beat(stores[0], 1)
         for number, thread in enumerate(threads):  # the one that asks is among them: then another takes over
             write_from_afar(afar, f"k{number}")
@@ -114,7 +114,7 @@ def test_who_follows_does_not_ask(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as asks:
-            until(lambda: post_of(one) is not None and post_of(one)._holder is not None)
+            until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
             looks: list[float] = []
             refresh = two._log.refresh
             two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() 
 def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
-        until(lambda: post_of(one) is not None and post_of(one)._holder is not None)
+        until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
         with pytest.raises(StoreTimeoutError, match="'k'"):
             two.get("k")
         two.set("k", "1")
@@ -174,10 +174,15 @@ def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.Mo
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k1") as asks:
-            until(lambda: post_of(one) is not None and post_of(one)._byte(node_poller.PACE) > node_poller.SLOW_PACE_MS)
+            until(
+                lambda: (
+                    post_of(one) is not None
+                    and post_of(one)._byte(node_poller.INTERVAL_BYTE) > node_poller.SLOW_INTERVAL_MS
+                )
+            )
             with start_thread(two.get, "k2") as follows:
                 until(lambda: len(post_of(one)._waiting) == 2)
-                until(lambda: post_of(one)._byte(node_poller.PACE) <= node_poller.SLOW_PACE_MS)
+                until(lambda: post_of(one)._byte(node_poller.INTERVAL_BYTE) <= node_poller.SLOW_INTERVAL_MS)
                 two.set("k2", "1")
             assert follows.result == b"1"
             assert asks.is_alive()
@@ -224,7 +229,7 @@ def bell_of(store: FileStore) -> str:
 
 
 def _beats(path: str) -> int:
-    return Path(path).read_bytes()[node_poller.BEAT : node_poller.BEAT + 1] not in (b"", b"\0")
+    return Path(path).read_bytes()[node_poller.HEARTBEAT_BYTE : node_poller.HEARTBEAT_BYTE + 1] not in (b"", b"\0")
 
 
 def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:

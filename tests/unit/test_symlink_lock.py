@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.locking import symlink_lock as log_marker
 from fscoord._log.locking.log_lock import SOFT, LogLock
-from fscoord._log.locking.symlink_lock import Marker, holder
+from fscoord._log.locking.symlink_lock import SymlinkLock, holder
 from fscoord._runtime import system
 
 
@@ -72,7 +72,7 @@ def broken() -> OSError:
     return OSError(errno.EIO, "Input/output error")
 
 
-def is_taken(marker: Marker) -> bool:
+def is_taken(marker: SymlinkLock) -> bool:
     try:
         marker.take()
     except BlockingIOError:
@@ -85,14 +85,14 @@ def left_by_another(path: str) -> None:
     """Have a process make the marker, and end."""
     pid = os.fork()
     if not pid:
-        Marker(path).take()
+        SymlinkLock(path).take()
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.path.lexists(path)
 
 
 def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     one.take()
     assert is_taken(other)
     one.give_back()
@@ -105,7 +105,7 @@ def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
 
 def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
     assert holder(path) is None
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     marker.take()
     assert holder(path) == f"{system.hostname()}:{os.getpid()}"
     marker.give_back()
@@ -121,7 +121,7 @@ def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
 
 def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "life", lambda: 1)
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     marker.take()
     assert holder(path) == f"{system.hostname()}:{os.getpid()}"
     marker.give_back()
@@ -134,7 +134,7 @@ def test_what_is_no_marker_of_ours_is_left_alone(path: str, text: str) -> None:
         os.symlink(text, path)
     else:
         Path(path).touch()
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     assert is_taken(marker)
     assert is_taken(marker)
     assert os.path.lexists(path)
@@ -143,7 +143,7 @@ def test_what_is_no_marker_of_ours_is_left_alone(path: str, text: str) -> None:
 def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: Lossy) -> None:
     """An NFS client that gets no answer asks again, and is told that the name is there already."""
     lossy.next["symlink"] = [exists()]
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     one.take()
     assert is_taken(other)
     one.give_back()
@@ -152,7 +152,7 @@ def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: 
 
 def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
     """Who tries often looks rarely; so it was not the last try that made it."""
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     other.take()
     assert is_taken(one)
     other.give_back()
@@ -175,7 +175,7 @@ def test_who_tries_often_does_not_look_each_time_whose_the_marker_is(
     read = log_marker._read
     monkeypatch.setattr(log_marker, "_read", lambda path: (looked.append(path), read(path))[1])
     monkeypatch.setattr(log_marker, "LOOK_S", 1e9)
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     one.take()
     assert [is_taken(other) for _ in range(5)] == [True] * 5
     assert looked == [path]
@@ -195,7 +195,7 @@ def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_afte
 
 def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None:
     """What a cache still shows of it is no hold."""
-    one = Marker(path)
+    one = SymlinkLock(path)
     one.take()
     text = os.readlink(path)
     one.give_back()
@@ -204,9 +204,9 @@ def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None
 
 
 def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) -> None:
-    for clean in (Marker.give_back, Marker.take):
+    for clean in (SymlinkLock.give_back, SymlinkLock.take):
         lossy.next["symlink"] = [broken()]
-        one = Marker(path)
+        one = SymlinkLock(path)
         with pytest.raises(OSError, match="Input/output error"):
             one.take()
         assert os.path.lexists(path)
@@ -217,7 +217,7 @@ def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) 
 
 
 def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str, lossy: Lossy) -> None:
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     one.take()
     lossy.next["unlink"] = [broken()]
     with pytest.raises(OSError, match="Input/output error"):
@@ -231,7 +231,7 @@ def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str,
 
 
 def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path: str, lossy: Lossy) -> None:
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     one.take()
     lossy.next["readlink"] = [broken()]
     with pytest.raises(OSError, match="Input/output error"):
@@ -242,7 +242,7 @@ def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path:
 
 
 def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(path: str) -> None:
-    one = Marker(path)
+    one = SymlinkLock(path)
     one.take()
     os.unlink(path)
     Path(path).touch()
@@ -251,7 +251,7 @@ def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(pa
 
 
 def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
-    one, other = Marker(path), Marker(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
     one.take()
     os.unlink(path)
     other.take()
@@ -263,7 +263,7 @@ def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> No
 @pytest.mark.usefixtures("looks_each_time")
 def test_the_marker_of_a_process_of_this_host_that_has_ended_is_removed(path: str) -> None:
     left_by_another(path)
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     assert is_taken(marker)
     assert not is_taken(marker)
 
@@ -284,7 +284,7 @@ def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, whe
     text = without_field(where)(os.readlink(path))
     os.unlink(path)
     os.symlink(text, path)
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     assert is_taken(marker)
     assert is_taken(marker)
     assert os.readlink(path) == text
@@ -292,7 +292,7 @@ def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, whe
 
 @pytest.mark.usefixtures("looks_each_time")
 def test_that_of_a_process_whose_number_was_given_again_is_removed(path: str) -> None:
-    one = Marker(path)
+    one = SymlinkLock(path)
     one.take()
     text = os.readlink(path)
     os.unlink(path)
@@ -313,7 +313,7 @@ def test_one_process_of_a_host_removes_markers_at_a_time(path: str, remover: soc
     """Else the second might remove the marker that somebody has made after the first has removed the old one."""
     remover.bind(f"\0{log_marker.REMOVER}")
     left_by_another(path)
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     assert is_taken(marker)
     assert is_taken(marker)
     remover.close()
@@ -327,17 +327,17 @@ def test_who_was_about_to_remove_the_marker_of_the_dead_leaves_its_successor(
 ) -> None:
     """Between the look that tells of a death and the turn to remove it another may have removed it."""
     left_by_another(path)
-    one, other = Marker(path), Marker(path)
-    has_seen_die = Home.has_seen_die
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    is_provably_dead = ProcessIdentity.is_provably_dead
 
-    def look(home: Home, session: Any) -> bool:
-        found = has_seen_die(home, session)
-        monkeypatch.setattr(Home, "has_seen_die", has_seen_die)
+    def look(home: ProcessIdentity, session: Any) -> bool:
+        found = is_provably_dead(home, session)
+        monkeypatch.setattr(ProcessIdentity, "is_provably_dead", is_provably_dead)
         os.unlink(path)
         other.take()
         return found
 
-    monkeypatch.setattr(Home, "has_seen_die", look)
+    monkeypatch.setattr(ProcessIdentity, "is_provably_dead", look)
     assert is_taken(one)
     assert is_taken(one)
     other.give_back()
@@ -349,13 +349,13 @@ def test_where_names_can_t_be_taken_nobody_removes_the_marker_of_the_dead(
 ) -> None:
     monkeypatch.setattr(system, "platform", lambda: "somewhere else")
     left_by_another(path)
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     assert is_taken(marker)
     assert is_taken(marker)
 
 
 def test_a_forked_child_gives_back_nothing_of_its_parent_s(path: str) -> None:
-    marker = Marker(path)
+    marker = SymlinkLock(path)
     marker.take()
     pid = os.fork()
     if not pid:

@@ -8,20 +8,19 @@ import pytest
 
 from fscoord import CorruptLogError, FileStore
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_control, encode_death
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.session import Session, encode_death
-from fscoord._log.format.successor import Successor
+from fscoord._log.format.record import MalformedRecord
 from fscoord.inspect import verify
 
 SESSION = Session("host", 7)
-NEXT = Successor(1, b"n" * 16, 500, 9, b"log.1.0123456789ab")
-LATER = Successor(5, b"n" * 16, 0, 0, b"log.5.0123456789ab")
+NEXT = GenerationRef(1, b"n" * 16, 500, 9, b"log.1.0123456789ab")
+LATER = GenerationRef(5, b"n" * 16, 0, 0, b"log.5.0123456789ab")
 
 
 def meaning(kind: str, value: bytes = b"", writer: int = 1, generation: int = 0, sealed: bool = False) -> object:
-    return meaning_of((ord(kind), b"", value, writer, 9), generation, is_sealed=sealed)
+    return decode_control((ord(kind), b"", value, writer, 9), generation, is_sealed=sealed)
 
 
 def test_meaning_of_each_kind() -> None:
@@ -103,7 +102,7 @@ def test_record_after_a_seal_counts_for_nobody(late: tuple[str, bytes, bytes], f
     path.with_name(name.decode()).write_bytes(following)
     path.with_name(name.decode()).chmod(0o600)
     data, chain = begin()
-    seal = Successor(1, b"B" * 16, len(following), chain_there, name)
+    seal = GenerationRef(1, b"B" * 16, len(following), chain_there, name)
     path.write_bytes(data)
     path.chmod(0o600)
     early = FileStore(path, read_only=True)

@@ -18,7 +18,7 @@ from support.plain_reader import read_log
 from fscoord import CorruptLogError, FileStore, StoreTimeoutError
 from fscoord._log.format import record
 from fscoord._log.io import cursor, torn_tail
-from fscoord._log.io.torn_tail import Damage, Skip, TookTooLong, Torn, Verdict, Zeros, void_place
+from fscoord._log.io.torn_tail import Damage, DeadlineReached, Skip, Torn, Verdict, Zeros, void_place
 from fscoord.inspect import verify
 
 CHAIN = 77
@@ -337,7 +337,7 @@ def test_whoever_runs_out_of_time_goes_on_where_it_stopped(descriptor: int, read
     zeros = Zeros()
     zeros.deadline = float("-inf")
     for _ in range(3):
-        with pytest.raises(TookTooLong):
+        with pytest.raises(DeadlineReached):
             zeros.first_data(descriptor, 0, 3500)
     assert zeros.first_data(descriptor, 0, 3500) == 3400
     assert reads == [(0, 1000), (1000, 1000), (2000, 1000), (3000, 500)]
@@ -352,7 +352,7 @@ def test_a_search_that_runs_out_of_time_is_ended(descriptor: int) -> None:
     write(descriptor, (1030, b"x" * 3000))
     zeros = Zeros()
     zeros.deadline = float("-inf")
-    with pytest.raises(TookTooLong):
+    with pytest.raises(DeadlineReached):
         torn_tail.examine(descriptor, 510, CHAIN, zeros, durable=True)
     zeros.deadline = float("inf")
     assert torn_tail.examine(descriptor, 510, CHAIN, zeros, durable=True) == Torn(4096)

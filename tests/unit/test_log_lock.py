@@ -108,9 +108,9 @@ def test_a_lock_that_came_is_gone_on_with_under_the_name_of_its_session(kind: in
         one.try_lock()
     if kind == OFD:
         assert two.holder() == 0
-    grant = threading.Lock()
-    one.adopt(fd, grant)
-    assert (one.fd, one.session, one.grant) == (fd, 4, grant)
+    handover = threading.Lock()
+    one.adopt(fd, handover)
+    assert (one.fd, one.session, one.handover) == (fd, 4, handover)
     assert one._descriptors == {fd}
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(old)
@@ -118,7 +118,7 @@ def test_a_lock_that_came_is_gone_on_with_under_the_name_of_its_session(kind: in
         assert two.holder() == 4
     with pytest.raises(BlockingIOError):
         two.try_lock()
-    one.grant = None
+    one.handover = None
     one.unlock()
     two.try_lock()
 
@@ -126,12 +126,12 @@ def test_a_lock_that_came_is_gone_on_with_under_the_name_of_its_session(kind: in
 @every_kernel_kind
 def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kind: int, path: str, make: Make) -> None:
     one, two = make(kind), make(kind)
-    fd, grant = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
-    grant.acquire()
+    fd, handover = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
+    handover.acquire()
     one.block(fd)
-    one.adopt(fd, grant)
+    one.adopt(fd, handover)
     one.close()
-    assert (one.grant, grant.locked(), one.is_closed) == (None, False, True)
+    assert (one.handover, handover.locked(), one.is_closed) == (None, False, True)
     two.try_lock()
     two.unlock()
     another = LogLock(path, one.fd, kind, threading.RLock(), set())
@@ -146,10 +146,10 @@ def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kin
 def test_a_forked_child_unlocks_nothing(kind: int, make: Make) -> None:
     one, two = make(kind), make(kind)
     one.try_lock()
-    fd, unlock, one.grant = one.fd, one.unlock, threading.Lock()
+    fd, unlock, one.handover = one.fd, one.unlock, threading.Lock()
     one.after_fork(mutex := threading.RLock())
     one.unlock()
-    assert one.grant is None
+    assert one.handover is None
     assert one.mutex is one.next_on(one.fd).mutex is mutex
     with pytest.raises(OSError, match="closed by a fork"):
         one.try_lock()
@@ -220,7 +220,7 @@ def test_how_long_a_wait_is_grows_with_the_tries_and_never_beyond_what_is_left(
     done: list[object] = []
     monkeypatch.setattr(system.time, "sleep", done.append)
     monkeypatch.setattr(system.os, "sched_yield", lambda: done.append("yield"))
-    monkeypatch.setattr(lock, "wait_in_line", lambda _, left, __: done.append(("line", left)))
+    monkeypatch.setattr(lock, "wait_for_lock", lambda _, left, __: done.append(("line", left)))
     one = make(OFD)
 
     def wait(attempt: int, waited: float, left: float = 9.0) -> object:
@@ -251,7 +251,7 @@ def test_where_there_is_no_thread_left_to_wait_in_the_kernel_one_naps(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(lock, "wait_in_line", fails)
+    monkeypatch.setattr(lock, "wait_for_lock", fails)
     one = make(OFD)
     one.wait(1, 0.0, 9.0, lambda: -1, patient=False)
     assert not one.can_block
@@ -319,9 +319,9 @@ def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_
             two.close()
         assert first.is_alive()
         holder.unlock()
-    assert (one.can_block, one.fd != before, two.grant) == (True, True, None)
-    grant, one.grant = one.grant, None
-    grant.release()
+    assert (one.can_block, one.fd != before, two.handover) == (True, True, None)
+    handover, one.handover = one.handover, None
+    handover.release()
     with pytest.raises(BlockingIOError):
         holder.try_lock()
     one.unlock()

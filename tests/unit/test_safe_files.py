@@ -75,13 +75,13 @@ def test_a_log_that_others_are_meant_to_write_is_anybody_s(mode: int, path: str,
 
 def test_where_a_file_of_ours_shows_another_owner_one_with_that_owner_is_ours(path: str, fd: int, owned: Owned) -> None:
     """Root squash, and id mapping."""
-    owned.owners = {"log": STRANGER, safe_files.BIRTH_SUFFIX: STRANGER}
+    owned.owners = {"log": STRANGER, safe_files.TEMPORARY_SUFFIX: STRANGER}
     safe_files.check(path, fd, 0o600, read_only=False)
     assert os.listdir(os.path.dirname(path)) == ["log"]
-    owned.owners[safe_files.BIRTH_SUFFIX] = STRANGER + 1
+    owned.owners[safe_files.TEMPORARY_SUFFIX] = STRANGER + 1
     with pytest.raises(InsecurePathError, match="belongs to uid"):
         safe_files.check(path, fd, 0o600, read_only=False)
-    owned.owners[safe_files.BIRTH_SUFFIX] = STRANGER
+    owned.owners[safe_files.TEMPORARY_SUFFIX] = STRANGER
     with owned.fail(0, errno.EACCES, names=("open",)), pytest.raises(InsecurePathError, match="belongs to uid"):
         safe_files.check(path, fd, 0o600, read_only=False)
 
@@ -100,11 +100,11 @@ def test_a_log_that_others_may_write_is_refused_and_what_else_they_may_is_not_as
 
 
 def test_only_names_of_the_log_s_own_birth_are_removed(path: str, fd: int) -> None:
-    births = [f"{path}.1{safe_files.BIRTH_SUFFIX}", f"{path}.2{safe_files.BIRTH_SUFFIX}"]
-    others = [f"{path}.backup", f"{path}2{safe_files.BIRTH_SUFFIX}"]
+    births = [f"{path}.1{safe_files.TEMPORARY_SUFFIX}", f"{path}.2{safe_files.TEMPORARY_SUFFIX}"]
+    others = [f"{path}.backup", f"{path}2{safe_files.TEMPORARY_SUFFIX}"]
     for name in births + others:
         os.link(path, name)
-    link, stranger = f"{path}.3{safe_files.BIRTH_SUFFIX}", f"{path}.4{safe_files.BIRTH_SUFFIX}"
+    link, stranger = f"{path}.3{safe_files.TEMPORARY_SUFFIX}", f"{path}.4{safe_files.TEMPORARY_SUFFIX}"
     os.symlink(path, link)
     Path(stranger).touch()
     with pytest.raises(InsecurePathError, match="several names"):
@@ -121,10 +121,10 @@ def test_a_link_to_a_file_is_none_of_its_names(path: str, fd: int) -> None:
     found = os.fstat(fd)
     identity = (found.st_dev, found.st_ino)
     os.symlink(path, path + ".link")
-    assert safe_files.leads_to(path, identity)
-    assert not safe_files.leads_to(path + ".link", identity)
-    assert not safe_files.leads_to(path + ".nothing", identity)
-    assert not safe_files.leads_to(path, (found.st_dev, found.st_ino + 1))
+    assert safe_files.names_same_file(path, identity)
+    assert not safe_files.names_same_file(path + ".link", identity)
+    assert not safe_files.names_same_file(path + ".nothing", identity)
+    assert not safe_files.names_same_file(path, (found.st_dev, found.st_ino + 1))
 
 
 def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
@@ -215,10 +215,10 @@ def test_what_appears_overwrites_nothing_and_needs_no_hard_links(exists: bool, e
     with faulty_os() as faulty, faulty.fail(0, error, names=("link",)):
         if exists or error == errno.EIO:
             with pytest.raises(OSError) as caught:
-                safe_files.let_appear(f"{path}.1", path)
+                safe_files.publish(f"{path}.1", path)
             assert caught.value.errno == (errno.EIO if error == errno.EIO else errno.EEXIST)
         else:
-            safe_files.let_appear(f"{path}.1", path)
+            safe_files.publish(f"{path}.1", path)
     assert os.path.exists(path) is (exists or error == errno.EPERM)
     if os.path.exists(path):
         assert Path(path).read_bytes() == (b"old" if exists else b"new")

@@ -10,11 +10,11 @@ import pytest
 from support.faulty import faulty_os
 
 from fscoord import InsecurePathError
-from fscoord._log.format.session import Session
-from fscoord._log.liveness.liveness_file import MAGIC, SIZE, AliveFile, Home, open_alive
+from fscoord._log.format.control_records import Session
+from fscoord._log.liveness.liveness_file import MAGIC, SIZE, LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._runtime import system
 
-Open = Callable[..., AliveFile]
+Open = Callable[..., LivenessFile]
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def open_one(path: str) -> Iterator[Open]:
     """Open the liveness file as one more handle does, which closes it when the test ends."""
-    opened: list[AliveFile] = []
+    opened: list[LivenessFile] = []
 
-    def open_(*, create: bool = True, read_only: bool = False) -> AliveFile:
-        file = open_alive(path, 0o600, set(), create=create, read_only=read_only)
+    def open_(*, create: bool = True, read_only: bool = False) -> LivenessFile:
+        file = open_liveness_file(path, 0o600, set(), create=create, read_only=read_only)
         assert file is not None
         opened.append(file)
         return file
@@ -80,7 +80,7 @@ def test_a_byte_goes_with_its_descriptor(open_one: Open) -> None:
 
 
 def test_who_only_reads_sees_who_lives_and_can_hold_nothing(open_one: Open, path: str) -> None:
-    assert open_alive(path, 0o600, set(), create=False, read_only=True) is None
+    assert open_liveness_file(path, 0o600, set(), create=False, read_only=True) is None
     assert not os.path.exists(path + ".alive")
     one = open_one()
     reader = open_one(create=False, read_only=True)
@@ -114,11 +114,11 @@ def test_a_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_o
 @pytest.mark.parametrize("data", [b"", MAGIC[:3], MAGIC, MAGIC + b"i" * 15, bytes(SIZE), bytes(5000)])
 def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, open_one: Open, path: str) -> None:
     put(path, data)
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
-        open_alive(path, 0o600, set(), create=False, read_only=False)
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
+        open_liveness_file(path, 0o600, set(), create=False, read_only=False)
     keep: set[int] = set()
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
-        open_alive(path, 0o600, keep, create=False, read_only=True)
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
+        open_liveness_file(path, 0o600, keep, create=False, read_only=True)
     assert not keep
     one = open_one()
     assert Path(path + ".alive").read_bytes()[:SIZE] == MAGIC + one.id
@@ -129,7 +129,7 @@ def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, o
 @pytest.mark.parametrize("data", [b"x", b"x" * SIZE, b"x" + MAGIC[1:] + b"i" * 16, bytes(8) + b"i" * 16])
 def test_what_is_another_file_is_never_written_to(data: bytes, open_one: Open, path: str) -> None:
     put(path, data)
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_one()
     assert Path(path + ".alive").read_bytes() == data
 
@@ -140,7 +140,7 @@ def test_zeros_of_which_somebody_holds_a_byte_are_not_made_new(number: int, open
     one = open_one()
     assert one.hold(number)
     put(path, bytes(SIZE))
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_one()
     assert Path(path + ".alive").read_bytes() == bytes(SIZE)
 
@@ -152,7 +152,7 @@ def test_a_liveness_file_that_others_can_write_is_refused_and_closed_unless_it_i
     os.chmod(path + ".alive", 0o622)
     keep: set[int] = set()
     with pytest.raises(InsecurePathError, match="others can write it"):
-        open_alive(path, 0o600, keep, create=True, read_only=False)
+        open_liveness_file(path, 0o600, keep, create=True, read_only=False)
     assert not keep
     open_one(create=False, read_only=True)
 
@@ -165,7 +165,7 @@ def test_a_file_that_is_whole_is_taken_as_it_is(open_one: Open, path: str) -> No
 # Whose process number means something here
 
 
-HERE = Home("host", b"b" * 16, 7, 9)
+HERE = ProcessIdentity("host", b"b" * 16, 7, 9)
 THERE = Session("host", 1234, 55, b"b" * 16, pid_space=7, time_space=9)
 
 
@@ -182,7 +182,7 @@ THERE = Session("host", 1234, 55, b"b" * 16, pid_space=7, time_space=9)
     ],
 )
 def test_a_process_number_means_the_same_on_one_boot_of_one_host_in_one_known_namespace(
-    home: Home, session: Session, shares: bool
+    home: ProcessIdentity, session: Session, shares: bool
 ) -> None:
     assert home.shares_processes_with(session) is shares
 
@@ -192,11 +192,11 @@ def test_a_process_is_another_only_if_it_began_at_another_time_that_is_known(
     found: int, another: bool, the_same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "start_time", lambda pid: found if pid == 1234 else 0)
-    assert HERE.is_another(THERE) is another
-    assert HERE.is_the_same(THERE) is the_same
+    assert HERE.is_other_process(THERE) is another
+    assert HERE.is_same_process(THERE) is the_same
     for unknown in (THERE._replace(start_time=0), THERE._replace(time_space=8)):
-        assert not HERE.is_another(unknown)
-        assert not HERE.is_the_same(unknown)
+        assert not HERE.is_other_process(unknown)
+        assert not HERE.is_same_process(unknown)
 
 
 @pytest.mark.parametrize("most", [1, 10, 23])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fscoord._log.access import hang_watchdog
-from fscoord._log.access.hang_watchdog import FIRST_S, Call, Watcher
+from fscoord._log.access.hang_watchdog import FIRST_S, HangWatchdog, KernelCall
 from fscoord._runtime import system
 
 HANG_S = 60
@@ -37,11 +37,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelCall]:
     """A call of which a thread of its own takes care, whatever else this process has open."""
     monkeypatch.setattr(hang_watchdog, "_open", weakref.WeakSet())
-    monkeypatch.setattr(hang_watchdog, "_watcher", [Watcher()])
-    found = Call("/some/where")
+    monkeypatch.setattr(hang_watchdog, "_watcher", [HangWatchdog()])
+    found = KernelCall("/some/where")
     yield found
     thread = hang_watchdog._watcher[0]._thread
     found.close()
@@ -63,7 +63,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 
 def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
-    call: Call, clock: Clock, told: list[tuple[object, ...]]
+    call: KernelCall, clock: Clock, told: list[tuple[object, ...]]
 ) -> None:
     for _ in range(2):  # each call by itself
         told.clear()
@@ -76,7 +76,7 @@ def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
         assert len(told) == 4
 
 
-def test_a_handle_that_is_closed_makes_no_calls(call: Call, clock: Clock, told: list[tuple[object, ...]]) -> None:
+def test_a_handle_that_is_closed_makes_no_calls(call: KernelCall, clock: Clock, told: list[tuple[object, ...]]) -> None:
     call.begin()
     call.close()
     call.look(clock.now + 1e6)
@@ -84,14 +84,14 @@ def test_a_handle_that_is_closed_makes_no_calls(call: Call, clock: Clock, told: 
     call.close()
 
 
-def test_the_thread_that_looks_is_there_while_a_handle_is(call: Call) -> None:
+def test_the_thread_that_looks_is_there_while_a_handle_is(call: KernelCall) -> None:
     call.begin()
     watcher = hang_watchdog._watcher[0]
     thread = watcher._thread
     assert thread.daemon
     call.begin()
     assert watcher._thread is thread
-    other = Call("/else/where")
+    other = KernelCall("/else/where")
     call.close()
     assert thread.is_alive()
     other.close()
@@ -100,7 +100,9 @@ def test_the_thread_that_looks_is_there_while_a_handle_is(call: Call) -> None:
     assert watcher._thread is None
 
 
-def test_where_there_is_no_thread_left_the_next_call_tries_again(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_thread_left_the_next_call_tries_again(
+    call: KernelCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -112,7 +114,7 @@ def test_where_there_is_no_thread_left_the_next_call_tries_again(call: Call, mon
     assert hang_watchdog._watcher[0]._thread is not None
 
 
-def test_a_forked_child_has_a_watcher_of_its_own(call: Call) -> None:
+def test_a_forked_child_has_a_watcher_of_its_own(call: KernelCall) -> None:
     call.begin()
     (parent,) = hang_watchdog._watcher
     thread = parent._thread
@@ -126,7 +128,9 @@ def test_a_forked_child_has_a_watcher_of_its_own(call: Call) -> None:
     assert thread.is_alive()
 
 
-def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(
+    call: KernelCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
     woken: list[int] = []
 
     class Wake:
@@ -134,7 +138,7 @@ def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(call: Call, monk
             woken.append(len(hang_watchdog._open))
 
     monkeypatch.setattr(hang_watchdog._watcher[0], "wake", Wake())
-    other = Call("/else/where")
+    other = KernelCall("/else/where")
     call.close()
     assert woken == []
     other.close()
