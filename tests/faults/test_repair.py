@@ -272,7 +272,7 @@ def test_whoever_may_write_a_log_it_can_be_read_but_nothing_else_can(path: str, 
     os.unlink(path)
     os.unlink(output)
     os.mkfifo(path)
-    with pytest.raises(InsecurePathError, match="no regular file"):
+    with pytest.raises(InsecurePathError, match="not a regular file"):
         repair(path, output, write=True)
 
 

@@ -71,7 +71,7 @@ def test_who_takes_another_byte_gives_back_the_one_before_and_the_same_again_is_
 def test_a_byte_goes_with_its_descriptor(open_one: Open) -> None:
     keep: set[int] = set()
     other, one = open_one(), open_one()
-    one._keep = keep
+    one._owned_fds = keep
     keep.add(one._fd)
     assert one.hold(3)
     one.close()

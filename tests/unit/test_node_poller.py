@@ -42,7 +42,7 @@ class Process:
 
 def in_line() -> list[threading.Thread]:
     """The threads that wait for a election."""
-    return [thread for thread in threading.enumerate() if thread.name == "fscoord-election"]
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-poller"]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callabl
     assert not two.election.try_elect(two.waiter)
     two.election.remove(two.waiter)
     (fd,), (thread,) = two.election._requested, in_line()
-    assert thread.daemon, "or the process could not end while another has the election"
+    assert thread.daemon, "or the process could not end while another has the lock"
     one.election.remove(one.waiter)
     thread.join(HANG_S)
     assert (two.election._held, two.election._requested) == (set(), set())

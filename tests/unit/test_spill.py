@@ -26,6 +26,7 @@ from fscoord import (
     open_store,
 )
 from fscoord._log.format import record
+from fscoord._log.format.record import LogPosition
 from fscoord._log.io import spill
 from fscoord.stores.file.options import SPILL_BYTES
 
@@ -409,7 +410,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         store.check(["queue"])
         log = store._log
         with open(log.file, "rb") as file:
-            found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
+            found = list(spill.find_long(file.fileno(), log._start, LogPosition(log._offset, log._chain), LEAST))
             data = file.read()
         known = [(spot.key.decode(), data[spot.offset : spot.offset + spot.size]) for spot in found]
         assert known == [item for item in values.items() if len(item[1]) >= LEAST] + [
@@ -418,7 +419,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         torn = data[: found[3].offset - 40]  # the frame of a record is gone, or is not sound
         Path(log.file).write_bytes(torn)
         with open(log.file, "rb") as file:
-            found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
+            found = list(spill.find_long(file.fileno(), log._start, LogPosition(log._offset, log._chain), LEAST))
         assert len(found) < 10
 
 
@@ -449,7 +450,7 @@ def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
     add(record.SET, b"behind", bytes(least))
     path.write_bytes(data)
     with path.open("rb") as file:
-        found = list(spill.find_long(file.fileno(), spill.Place(0, 77), spill.Place(end, 0), least))
+        found = list(spill.find_long(file.fileno(), LogPosition(0, 77), LogPosition(end, 0), least))
     assert found == expected
 
 
