@@ -30,8 +30,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from fscoord._log import log as log_file
-from fscoord._log.access import direct, mount
+from fscoord._log import log as log_file, opened
+from fscoord._log.access import mount
 from fscoord._runtime.signals import lose_none
 
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
@@ -149,7 +149,7 @@ def mounts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that open logs by the thousand on one mount: it is looked up once, which is a third of an open."""
     look_up = functools.cache(mount.find_mount)
     monkeypatch.setattr(log_file, "find_mount", look_up)
-    monkeypatch.setattr(direct, "find_mount", look_up)
+    monkeypatch.setattr(opened, "find_mount", look_up)
 
 
 # Leaks: what a test opens, starts or forks is gone when it ends

@@ -271,7 +271,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
         async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
             with FileStore(path) as other:
                 other.set("k", "1")
-                lock = other._log._lock
+                lock = other._log.handle.lock
                 lock.try_lock()
                 try:
                     writes = [asyncio.ensure_future(asynchronous.set(f"k{number}", "2")) for number in range(9)]

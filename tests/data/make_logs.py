@@ -76,7 +76,7 @@ def make_every_kind(path: Path, world: World) -> None:
     store = FileStore(path, world_size=3, timeout=0.01)
     other = FileStore(path, world_size=3, timeout=0.01)
     for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
-        handle._log._introduce_as = partial(introduction, {"rank": rank, "label": label})
+        handle._log.registration._introduce = partial(introduction, {"rank": rank, "label": label})
     try:
         store.get("never")
     except StoreTimeoutError:
@@ -161,7 +161,7 @@ def make_generations(directory: Path) -> None:
         def opened(number: int, **arguments: Any) -> Iterator[FileStore]:
             world.random = bytes([number])
             with FileStore(path, **arguments) as store:
-                store._log._introduce_as = partial(introduction, {"rank": number, "label": "run"})
+                store._log.registration._introduce = partial(introduction, {"rank": number, "label": "run"})
                 world.random = bytes([number + 16])  # of the generation that it makes
                 yield store
             world.now += 10**9

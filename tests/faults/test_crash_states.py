@@ -146,7 +146,7 @@ class Judge:
             store.set("after", "1")
             store.compact()
             store.set("behind", "2")
-            assert store._log._alive is not None, "nobody can tell whether this process lives"
+            assert store._log.liveness.file is not None, "nobody can tell whether this process lives"
         expected = values | {b"after": b"1", b"behind": b"2"}, queues
         with FileStore(path, read_only=True, timeout=LIMIT_S) as reader:
             assert contents(reader) == expected

@@ -89,7 +89,9 @@ def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, e
             assert number > 15
             both.check(name)
         logs = [both.store._log, both.other._log]
-        assert descriptors() == open_before + sum(log._root_fd >= 0 for log in logs), "and one for each in a later file"
+        assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
+            "and one for each in a later file"
+        )
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)

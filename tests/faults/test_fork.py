@@ -104,7 +104,7 @@ def test_parent_and_child_use_one_handle(path: str, lock: str, fork: Callable[[]
         for _ in range(50):
             store.add("n", 1)
         store.append("text", "child")
-        return {"k": store.get("k"), "own": len(store._log._descriptors)}
+        return {"k": store.get("k"), "own": len(store._log.handle.owned_fds)}
 
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "before")
@@ -161,7 +161,7 @@ def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what:
             store.close()
 
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
-        kernel = store._log._lock
+        kernel = store._log.handle.lock
         kernel.try_lock()
         try:
             with Child(fork, work, store) as child:
@@ -367,7 +367,7 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
 
     monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
     with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
-        kernel = other._log._lock
+        kernel = other._log.handle.lock
         kernel.try_lock()
         try:
             with start_thread(store.add, "n", 1) as waiter:
@@ -386,7 +386,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: 
 
     def parent() -> int:
         store = FileStore(path)
-        store._log._lock.try_lock()
+        store._log.handle.lock.try_lock()
         pid = os.fork()
         if pid == 0:
             signal.alarm(HANG_S)

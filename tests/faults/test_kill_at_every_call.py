@@ -43,7 +43,7 @@ def perform(path: Path, operation: str, condition: Any, number: int, part: float
     with faulty_system() as faulty:
         store, other = FileStore(path, timeout=LIMIT_S), FileStore(path, timeout=LIMIT_S)
         condition(store, other)
-        store._log._looked = 0.0  # so that it looks whether the file is still there, too
+        store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
         faulty.calls.clear()
         with faulty.instead(does):
             OPERATIONS[operation](store)

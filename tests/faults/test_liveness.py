@@ -17,8 +17,9 @@ from faults.test_fork import Child, every_fork, fork_in_c
 
 from fscoord import FileStore, StoreError, StoreGoneError
 from fscoord._log.format.control_records import Session
-from fscoord._log.liveness import presence
+from fscoord._log.liveness import own_byte
 from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.liveness.own_byte import Liveness
 from fscoord._runtime import system
 from fscoord.inspect import dump
 
@@ -136,7 +137,7 @@ def test_a_handle_may_be_several_ranks(path: str) -> None:
 
 
 def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watcher: FileStore) -> None:
-    alive = watcher._log._alive
+    alive = watcher._log.liveness.file
     assert alive is not None
     with open(path + ".alive", "r+b", buffering=0) as stranger:
         lock = system.fcntl.F_OFD_SETLK
@@ -234,8 +235,8 @@ def test_a_rank_that_comes_again_lives(path: str, watcher: FileStore) -> None:
 def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
         other.set("k", "v")
-        monkeypatch.setattr(type(store._log), "lives", lambda *_: False)
-        assert store._log.bury(2, HANG_S)
+        monkeypatch.setattr(Liveness, "is_alive", lambda *_: False)
+        assert store._log.record_death(2, HANG_S)
         size = os.path.getsize(path)
         for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
             with pytest.raises(StoreGoneError, match=r"session 2 is dead.*open the store again"):
@@ -251,22 +252,22 @@ def test_a_death_is_the_verdict_whatever_its_byte_says_and_who_was_never_there_i
         store.set("k", "v")
         other.set("k", "w")
         assert store.get("k") == b"w"
-        assert store._log.lives(2, None) is True
-        assert store._log.lives(99, None) is None
+        assert store._log.liveness.is_alive(2, None) is True
+        assert store._log.liveness.is_alive(99, None) is None
         with monkeypatch.context() as patch:
-            patch.setattr(type(store._log), "lives", lambda *_: False)
-            assert store._log.bury(2, HANG_S)
-        assert store._log._alive is not None
-        assert store._log._alive.is_held(2)
-        assert store._log.lives(2, None) is False
+            patch.setattr(Liveness, "is_alive", lambda *_: False)
+            assert store._log.record_death(2, HANG_S)
+        assert store._log.liveness.file is not None
+        assert store._log.liveness.file.is_held(2)
+        assert store._log.liveness.is_alive(2, None) is False
 
 
 def test_who_has_asked_who_lives_and_wrote_nothing_looks_after_no_byte(path: str, watcher: FileStore) -> None:
     watcher.set("k", "v")
     with FileStore(path, timeout=HANG_S) as other:
         assert other.get("k") == b"v"
-        assert other._log.lives_now(1, None) is True
-        other._log._looked = 0.0
+        assert other._log.is_alive(1, None) is True
+        other._log.handle.path_checked_at = 0.0
         assert other.get("k") == b"v"
         assert other._log.session == 0
 
@@ -277,16 +278,16 @@ def test_that_liveness_can_t_be_told_is_said_once(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(presence, "open_liveness_file", refuse)
+    monkeypatch.setattr(own_byte, "open_liveness_file", refuse)
     with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
         store.set("k", "v")
-        store._log._take_byte()
+        store._log.liveness.take_byte()
     assert [text for text in caplog.messages if "can't be used" in text] == caplog.messages[:1]
 
 
 def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1) as other:
-        assert not watcher._log.bury(other.session, HANG_S)
+        assert not watcher._log.record_death(other.session, HANG_S)
         assert "death" not in [entry.kind for entry in dump(path)]
 
 
@@ -330,7 +331,7 @@ def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_
         orphan = int(os.read(orphan_ready, 20))
         try:
             victim.kill()
-            alive = watcher._log._alive
+            alive = watcher._log.liveness.file
             assert alive is not None
             assert alive.is_held(victim.session)
             assert watcher.dead_ranks([1]) == [1]
@@ -438,7 +439,7 @@ def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_wr
     os.replace(path + ".alive", path + ".moved")
     with FileStore(path, rank=1) as other:
         now = system.time.monotonic()
-        watcher._log._looked = watcher._log._alive_checked = now - 10
+        watcher._log.handle.path_checked_at = watcher._log.liveness.checked_at = now - 10
         watcher.set("k", "v")
         assert watcher.session == 3
         assert lives(other) == {1: "unknown", 2: "yes", 3: "yes"}
@@ -531,8 +532,8 @@ def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, m
         store.set("k", "v")
         other.set("k", "w")
         with monkeypatch.context() as patch:
-            patch.setattr(type(store._log), "lives", lambda *_: False)
-            assert store._log.bury(2, HANG_S)
+            patch.setattr(Liveness, "is_alive", lambda *_: False)
+            assert store._log.record_death(2, HANG_S)
         FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
         for _ in range(compactions):
             store.compact()

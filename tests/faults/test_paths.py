@@ -30,7 +30,7 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from fscoord._log.io import cursor as reader
+from fscoord._log import recovery
 from fscoord._runtime import system
 from fscoord.inspect import dump
 
@@ -174,13 +174,13 @@ def test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its
         for _ in range(compactions):
             store.compact()
             store.set("k", "w")
-        file = Path(store._log.file)
+        file = Path(store._log.handle.file)
         data = file.read_bytes()
         file.unlink()
         file.write_bytes(data + data)
         file.chmod(0o600)
-        store._log._trouble = reader.DIRTY
-        store._log._looked = time.monotonic() + 3600
+        store._log.handle.recovery = recovery.POSITION
+        store._log.handle.path_checked_at = time.monotonic() + 3600
         with pytest.raises(StoreGoneError):
             store.get("k")
 

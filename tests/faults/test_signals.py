@@ -23,7 +23,7 @@ from support.places import start_thread
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log import log as log_file
+from fscoord._log import recovery
 from fscoord._log.io import safe_files
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
@@ -79,14 +79,14 @@ class Pair:
 
     def check(self, where: str) -> None:
         """The lock and the mutex are free, the handle works, and knows what a fresh one knows."""
-        kernel = self.other._log._lock
+        kernel = self.other._log.handle.lock
         try:
             kernel.try_lock()
         except BlockingIOError:
             pytest.fail(f"interrupted at {where}, it kept the lock")
         finally:
             kernel.unlock()
-        assert not self.store._log._shared.is_inside, where
+        assert not self.store._log.handle.shared.is_inside, where
         with start_thread(self.store.set, "from another thread", where) as thread:
             thread.join()
         assert self.store.add("works", 1) == int(self.other.get("works")), where
@@ -192,12 +192,15 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
                 run(at, lambda: call(both.store))
             both.check(", ".join(at.where for at in points))
         logs = [both.store._log, both.other._log]
-        assert descriptors() == open_before + sum(log._root_fd >= 0 for log in logs), "and one for each in a later file"
+        assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
+            "and one for each in a later file"
+        )
 
 
 LOOP = """
 import random, signal, sys
 from fscoord import FileStore
+from fscoord._log import recovery
 from fscoord._runtime.signals import lose_none
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -407,7 +410,7 @@ def test_a_handler_that_calls_the_store_works_or_is_refused(
             number += step
             both.renew()
             if dirty:
-                both.store._log._trouble |= log_file.DIRTY
+                both.store._log.handle.recovery |= recovery.POSITION
             said: list[str] = []
             at = At(number, lambda: said.append(outcome(HANDLERS[handler], both.store)))  # noqa: B023
             with at:
@@ -465,7 +468,7 @@ def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
 def test_a_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
     found: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
-        kernel = other._log._lock
+        kernel = other._log.handle.lock
 
         def disturb() -> None:
             wait_until(lock_threads)

@@ -357,8 +357,8 @@ def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str
     with FileStore(path, lock=lock) as store:
         store.set("k", "v")
         whole = contents(path)
-        log_lock = store._log._lock
-        with store._log.mutex:
+        log_lock = store._log.handle.lock
+        with store._log.handle.mutex:
             log_lock.try_lock()
             try:
                 assert verify(path, timeout=0).verdict == "sound", "a whole log needs no lock"

@@ -112,7 +112,7 @@ def test_open_handles_meet_their_deadlines_and_go_on_reading(path: Path, without
             with pytest.raises(StoreTimeoutError):
                 call()
         assert time.monotonic() - started < HANG_S
-        assert store._log._zeros._end > size + (1 << 20), "each goes on where the one before has stopped"
+        assert store._log.handle.zeros._end > size + (1 << 20), "each goes on where the one before has stopped"
         os.truncate(path, size)
         assert store.get("k") == b"1"
         store.set("k", "2")

@@ -218,7 +218,7 @@ def hold_and_stop(worker: Worker, ttl: float | None) -> str:
     lock = Lock(worker.stores["store"], "named", ttl=ttl)
     lock.acquire()
     worker.report("holding")
-    with worker.stores["store"]._log.mutex:  # so that no thread has the log's own lock meanwhile
+    with worker.stores["store"]._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         lock.check()

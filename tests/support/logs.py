@@ -14,7 +14,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 
 SECTOR = 512
 VOID_SIZE = 37
@@ -44,7 +44,7 @@ class Handle:
     def __init__(self, path: str, *, durable: bool = False, read_only: bool = False) -> None:
         self._collector = Collector()
         wanted = LogOptions(OFD, durable, read_only, limit=LIMIT_S)
-        self.log = LogFile(path, self._collector, wanted, lambda: Session("host", 1))
+        self.log = Log(path, self._collector, wanted, lambda: Session("host", 1))
 
     def look(self) -> list[Record]:
         """Every data record that is complete by now."""

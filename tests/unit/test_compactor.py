@@ -41,7 +41,7 @@ class Sealing(Exception):
 
 def before_the_seal(store: FileStore, monkeypatch: pytest.MonkeyPatch, does: Any) -> None:
     """Let `store` call ``does(path of the new generation)`` when all that is left to write is the seal."""
-    append = store._log._append
+    append = store._log.writer.append
 
     def append_late(kind: int, *rest: Any) -> None:
         if kind == record.SEAL:
@@ -49,7 +49,7 @@ def before_the_seal(store: FileStore, monkeypatch: pytest.MonkeyPatch, does: Any
             does(os.path.join(os.path.dirname(store._log.path), name))
         append(kind, *rest)
 
-    monkeypatch.setattr(store._log, "_append", append_late)
+    monkeypatch.setattr(store._log.writer, "append", append_late)
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
@@ -143,7 +143,7 @@ def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
             store.compact()
         assert not caught.value.maybe_applied
         assert names(path) == []
-        assert store._log._descriptors <= store._log._in_use()
+        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
 
         def refuse(file: str) -> None:
             raise Sealing
@@ -172,13 +172,14 @@ def test_a_generation_stays_if_its_seal_may_have_been_written(error: int, path: 
 
 def test_a_compaction_keeps_no_descriptor_of_what_it_has_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[set[int]] = []
-    compact = Compactor._compact
+    compact = Compactor.compact
 
-    def compact_and_look(log: Any) -> None:
-        compact(log)
-        left.append(log._descriptors - log._in_use())
+    def compact_and_look(compactor: Any) -> None:
+        compact(compactor)
+        handle = compactor._handle
+        left.append(handle.owned_fds - handle.fds_in_use())
 
-    monkeypatch.setattr(Compactor, "_compact", compact_and_look)
+    monkeypatch.setattr(Compactor, "compact", compact_and_look)
     with FileStore(path) as store:
         store.set("k", "1")
         for _ in range(3):
@@ -215,13 +216,13 @@ def test_a_new_run_voids_what_the_one_before_left_torn(path: Path) -> None:
 def test_a_log_that_is_removed_before_its_next_life_begins_is_left_and_another_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = Compactor._begin_life
+    begin = Compactor.begin_life
 
-    def begin_late(log: Any, run: Any) -> None:
-        path.unlink()  # as who ended it does
-        begin(log, run)
+    def begin_late(compactor: Any, run: Any) -> None:
+        path.unlink()  # as the process that ended it does
+        begin(compactor, run)
 
-    monkeypatch.setattr(Compactor, "_begin_life", begin_late)
+    monkeypatch.setattr(Compactor, "begin_life", begin_late)
     with FileStore(path, run_id=("job", 0)) as store:
         store.set("k", "1")
         with FileStore(path, run_id=("job", 1)) as late:
@@ -247,12 +248,12 @@ def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_
     """Session 1 was rank 5, and then 6; session 2, if there is one, was rank 5 after it."""
     with FileStore(path) as store:
         log = store._log
-        log.sessions = {1: Session("h", 1, rank=6), 3: Session("h", 3)}
-        log.sessions |= {number: Session("h", number, rank=5) for number in others}
-        log.ranks = {5: {1} | others, 6: {1}}
-        log.deaths = dict.fromkeys(dead, 7)
-        log._last_session = 3
-        entries = list(log._snapshot(3))
+        log.table.sessions = {1: Session("h", 1, rank=6), 3: Session("h", 3)}
+        log.table.sessions |= {number: Session("h", number, rank=5) for number in others}
+        log.table.ranks = {5: {1} | others, 6: {1}}
+        log.table.deaths = dict.fromkeys(dead, 7)
+        log.table.last = 3
+        entries = list(log.compactor._snapshot(3))
     found = [(number, Session.decode(value).rank) for kind, _, value, number, _ in entries if kind == record.SESSION]
     assert found == kept
     assert [kind for kind, *_ in entries].count(record.DEATH) == len(dead)
@@ -264,4 +265,4 @@ def test_what_those_who_live_take_of_a_log_is_known_to_the_byte(path: Path) -> N
         other.delete_key("k")
         store.compact()
         assert store.num_keys() == 0
-        assert store._log._live_size() == os.path.getsize(store._log.file)
+        assert store._log.compactor._live_size() == os.path.getsize(store._log.handle.file)

@@ -115,7 +115,7 @@ def compacted(path: str) -> str:
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        return store._log.file
+        return store._log.handle.file
 
 
 def next_record(data: bytes, kind: int, value: bytes) -> bytes:

@@ -309,9 +309,9 @@ def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
         )
         for write in writes:
             write()
-        assert not store._log.bell
+        assert not store._log.handle.bell
         assert rung == []
-        store._log.bell = 1
+        store._log.handle.bell = 1
         for write in writes:
             write()
         assert rung == [[b"a"], [b"a"], [b"a", b"b"], [b"q"]]
@@ -371,11 +371,11 @@ def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> 
 
 def test_who_is_called_in_the_middle_of_its_own_operation_does_not_close(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
-        with store._log.mutex:
-            store._log._shared.is_inside = True
+        with store._log.handle.mutex:
+            store._log.handle.shared.is_inside = True
             with pytest.raises(StoreError, match="signal handler or finalizer"):
                 store.close()
-            store._log._shared.is_inside = False
+            store._log.handle.shared.is_inside = False
         store.set("k", "v")
 
 

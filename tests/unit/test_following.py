@@ -16,7 +16,8 @@ from fscoord import CorruptLogError, FileStore, StoreError, StoreTimeoutError, S
 from fscoord._log.format import record
 from fscoord._log.generations.compaction import Compactor
 from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.cursor import APPLYING, CHUNK, DIRTY
+from fscoord._log.io.cursor import CHUNK
+from fscoord._log.recovery import APPLYING, POSITION
 from fscoord.inspect import dump
 
 
@@ -56,10 +57,10 @@ def test_what_a_record_promises_is_there_or_not_to_the_byte(path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"v" * 500)
         size = os.path.getsize(path)
-        handle.log._offset, handle.log._pending = size - 300, b"x" * 100
-        assert handle.log._has(200)
-        assert not handle.log._has(201)
-        handle.log._trouble = APPLYING  # all is read again
+        handle.log.handle.offset, handle.log.handle.pending = size - 300, b"x" * 100
+        assert handle.log.cursor._file_has(200)
+        assert not handle.log.cursor._file_has(201)
+        handle.log.handle.recovery = APPLYING  # all is read again
 
 
 def test_what_was_seen_with_a_hole_is_read_again_once_it_may_be_filled(path: str) -> None:
@@ -82,11 +83,11 @@ def test_who_looks_goes_on_into_the_next_generation_without_a_lock_and_in_the_sa
         store.set("k", "2")
         store.compact()
         store.set("k", "3")
-        store._log._lock.try_lock()
+        store._log.handle.lock.try_lock()
         reader._log.refresh(0)
-        store._log._lock.unlock()
+        store._log.handle.lock.unlock()
         assert reader._state.values == {b"k": b"3"}
-        assert reader._log.header.generation == 2
+        assert reader._log.handle.header.generation == 2
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -102,11 +103,11 @@ def test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody(
         with open(path, "r+b") as file:
             data = file.read()
             file.write(record.encode(*late, 9, 1, record.chain_at_end(data))[0])
-        assert (other.get("k"), other._log.left) == (b"v", 0)
-        assert (store.get("k"), store._log.left) == (b"v", 0)
-        assert other._log.header.generation == 1
+        assert (other.get("k"), other._log.table.left) == (b"v", 0)
+        assert (store.get("k"), store._log.table.left) == (b"v", 0)
+        assert other._log.handle.header.generation == 1
     with FileStore(path, read_only=read_only) as fresh:
-        assert (fresh.get("k"), fresh._log.left, fresh._log.header.generation) == (b"v", 0, 1)
+        assert (fresh.get("k"), fresh._log.table.left, fresh._log.handle.header.generation) == (b"v", 0, 1)
 
 
 def test_of_a_durable_log_what_was_read_is_synced_before_one_goes_on_elsewhere(path: str) -> None:
@@ -136,23 +137,23 @@ def test_of_a_log_that_is_not_durable_nothing_is_synced_by_who_reads(path: str) 
 def test_who_had_been_interrupted_waits_for_the_lock_as_anybody_does(path: str) -> None:
     with opened(path) as handle, opened(path) as other:
         other.write(b"k", b"v")
-        other.log._lock.try_lock()
-        handle.log._trouble = DIRTY
+        other.log.handle.lock.try_lock()
+        handle.log.handle.recovery = POSITION
         with pytest.raises(StoreTimeoutError, match="host:1 holds it"):
             handle.log.update(record.SET, b"k", b"w", None, 0)
-        other.log._lock.unlock()
+        other.log.handle.lock.unlock()
         handle.write(b"k", b"w")
 
 
 def test_what_an_interruption_left_open_is_closed(path: str) -> None:
     with opened(path) as handle:
         left = os.open(path, os.O_RDONLY)
-        handle.log._descriptors.add(left)
+        handle.log.handle.owned_fds.add(left)
         handle.look()
         os.fstat(left)
-        handle.log._trouble = DIRTY
+        handle.log.handle.recovery = POSITION
         handle.look()
-        assert left not in handle.log._descriptors
+        assert left not in handle.log.handle.owned_fds
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(left)
 
@@ -160,11 +161,11 @@ def test_what_an_interruption_left_open_is_closed(path: str) -> None:
 def test_who_was_interrupted_keeps_its_lock_and_opens_no_more_than_it_must(path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"v")
-        lock, descriptor = handle.log._lock, handle.log._lock.fd
-        for trouble in (DIRTY, APPLYING):
-            handle.log._trouble = trouble
+        lock, descriptor = handle.log.handle.lock, handle.log.handle.lock.fd
+        for trouble in (POSITION, APPLYING):
+            handle.log.handle.recovery = trouble
             assert [found[2] for found in handle.look()] == [b"v"]
-            assert handle.log._lock is lock
+            assert handle.log.handle.lock is lock
             assert lock.fd == descriptor
 
 
@@ -192,7 +193,7 @@ def test_an_operation_in_the_middle_of_another_of_the_same_thread_is_refused(
 def test_only_who_writes_may_have_written_when_the_lock_cannot_be_given_back(writes: bool, path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"v")
-        lock = handle.log._lock
+        lock = handle.log.handle.lock
         real = lock.unlock
 
         def fails() -> None:
@@ -212,14 +213,14 @@ def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, mon
     with opened(path) as handle, monkeypatch.context() as patch:
         patch.setattr(safe_files, "close_owned", lambda fd, _: closed.append(fd))
         for fd in (-1, 0, 1):
-            handle.log._drop(fd)
+            handle.log.handle.close_fd(fd)
         assert closed == [0, 1]
 
 
 def test_a_log_that_cannot_be_opened_again_is_tried_again_by_the_next_operation(path: str) -> None:
     with faulty_os() as faulty, opened(path) as handle:
         handle.write(b"k", b"v")
-        handle.log._trouble = DIRTY
+        handle.log.handle.recovery = POSITION
         for _ in range(2):
             with (
                 faulty.fail(0, errno.EMFILE, names=("open",)),
@@ -286,26 +287,26 @@ def test_a_log_is_compacted_when_that_is_worth_it_and_not_again_too_soon(
     with FileStore(path, compact_bytes=1000) as store:
         log = store._log
         monkeypatch.setattr(Compactor, "_live_size", lambda _: live)
-        monkeypatch.setattr(Compactor, "_compact", lambda _: done.append("compacted"))
+        monkeypatch.setattr(Compactor, "compact", lambda _: done.append("compacted"))
         with monkeypatch.context() as patch:
-            patch.setattr(log, "_offset", offset)
-            patch.setattr(log, "header", log.header._replace(generation=generation))
-            assert log._tries_to_compact(more) == tried
+            patch.setattr(log.handle, "offset", offset)
+            patch.setattr(log.handle, "header", log.handle.header._replace(generation=generation))
+            assert log.compactor.compact_if_due(more) == tried
         assert done == ["compacted"] * tried
-        assert log._compact_at == next_at
+        assert log.handle.compact_at == next_at
 
 
 def test_the_number_of_a_life_begins_again_when_it_is_used_up(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         log = store._log
-        log.header = log.header._replace(life=(1 << 32) - 1)
-        log._lock.try_lock()
-        log._is_settled, log._is_ended = False, True  # as for who opens a finished log
-        log._begin_life(None)
-        log._lock.unlock()
+        log.handle.header = log.handle.header._replace(life=(1 << 32) - 1)
+        log.handle.lock.try_lock()
+        log.handle.is_settled, log.table.is_ended = False, True  # as for who opens a finished log
+        log.compactor.begin_life(None)
+        log.handle.lock.unlock()
         with FileStore(path) as other:
-            assert (other._log.header.life, other._log.header.generation) == (0, 1)
+            assert (other._log.handle.header.life, other._log.handle.header.generation) == (0, 1)
 
 
 # -- dump --------------------------------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def test_a_generation_that_cannot_be_dumped_is_said_and_closed(what: str, path: 
     with FileStore(path) as store:
         store.set("k", "v")
         store.compact()
-        later = store._log.file
+        later = store._log.handle.file
     make(str(tmp_path / "other"), lambda handle: handle.write(b"k", b"v"))
     put(later, (tmp_path / "other").read_bytes() if what == "another log" else b"text")
     before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""`LogFile` by itself: what it keeps when it fails, who may call it when, and what a call that moves on says."""
+"""`Log` by itself: what it keeps when it fails, who may call it when, and what a call that moves on says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, SOFT
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord._runtime import forks
 
 
@@ -30,13 +30,13 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
-def make(path: str, *, lock: int = OFD, participants: int = 0, mount: Mount | None = None) -> LogFile:
+def make(path: str, *, lock: int = OFD, participants: int = 0, mount: Mount | None = None) -> Log:
     wanted = LogOptions(lock, limit=LIMIT_S)
-    return LogFile(path, Collector(), wanted, lambda: Session("host", 1), participants, mount)
+    return Log(path, Collector(), wanted, lambda: Session("host", 1), participants, mount)
 
 
 @pytest.fixture
-def log(path: str) -> Iterator[LogFile]:
+def log(path: str) -> Iterator[Log]:
     log = make(path)
     yield log
     log.close()
@@ -57,7 +57,7 @@ def test_a_handle_that_could_not_be_opened_keeps_nothing_open_for_who_keeps_the_
         for _ in range(2):  # the second is one that generation 0 names
             store.compact()
             assert store.get("k") == b"1"
-        file = store._log.file
+        file = store._log.handle.file
     Path(file).write_bytes(b"no log" * 100)
     with pytest.raises(CorruptLogError) as caught:
         make(path)
@@ -66,7 +66,7 @@ def test_a_handle_that_could_not_be_opened_keeps_nothing_open_for_who_keeps_the_
 
 
 @pytest.mark.parametrize("inner", ["refresh", "update", "close"])
-def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log: LogFile) -> None:
+def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log: Log) -> None:
     """As a signal handler makes it."""
     calls = {
         "refresh": lambda: log.refresh(LIMIT_S),
@@ -81,17 +81,17 @@ def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log
 
     for _ in range(2):
         log.update(0, b"k", b"", decide, LIMIT_S)
-    assert [value for _, _, value, *_ in log._consumer.records] == [b"1", b"1"]
+    assert [value for _, _, value, *_ in log.machine.records] == [b"1", b"1"]
 
 
-def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_told(log: LogFile, path: str) -> None:
+def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_told(log: Log, path: str) -> None:
     handover = threading.Lock()
     handover.acquire()
-    log._lock.try_lock()
-    log._lock.handover = handover
-    log._lock.try_lock = lambda: pytest.fail("it is asked for again")
+    log.handle.lock.try_lock()
+    log.handle.lock.handover = handover
+    log.handle.lock.try_lock = lambda: pytest.fail("it is asked for again")
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
-    assert (log._lock.handover, handover.locked()) == (None, False)
+    assert (log.handle.lock.handover, handover.locked()) == (None, False)
     with opened(path) as other:
         other.write(b"k", b"w")
 
@@ -100,7 +100,7 @@ def test_an_interrupted_unlock_is_done_again(path: str) -> None:
     """A soft lock is given back by Python's code, where an interruption may come at any line."""
     log = make(path, lock=SOFT)
     log.update(record.SET, b"k", b"u", None, LIMIT_S)
-    unlock, asked = log._lock.unlock, []
+    unlock, asked = log.handle.lock.unlock, []
 
     def interrupted() -> None:
         asked.append(1)
@@ -108,11 +108,11 @@ def test_an_interrupted_unlock_is_done_again(path: str) -> None:
             raise KeyboardInterrupt
         unlock()
 
-    log._lock.unlock = interrupted
+    log.handle.lock.unlock = interrupted
     with pytest.raises(KeyboardInterrupt):
         log.update(record.SET, b"k", b"v", None, LIMIT_S)
     assert not os.path.lexists(path + ".lock")
-    log._lock.unlock = unlock
+    log.handle.lock.unlock = unlock
     log.update(record.SET, b"k", b"w", None, LIMIT_S)
     log.close()
 
@@ -127,10 +127,10 @@ def test_an_interrupted_unlock_is_done_again(path: str) -> None:
     ],
 )
 def test_an_unlock_that_fails_does_not_hide_why_the_lock_was_given_back(
-    first: BaseException, expected: type[BaseException], log: LogFile
+    first: BaseException, expected: type[BaseException], log: Log
 ) -> None:
     log.update(record.SET, b"k", b"u", None, LIMIT_S)
-    unlock, failed = log._lock.unlock, []
+    unlock, failed = log.handle.lock.unlock, []
 
     def failing() -> None:
         unlock()
@@ -140,22 +140,22 @@ def test_an_unlock_that_fails_does_not_hide_why_the_lock_was_given_back(
     def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
         raise first
 
-    log._lock.unlock = failing
+    log.handle.lock.unlock = failing
     with pytest.raises(expected) as caught:
         log.update(record.SET, b"k", b"v", decide, LIMIT_S)
     assert failed
     assert caught.value is first or "no space" in str(caught.value)
-    log._lock.unlock = unlock
+    log.handle.lock.unlock = unlock
     log.update(record.SET, b"k", b"w", None, LIMIT_S)
 
 
-def test_an_unlock_that_fails_while_the_caller_handles_an_error_is_not_taken_for_that(log: LogFile) -> None:
+def test_an_unlock_that_fails_while_the_caller_handles_an_error_is_not_taken_for_that(log: Log) -> None:
     def failing() -> None:
         unlock()
         raise OSError(errno.EIO, "the unlock")
 
     log.update(record.SET, b"k", b"u", None, LIMIT_S)
-    unlock, log._lock.unlock = log._lock.unlock, failing
+    unlock, log.handle.lock.unlock = log.handle.lock.unlock, failing
     try:
         raise LookupError("of the caller")
     except LookupError:
@@ -167,7 +167,7 @@ def test_an_unlock_that_fails_while_the_caller_handles_an_error_is_not_taken_for
 def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str) -> None:
     many, few = make(path, participants=3), make(path, participants=1)
     few.update(record.SET, b"k", b"v", None, LIMIT_S)
-    few.settle()
+    few.follower.settle()
     many.leave(3, LIMIT_S, lambda _: None)
     with open(path, "rb") as file:
         few.leave(1, LIMIT_S, lambda _: None)
@@ -177,22 +177,22 @@ def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str)
     few.close()
 
 
-def test_who_closes_a_handle_closes_its_lock(log: LogFile) -> None:
+def test_who_closes_a_handle_closes_its_lock(log: Log) -> None:
     """Which sends away who waits for it, and gives it back if it came meanwhile."""
     handover = threading.Lock()
     handover.acquire()
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
-    log._lock.handover = handover
+    log.handle.lock.handover = handover
     log.close()
-    assert (log._lock.is_closed, handover.locked()) == (True, False)
+    assert (log.handle.lock.is_closed, handover.locked()) == (True, False)
 
 
 @pytest.mark.parametrize("what", ["compact", "a new run"])
 def test_who_can_not_enter_the_generation_that_it_has_made_says_that_it_is_made(what: str, path: str) -> None:
     with opened(path) as writer:
         writer.write(b"k", b"v")
-    log = LogFile(path, Snapshot(), LogOptions(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
-    succeed = log._succeed
+    log = Log(path, Snapshot(), LogOptions(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
+    succeed = log.compactor._commit
     with faulty_os() as faulty:
 
         def fail_later(*arguments: Any) -> None:
@@ -203,13 +203,13 @@ def test_who_can_not_enter_the_generation_that_it_has_made_says_that_it_is_made(
             if name == "open":
                 raise OSError(errno.EMFILE, "too many")
 
-        log._succeed = fail_later
+        log.compactor._commit = fail_later
         with pytest.raises(StoreUnavailableError, match="too many") as caught:
             log.compact(LIMIT_S) if what == "compact" else log.join_run(LIMIT_S)
         assert caught.value.maybe_applied
         faulty._instead = None
     log.refresh(LIMIT_S)
-    assert log.header.generation == 1
+    assert log.handle.header.generation == 1
     log.close()
 
 
@@ -228,7 +228,7 @@ class Snapshot(Collector):
 
 @pytest.mark.parametrize("operation", ["close", "refresh", "update"])
 def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its_first_call_on(
-    operation: str, log: LogFile
+    operation: str, log: Log
 ) -> None:
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
 
@@ -249,14 +249,14 @@ def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its
 
 
 def test_a_record_counts_when_it_is_asked_whether_the_log_is_too_long(
-    log: LogFile, monkeypatch: pytest.MonkeyPatch
+    log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(log, "_tries_to_compact", lambda more: asked.append(more))
+    monkeypatch.setattr(log.compactor, "compact_if_due", lambda more: asked.append(more))
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
-    log._compact_at = log._offset + 100
+    log.handle.compact_at = log.handle.offset + 100
     log.update(record.SET, b"k", bytes(99), None, LIMIT_S)
     assert asked == []
-    log._compact_at = log._offset + 100
+    log.handle.compact_at = log.handle.offset + 100
     log.update(record.SET, b"k", bytes(100), None, LIMIT_S)
     assert asked == [100]

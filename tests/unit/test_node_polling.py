@@ -19,7 +19,8 @@ from support.places import start_thread
 from support.processes import Processes, wait_until_ready
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.access import direct, mount, network
+from fscoord._log import opened
+from fscoord._log.access import mount, network
 from fscoord._log.format import record
 from fscoord._log.wakeup import node_poller, waiter, watcher
 from fscoord._log.wakeup.node_poller import node_bell_path
@@ -43,8 +44,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(node_poller, "FALLBACK", str(tmp_path / "node"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(direct, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
-    monkeypatch.setattr(network, "LOOK_S", math.inf)
+    monkeypatch.setattr(opened, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
     monkeypatch.setattr(waiter, "SLOW_LAST_S", SLEEPS_S)
@@ -225,7 +226,7 @@ def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[
 
 
 def bell_of(store: FileStore) -> str:
-    return node_bell_path(store._log.root.key)
+    return node_bell_path(store._log.handle.root.key)
 
 
 def _beats(path: str) -> int:

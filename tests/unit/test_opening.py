@@ -39,7 +39,7 @@ def test_a_header_longer_than_what_is_read_at_once_is_read_whole(path: str) -> N
     assert len(header) > 3 * 4096
     put(path, header)
     with opened(path) as handle:
-        assert handle.log.header == LONG
+        assert handle.log.handle.header == LONG
         handle.write(b"k", b"v")
         assert [found[1] for found in handle.look()] == [b"k"]
     assert read_log(Path(path).read_bytes()).values == {b"k": b"v"}
@@ -114,12 +114,12 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
     busy: list[bool] = []
     with FileStore(path) as store:
         log = store._log
-        monkeypatch.setattr(log, "_read", lambda: busy.append(log._shared.is_inside))
-        log._read_unlocked()
-        assert (busy, log._shared.is_inside) == ([True], False)
-        log._shared.is_inside = True
-        log._read_unlocked()
-        log._shared.is_inside = False
+        monkeypatch.setattr(log, "_read", lambda: busy.append(log.handle.shared.is_inside))
+        log.read_ahead()
+        assert (busy, log.handle.shared.is_inside) == ([True], False)
+        log.handle.shared.is_inside = True
+        log.read_ahead()
+        log.handle.shared.is_inside = False
         assert busy == [True]
 
 

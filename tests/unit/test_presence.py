@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fscoord import FileStore, StoreGoneError
-from fscoord._log.io.cursor import DIRTY
 from fscoord._log.liveness.liveness_file import LivenessFile
-from fscoord._log.liveness.presence import CHECK_S
+from fscoord._log.liveness.own_byte import CHECK_S
+from fscoord._log.recovery import POSITION
 from fscoord.stores.file import death_watch
 
 LIMIT_S = 60
@@ -41,6 +41,9 @@ class Alive:
     def hold(self, _: int) -> bool:
         return self._holds
 
+    def give_back(self) -> None:
+        pass
+
 
 class Home:
     """Stands for a host that has seen processes die, or has not."""
@@ -56,9 +59,9 @@ def test_a_settled_handle_has_the_number_of_its_session_and_one_in_trouble_none(
     with FileStore(path) as store:
         store.set("k", "1")
         log = store._log
-        assert log.settled_session == log.session > 0
-        log._trouble = DIRTY
-        assert log.settled_session == 0
+        assert log.session_if_ready == log.session > 0
+        log.handle.recovery = POSITION
+        assert log.session_if_ready == 0
 
 
 def test_who_can_not_hold_its_byte_says_that_nobody_can_tell_whether_it_lives(
@@ -73,24 +76,24 @@ def test_who_can_not_hold_its_byte_says_that_nobody_can_tell_whether_it_lives(
     with FileStore(path) as store:
         store.set("k", "1")
         log = store._log
-        assert (log._alive, log._alive_descriptors) == (None, set())
+        assert (log.liveness.file, log.liveness._fds) == (None, set())
         assert log.sessions[log.session].alive_id == bytes(16)
 
 
 def test_one_s_own_byte_is_looked_after_once_in_a_while(path: str) -> None:
     with FileStore(path) as store:
         log: Any = store._log
-        log._alive = alive = Alive()
-        log._alive_checked = 100.0
+        log.liveness.file = alive = Alive()
+        log.liveness.checked_at = 100.0
         for now, looks in (
             (100.0, 0),
             (100.0 + 0.9 * CHECK_S, 0),
             (100.0 + 1.1 * CHECK_S, 1),
             (100.0 + 2 * CHECK_S, 1),
         ):
-            log._look_after_byte(now)
+            log.liveness.check_byte(now)
             assert alive.looks == looks
-        log._alive = None
+        log.liveness.file = None
 
 
 @pytest.mark.parametrize(
@@ -108,8 +111,9 @@ def test_who_has_lost_its_byte_is_another_session(alive: Any, keeps: bool, path:
         store.set("k", "1")
         log: Any = store._log
         session = log.session
-        log._check_alive(alive)
-        assert (log.session, log._alive is not None) == ((session, True) if keeps else (0, False))
+        log.liveness.file, log.liveness.checked_at = alive, 0.0
+        log.liveness.check_byte(2 * CHECK_S)
+        assert (log.session, log.liveness.file is not None) == ((session, True) if keeps else (0, False))
         store.set("k", "2")
         assert (log.session == session) is keeps
 
@@ -119,7 +123,7 @@ def test_who_was_found_dead_and_then_forgotten_is_over(path: str) -> None:
         store.set("k", "1")
         log = store._log
         del log.sessions[log.session]
-        log._looked = 0.0
+        log.handle.path_checked_at = 0.0
         for _ in range(2):
             with pytest.raises(StoreGoneError, match="is dead, so others go on without it"):
                 store.set("k", "2")
@@ -129,7 +133,7 @@ def test_who_reads_of_its_own_death_is_over_for_good(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         with pytest.raises(StoreGoneError, match="session 1 is dead"):
-            store._log._die(1)
+            raise store._log.handle.session_is_dead(1)
         with pytest.raises(StoreGoneError, match="session 1 is dead"):
             store.get("k")
 
@@ -142,13 +146,13 @@ def test_of_a_session_with_another_liveness_file_only_its_host_knows_that_it_has
         store.set("k", "1")
         log = store._log
         log.sessions[7] = log.sessions[log.session]._replace(alive_id=b"other" + bytes(11))
-        assert log.lives(7, home) is lives
+        assert log.liveness.is_alive(7, home) is lives
 
 
 def test_of_whom_nothing_is_known_any_more_is_dead_if_its_number_was_given(path: str) -> None:
     with FileStore(path) as store:
         log = store._log
-        log._last_session = 3
+        log.table.last = 3
         assert log.dead_sessions([-1, 0, 1, 2, 3, 4]) == [1, 2, 3]
 
 
@@ -159,13 +163,13 @@ def test_a_death_that_is_recorded_is_not_recorded_again(path: str, monkeypatch: 
             handle.set("k", "1")
         number = dead._log.session
         for log in (store._log, other._log):
-            monkeypatch.setattr(log, "lives", lambda number, home: False)
-        assert store._log.bury(number, LIMIT_S)
+            monkeypatch.setattr(log.liveness, "is_alive", lambda number, home: False)
+        assert store._log.record_death(number, LIMIT_S)
         size = os.path.getsize(path)
         monkeypatch.setattr(other._log, "refresh", lambda limit: None)  # so that it finds that only with the lock
         assert number not in other._log.deaths
-        assert other._log.bury(number, LIMIT_S) is True
-        assert other._log.bury(number, LIMIT_S) is True
+        assert other._log.record_death(number, LIMIT_S) is True
+        assert other._log.record_death(number, LIMIT_S) is True
         assert os.path.getsize(path) == size
         assert number in other._log.deaths
 

@@ -21,7 +21,7 @@ from fscoord._log.io.cursor import CHUNK
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.torn_tail import examine
 from fscoord._log.locking.log_lock import OFD
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_records_that_were_taken_in_half_come_again_from_the_first(durable: bool
     make(path, lambda handle: [handle.write(b"k", b"%d" % number) for number in range(40)], durable=durable)
     consumer = Nervous()
     consumer.interruptions = 3
-    log = LogFile(path, consumer, LogOptions(OFD), lambda: Session("host", 1))
+    log = Log(path, consumer, LogOptions(OFD), lambda: Session("host", 1))
     for _ in range(3):
         with pytest.raises(Interrupted):
             log.refresh(LIMIT_S)
@@ -111,7 +111,7 @@ def test_a_look_with_nothing_new_is_one_read(path: str) -> None:
     with faulty_os() as faulty, opened(path) as handle:
         handle.look()
         faulty.calls.clear()
-        handle.log._looked = float("inf")
+        handle.log.handle.path_checked_at = float("inf")
         for _ in range(10):
             handle.look()
         assert [name for name, _ in faulty.calls] == ["read"] * 10
@@ -121,7 +121,7 @@ def test_an_own_write_is_not_read_again(path: str) -> None:
     with faulty_os() as faulty, opened(path) as handle:
         handle.write(b"k", b"v")
         faulty.calls.clear()
-        handle.log._looked = float("inf")
+        handle.log.handle.path_checked_at = float("inf")
         handle.write(b"k", b"w")
         assert [name for name, _ in faulty.calls] == ["read", "write"]
         handle.look()
@@ -160,7 +160,7 @@ def test_handles_give_their_descriptors_back(path: str) -> None:
 does: dict[str, Callable[[Handle], object]] = {
     "refresh": Handle.look,
     "update": lambda handle: handle.write(b"k", b"never written"),
-    "look for who holds the lock": lambda handle: handle.log._read_unlocked(),
+    "look for who holds the lock": lambda handle: handle.log.read_ahead(),
 }
 
 
@@ -192,9 +192,9 @@ def test_how_often_a_bell_was_announced_is_not_counted_twice(path: str) -> None:
     with opened(path, read_only=True) as handle:
         for _ in range(2):
             assert [found[2] for found in handle.look()] == [b"v"]
-            assert handle.log.bell == 1
-            handle.log._forget()
-            assert handle.log.bell == 0
+            assert handle.log.handle.bell == 1
+            handle.log.cursor.reset()
+            assert handle.log.handle.bell == 0
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EAGAIN])

@@ -18,7 +18,8 @@ from fscoord._log.format.generation_ref import GenerationRef, generation_name, p
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
-from fscoord._log.generations.forwarding import ORPHAN_MAX, Flags, Root
+from fscoord._log.generations.forwarding import ORPHAN_MAX, Flags
+from fscoord._log.handle import Root
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._runtime import system
 
@@ -370,7 +371,7 @@ def test_what_is_superseded_goes_and_what_somebody_may_need_stays(kind: int, pat
     log = Log(path, kind)
     newest, before = successor(4), successor(3).name
     left, locked = another(4, b"orphan"), another(2, b"locked")
-    foreign = [successor(2, b"other").name, b"log.3", b"log.alive", b"log.bell", b"log.3.nothexnothex"]
+    foreign = [successor(2, b"other").name, b"log.3", b"log.alive", b"log.handle.bell", b"log.3.nothexnothex"]
     make_files(log, [newest.name, before, left, locked, *foreign])
     linked = another(3, b"linked")
     path.with_name(os.fsdecode(linked)).symlink_to(path.with_name("log.alive"))

@@ -25,10 +25,11 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.generations import forwarding
-from fscoord._log.io.cursor import APPLYING, ASTRAY, REOPEN
+from fscoord._log.io.descriptors import open_root
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, _nothing
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
+from fscoord._log.recovery import APPLYING, DESCRIPTORS, GENERATION
 from fscoord._runtime import system
 from fscoord.stores.file import lifecycle
 
@@ -45,7 +46,7 @@ def generation_file(path: str, number: int) -> Path:
 
 def held(store: FileStore) -> list[str]:
     """What the descriptors of its log lead to, by name."""
-    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in store._log._descriptors)
+    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in store._log.handle.owned_fds)
 
 
 def resets(store: FileStore) -> list[bool]:
@@ -61,8 +62,8 @@ def resets(store: FileStore) -> list[bool]:
 
 def be_forked(log: Any) -> None:
     """Do to `log` what a forked child does, in the order in which it does so."""
-    system.close_all(os.close, log._descriptors)
-    log._shared.renew()
+    system.close_all(os.close, log.handle.owned_fds)
+    log.handle.shared.renew()
     log.after_fork()
 
 
@@ -74,14 +75,14 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
             store.compact()
         store.set("k", "2")
         log: Any = store._log
-        before, session, seen, old = held(store), log.session, resets(store), log._lock
+        before, session, seen, old = held(store), log.session, resets(store), log.handle.lock
         be_forked(log)
-        assert log.mutex is log._shared.mutex
-        assert log._trouble & REOPEN
-        assert (held(store), log._alive, log._alive_descriptors, log.session) == ([], None, set(), 0)
+        assert log.handle.mutex is log.handle.shared.mutex
+        assert log.handle.recovery & DESCRIPTORS
+        assert (held(store), log.liveness.file, log.liveness._fds, log.session) == ([], None, set(), 0)
         assert store.get("k") == b"2"
         assert (held(store), seen) == (before, []), "the same files, and nothing is read twice"
-        assert (log._root_fd >= 0) is (compactions > 0)
+        assert (log.handle.root_fd >= 0) is (compactions > 0)
         assert old.is_closed
         assert old.unlock is _nothing, "the number of its descriptor is another's by now"
         store.set("k", "3")
@@ -90,14 +91,14 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
             assert other.get("k") == b"3"
 
 
-@pytest.mark.parametrize("trouble", [0, APPLYING, ASTRAY])
+@pytest.mark.parametrize("trouble", [0, APPLYING, GENERATION])
 def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
         assert store.get("k") == b"1"
         be_forked(store._log)
-        store._log._trouble |= trouble
+        store._log.handle.recovery |= trouble
         other.compact()
         other.compact()
         other.set("k", "2")
@@ -110,10 +111,10 @@ def test_who_has_gone_astray_before_there_was_a_second_generation_begins_at_the_
     with FileStore(path) as store:
         store.set("k", "1")
         log: Any = store._log
-        log.file, log._identity = f"{path}.nothing", (0, 0)
-        log._trouble |= ASTRAY
+        log.handle.file, log.handle.file_identity = f"{path}.nothing", (0, 0)
+        log.handle.recovery |= GENERATION
         assert store.get("k") == b"1"
-        assert log.file == path
+        assert log.handle.file == path
 
 
 # -- opening
@@ -124,7 +125,7 @@ def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(p
     FileStore(path).close()
     collector = Collector()
     collector.records.append((record.SET, b"k", b"of another log", 1, 2))
-    log = LogFile(path, collector, LogOptions(OFD, limit=LIMIT_S), lambda: Session("host", 1))
+    log = Log(path, collector, LogOptions(OFD, limit=LIMIT_S), lambda: Session("host", 1))
     try:
         log.refresh(LIMIT_S)
         assert collector.records == []
@@ -150,7 +151,7 @@ def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: 
             if way == "replaced":
                 Path(path).touch()
             with pytest.raises(StoreGoneError, match=says):
-                store._log._open_root()
+                open_root(store._log.handle)
             assert len(held(store)) == count
             with pytest.raises(StoreGoneError, match=says):
                 store.get("k")
@@ -173,7 +174,7 @@ def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_na
             Path(path).touch()
         else:
             os.symlink(elsewhere, path)
-        store._log._looked = 0.0
+        store._log.handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="was replaced by another file"):
             store.check(["k"])
 
@@ -259,11 +260,11 @@ def test_a_log_is_compacted_again_when_it_is_twice_as_long(path: str) -> None:
         store.compact()
         for handle in (store, other):
             assert handle.get("k") == b"x" * 5000
-            assert handle._log._compact_at == 2 * os.path.getsize(handle._log.file)
+            assert handle._log.handle.compact_at == 2 * os.path.getsize(handle._log.handle.file)
     with FileStore(path, compact_bytes=1 << 20) as store:
         store.compact()
         assert store.check(["k"])
-        assert store._log._compact_at == 1 << 20
+        assert store._log.handle.compact_at == 1 << 20
 
 
 # -- runs
@@ -275,7 +276,7 @@ def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypat
         first.set("k", "1")
     with FileStore(path, run_id=("second", 0)) as store:
         store.set("k", "2")
-        assert len(store._log.header.runs) == 2
+        assert len(store._log.handle.header.runs) == 2
         session = store._log.session
         assert session in store._log.sessions
         for _ in range(2):
@@ -287,9 +288,9 @@ def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypat
 def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_goes_on(path: str) -> None:
     with FileStore(path, run_id=("job", 0)) as store:
         log = store._log
-        assert (log._is_settled, log._run, log._life) == (True, ((b"job", 0),), 0)
+        assert (log.handle.is_settled, log.follower.run, log.follower.life) == (True, ((b"job", 0),), 0)
         with FileStore(path, run_id=("job", 1)) as later:
-            assert later._log._run == ((b"job", 1),)
+            assert later._log.follower.run == ((b"job", 1),)
             for _ in range(2):
                 with pytest.raises(StaleRunError, match="run 'job', restart 1, by now"):
                     store.get("k")
@@ -309,7 +310,7 @@ def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_go
 )
 def test_who_took_over_is_named_and_the_handle_is_over(by: tuple[bytes, int] | None, says: str, path: str) -> None:
     with FileStore(path) as store:
-        assert says in str(store._log._superseded(by))
+        assert says in str(store._log.follower.superseded(by))
         with pytest.raises(StaleRunError, match=says):
             store.check(["k"])
 
@@ -319,7 +320,7 @@ def test_a_look_at_another_clock_is_due_when_all_has_been_read_again(
 ) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        store._log._looked = system.time.monotonic() + 1e6
-        store._log._restart()
-        assert store._log._looked == 0.0
+        store._log.handle.path_checked_at = system.time.monotonic() + 1e6
+        store._log.follower.restart()
+        assert store._log.handle.path_checked_at == 0.0
         assert store.get("k") == b"1"

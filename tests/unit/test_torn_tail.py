@@ -369,8 +369,8 @@ def test_a_handle_without_time_for_all_zeros_says_so_and_reads_on_with_each_call
     size = os.path.getsize(path)
     os.truncate(path, size + 10 * 4096)
     with FileStore(path, timeout=0.001, read_only=read_only) as other:
-        other._log._zeros.is_sparse = False
-        other._log._zeros.forget()
+        other._log.handle.zeros.is_sparse = False
+        other._log.handle.zeros.forget()
         other.set_timeout(timedelta(0))
         reads.clear()
         tries = 0

@@ -18,15 +18,15 @@ from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.handle import Root
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import SOFT, LogLock
-from fscoord._log.locking.process_mutex import LogKey
 from fscoord._runtime import system
 from fscoord._runtime.foreign import raise_if_foreign
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Flags", "Root", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
+__all__ = ["Flags", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
 
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
@@ -34,27 +34,6 @@ _TRIES = 200
 _PAUSE_S = 0.0005
 ORPHAN_MAX: Final = 1 << 20
 """The longest file of zeros that is taken for one whose content was lost, in bytes."""
-
-
-class Root(NamedTuple):
-    """Generation 0 of a log.
-
-    Attributes:
-        header: what it begins with.
-        start: where its first record begins.
-        identity: which file it is: device and inode number.
-        inode: the inode number if these last on this file system; otherwise 0.
-    """
-
-    header: Header
-    start: LogPosition
-    identity: tuple[int, int]
-    inode: int = 0
-
-    @property
-    def key(self) -> LogKey:
-        """What tells this log from all others on this host."""
-        return self.header.log_id, *self.identity
 
 
 def hint(fd: int) -> GenerationRef | None:

@@ -54,6 +54,10 @@ class ChangedKeys:
         """See `Consumer.live_size`."""
         return self._consumer.live_size()
 
+    def mark_all(self) -> None:
+        """Return all buckets from the next `take`: a session, a death or a leave, which was read, concerns every waiter."""
+        self.covers_all = True
+
     def take(self) -> Collection[int]:
         """Return the buckets of the keys that have changed since the last call."""
         buckets: Collection[int] = range(SIZE) if self.covers_all else self._buckets

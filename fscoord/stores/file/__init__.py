@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from fscoord._log.access.direct import open_log_file
 from fscoord._log.format import record
 from fscoord._log.io import safe_files
-from fscoord._log.log import Decide, LogFile
+from fscoord._log.log import Decide, Log
+from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system
 from fscoord._runtime.logger import logger
@@ -131,7 +131,7 @@ class FileStore(Sessions):
         self.path = safe_files.resolve(path)
         who = partial(lifecycle.introduction, self._options)
         make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
-        self._log: LogFile = lifecycle.open_joined(make, self._timeout, shows=rank is not None or bool(label))
+        self._log: Log = lifecycle.open_joined(make, self._timeout, shows=rank is not None or bool(label))
         self._waiting = Waiting(self._log, self._wanted, watch)
         self._listeners: weakref.WeakSet[Waiting] = weakref.WeakSet()
         self._call_s = CALL_S if self._log.mount.is_local else math.inf
@@ -152,7 +152,7 @@ class FileStore(Sessions):
         """See `Store.set`."""
         name = key_bytes(key)
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((name,))
 
     def add(self, key: Key, amount: int) -> int:
@@ -160,7 +160,7 @@ class FileStore(Sessions):
         integer("amount", amount)
 
         def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
-            total = counter_sum(self._state.get(name, self._log.fetch), amount, name)
+            total = counter_sum(self._state.get(name, self._log.read_locked), amount, name)
             return total, record.ADD, b"%d" % total
 
         return int(self._update(record.ADD, key_bytes(key), b"", decide))
@@ -172,13 +172,13 @@ class FileStore(Sessions):
         def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
             current = state.values.get(name)
             if current.__class__ is not bytes:
-                current = state.get(name, self._log.fetch)
+                current = state.get(name, self._log.read_locked)
             if current == wanted or (current is None and not wanted):
                 return value, record.COMPARE_SET, value
             return wanted if current is None else current, 0, b""
 
         found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((full,))
         return found
 
@@ -209,7 +209,7 @@ class FileStore(Sessions):
         pairs = pairs_bytes(keys, values)
         if pairs:
             self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
-            if self._log.bell:
+            if self._log.handle.bell:
                 self._waiting.ring([name for name, _ in pairs])
 
     def queue_push(self, key: Key, value: Value) -> None:
@@ -307,7 +307,7 @@ class FileStore(Sessions):
 
     def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
         result = self._log.update(kind, name, value, decide, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((name,))
         return result
 

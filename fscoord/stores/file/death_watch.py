@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord.stores.file.notifier import Waiting
 
@@ -39,7 +39,7 @@ class Vigil:
 
     def __init__(
         self,
-        log: LogFile,
+        log: Log,
         waiting: Waiting,
         dead: Callable[[], list[int]],
         undead: Callable[[], list[int]],
@@ -80,15 +80,15 @@ class Vigil:
         self._is_told = all(map(self._is_watched, others))
         if self.ends or now - self._probed > PROBE_S:  # a ring may have come for one of the ends; looks are rare then
             self._probed = now
-            fallen += [number for number in watched if self._log.lives_now(number, None) is False]
+            fallen += [number for number in watched if self._log.is_alive(number, None) is False]
         for number in fallen:
-            self._log.bury(number, limit)
+            self._log.record_death(number, limit)
         return self._dead() if fallen else []
 
     def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
         """Return whether the session seems dead; if not, watch its process where that can be done."""
         self._watch(number, home)
-        return self._log.lives_now(number, home) is False
+        return self._log.is_alive(number, home) is False
 
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of this session's process would end the sleep."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fscoord._log.format.control_records import Session
 from fscoord._log.io import safe_files
 from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, StoreGoneError
 from fscoord.stores.file.notifier import BELL_SUFFIX
@@ -83,13 +83,13 @@ def remove_side_cars(path: str) -> None:
         safe_files.unlink_quietly(path + suffix)
 
 
-def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> LogFile:
-    """Return the log that `make` opens, in the run and life that it is to be used in; see `LogFile.join_run`.
+def open_joined(make: Callable[[], Log], limit: float, *, shows: bool) -> Log:
+    """Return the log that `make` opens, in the run and life that it is to be used in; see `Log.join_run`.
 
     Should it end, and be removed, meanwhile, there is another: until it is joined nobody has seen anything of it.
     """
     for attempt in range(1, ATTEMPTS + 1):
-        log: LogFile | None = None
+        log: Log | None = None
         try:
             log = make()
             log.refresh(limit)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from fscoord._log.access.network import SharedLogFile
 from fscoord._log.format import record
 from fscoord._log.io.opening import LogOptions
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
+from fscoord._log.opened import WatchedLog
 from fscoord._log.wakeup.doorbell import Doorbell, bucket, session_end_bucket
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Ticket
@@ -46,7 +46,7 @@ class Waiting:
     """
 
     def __init__(
-        self, handle: LogFile, wanted: LogOptions, mode: str, sleepers: Sleepers = THREADS, *, is_for_all: bool = False
+        self, handle: Log, wanted: LogOptions, mode: str, sleepers: Sleepers = THREADS, *, is_for_all: bool = False
     ) -> None:
         self._log = handle
         self._wanted = wanted
@@ -62,8 +62,8 @@ class Waiting:
     def ring(self, names: Iterable[bytes]) -> None:
         """Wake those who wait for one of the keys `names`, which have just been written."""
         bell = self._bell
-        if self._announcements != self._log.bell or (bell is not None and bell.fd < 0):
-            self._announcements = self._log.bell
+        if self._announcements != self._log.handle.bell or (bell is not None and bell.fd < 0):
+            self._announcements = self._log.handle.bell
             bell = self._bell = self._open_bell()
         if bell is not None:
             try:
@@ -116,7 +116,7 @@ class Waiting:
     ) -> Naps[T | Missing]:
         """As `until`, but return `MISSING` also when another watch would hear more than `watch`."""
         # Who asks for itself alone leaves the news to the handle's other waits, which may have to pass them on.
-        shared = self._log if isinstance(self._log, SharedLogFile) and not self._is_for_all else None
+        shared = self._log if isinstance(self._log, WatchedLog) and not self._is_for_all else None
         try:
             self._tickets.add(ticket)
             is_rung = False
@@ -126,9 +126,9 @@ class Waiting:
                     ticket.arm(bucket(awaited))
                 left = deadline - system.time.monotonic()
                 found = look(max(left, 0.0))
-                watch.note_file(self._log.file)
+                watch.note_file(self._log.handle.file)
                 if shared is not None:
-                    ticket.pass_on(shared.take_news())
+                    ticket.pass_on(shared.take_changed_keys())
                 if not isinstance(found, Missing) or left <= 0:
                     return found
                 if is_rung or lacking() != awaited:  # the ring that will come is not the one that was asked for
@@ -160,7 +160,7 @@ class Waiting:
         watch = self._watch
         if watch is None or watch.is_closed or watch.is_past:
             kind = self._mode + " for all" * self._is_for_all
-            watch = self._watch = shared_watch(self._log.root.key, kind, self._sleepers, self._make_watch)
+            watch = self._watch = shared_watch(self._log.handle.root.key, kind, self._sleepers, self._make_watch)
             if self._is_closed:
                 self._watch = None  # the next look raises
         if not watch.is_announced:
@@ -173,19 +173,19 @@ class Waiting:
         has_use = node or not (self._wanted.read_only or self._is_for_all)
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._open_bell()
-        return Watch(self._log.file, bell, self._mode, is_local=local, is_node=node, sleepers=self._sleepers)
+        return Watch(self._log.handle.file, bell, self._mode, is_local=local, is_node=node, sleepers=self._sleepers)
 
     @property
     def _is_of_node(self) -> bool:
         """Whether the bell is that of a node, because its processes share the log with other hosts."""
-        return not (self._log.mount.is_local or self._is_for_all) and isinstance(self._log, SharedLogFile)
+        return not (self._log.mount.is_local or self._is_for_all) and isinstance(self._log, WatchedLog)
 
     def _ring_end(self, session: int) -> None:
         """Ring for the end of `session`, if there is a bell: who comes later sees for itself that it has ended."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:
-                if self._is_of_node and not self._log.bell:  # to look for that would make a directory
+                if self._is_of_node and not self._log.handle.bell:  # to look for that would make a directory
                     return
                 bell = self._find_bell(create=False)
             bell.ring(session_end_bucket(session))
@@ -195,7 +195,7 @@ class Waiting:
 
     def _find_bell(self, *, create: bool) -> Doorbell:
         if self._is_of_node:
-            return Doorbell(node_bell_path(self._log.root.key), 0o600, create=create)
+            return Doorbell(node_bell_path(self._log.handle.root.key), 0o600, create=create)
         return Doorbell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
     def _open_bell(self) -> Doorbell | None:
@@ -211,11 +211,13 @@ class Waiting:
         bell = watch.bell
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            known = self._log.bell and (self._is_of_node or watch.is_announced or not (bell and bell.is_new))
+            known = self._log.handle.bell and (self._is_of_node or watch.is_announced or not (bell and bell.is_new))
             return None, 0 if known else record.BELL, b""
 
         try:
-            is_heard = self._wanted.read_only or (self._log.bell and (self._is_of_node or not (bell and bell.is_new)))
+            is_heard = self._wanted.read_only or (
+                self._log.handle.bell and (self._is_of_node or not (bell and bell.is_new))
+            )
             if bell is not None and not is_heard:
                 self._log.update(record.BELL, b"", b"", decide, limit)
             watch.is_announced = True

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar, cast
 
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
-from fscoord._log.io.cursor import Suspect
+from fscoord._log.handle import NeedsLock
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.spill import Fetch
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord._waiting.parking import THREADS, Naps, Sleepers, sleep_through
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
@@ -41,7 +41,7 @@ class Sessions(Store):
     """A store whose handles are the sessions of a log."""
 
     path: str
-    _log: LogFile
+    _log: Log
     _state: State
     _wanted: LogOptions
     _options: dict[str, Any]
@@ -52,22 +52,22 @@ class Sessions(Store):
     @property
     def has_liveness(self) -> bool:
         """Whether `members` can tell who lives: on this platform, with the locks of this log."""
-        return self._log.can_tell
+        return self._log.has_liveness
 
     @property
     def session(self) -> int:
         """See `Store.session`. A handle that has not introduced itself does so now, which writes a record."""
-        number = self._log.settled_session
+        number = self._log.session_if_ready
         if not number:
             self._log.refresh(self._timeout)
-            number = self._log.introduce(self._timeout)
+            number = self._log.register(self._timeout)
         return number
 
     def be_rank(self, rank: int) -> None:
         """See `Store.be_rank`. It writes a record unless the store knows already."""
         if not self._log.read_only:
             self._log.refresh(self._timeout)
-            self._log.introduce(self._timeout, integer("rank", rank))
+            self._log.register(self._timeout, integer("rank", rank))
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `Store.members`. Deaths that it finds are recorded, unless the handle is read-only or the lock is not to
@@ -77,15 +77,15 @@ class Sessions(Store):
         self._log.refresh(self._timeout)
         if not self._log.read_only:
             with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
-                self._log.introduce(min(self._timeout, PATIENCE_S))
-                self._bury(self._log.undead(wanted), min(self._timeout, PATIENCE_S))
+                self._log.register(min(self._timeout, PATIENCE_S))
+                self._bury(self._log.presumed_alive(wanted), min(self._timeout, PATIENCE_S))
         home = ProcessIdentity.find()
 
         def answer() -> list[Member]:
             log = self._log
-            named = set[int]().union(*(log.ranks.get(rank, ()) for rank in wanted or ()))
+            named = set[int]().union(*(log.table.ranks.get(rank, ()) for rank in wanted or ()))
             return [
-                _member(number, session, log.lives(number, home), log.deaths.get(number, 0))
+                _member(number, session, log.liveness.is_alive(number, home), log.deaths.get(number, 0))
                 for number, session in sorted(log.sessions.items())
                 if wanted is None or number in named
             ]
@@ -96,7 +96,7 @@ class Sessions(Store):
         """See `Store.dead_ranks`. Deaths that it finds are recorded, unless the handle is read-only."""
         wanted = [integer("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
-        self._bury(self._log.undead(wanted), self._timeout)
+        self._bury(self._log.presumed_alive(wanted), self._timeout)
         return self._log.dead_ranks(wanted)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
@@ -181,10 +181,10 @@ class Sessions(Store):
         """Return the watch over those who must live for what is sought to come."""
         log, ranks, sessions = self._log, sought.ranks, sought.sessions
         if sessions is not None:
-            dead, undead = partial(log.dead_sessions, sessions), partial(log.undead_sessions, sessions)
+            dead, undead = partial(log.dead_sessions, sessions), partial(log.presumed_alive_among, sessions)
             return Vigil(log, listener, dead, undead, ends=sessions)
         if ranks is not None:
-            return Vigil(log, listener, partial(log.dead_ranks, ranks), partial(log.undead, ranks))
+            return Vigil(log, listener, partial(log.dead_ranks, ranks), partial(log.presumed_alive, ranks))
         return None
 
     def _take(self, name: bytes, limit: float) -> bytes | Missing:
@@ -192,7 +192,7 @@ class Sessions(Store):
 
         def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
             queue = self._state.queues.get(name)
-            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")
+            return (whole(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")
 
         self._log.refresh(limit)
         if name not in self._state.queues:
@@ -204,9 +204,9 @@ class Sessions(Store):
         """Return `answer` of one moment; the bytes of long values, if they can't be had otherwise, with the lock."""
         self._log.refresh(limit)
         try:
-            return self._log.inspect(lambda: answer(self._log.glance))
-        except Suspect:
-            return cast(T, self._log.update(0, b"", b"", lambda _, __: (answer(self._log.fetch), 0, b""), limit))
+            return self._log.inspect(lambda: answer(self._log.read_unlocked))
+        except NeedsLock:
+            return cast(T, self._log.update(0, b"", b"", lambda _, __: (answer(self._log.read_locked), 0, b""), limit))
 
     def _await(
         self,
@@ -244,12 +244,8 @@ class Sessions(Store):
         """Record the deaths among the sessions `numbers` that show."""
         home = ProcessIdentity.find()
         for number in numbers:
-            if (
-                number not in self._log.deaths
-                and not self._log.read_only
-                and self._log.lives_now(number, home) is False
-            ):
-                self._log.bury(number, limit)
+            if number not in self._log.deaths and not self._log.read_only and self._log.is_alive(number, home) is False:
+                self._log.record_death(number, limit)
 
 
 def _member(number: int, session: Session, lives: bool | None, found_dead_ns: int) -> Member:
