@@ -27,8 +27,8 @@ ORDER: Final = (
     "mutexes",  # of each log
     "handles",  # which take the mutexes that are new by now
     "stores",  # those that were being closed; needs `handles`
-    "lines",
-    "posts",
+    "lock waits",
+    "poller elections",
     "bells",
     "events",
     "watches",  # which use the last three

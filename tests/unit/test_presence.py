@@ -41,7 +41,7 @@ class Alive:
     def hold(self, _: int) -> bool:
         return self._holds
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
 

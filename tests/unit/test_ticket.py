@@ -247,7 +247,7 @@ def test_who_follows_looks_itself_now_and_then_and_believes_the_asker_meanwhile(
     monkeypatch.setattr(system, "time", clock)
     post = Asker(is_mine=False)
     beats = iter(range(100))
-    monkeypatch.setattr(post, "beats", lambda: next(beats))
+    monkeypatch.setattr(post, "heartbeat_count", lambda: next(beats))
     node: Any = Node(post)
     waiting = Ticket(node)
     rings = [False, False, True]

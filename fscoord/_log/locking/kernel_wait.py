@@ -215,4 +215,4 @@ def _after_fork_in_child() -> None:
     _requests.clear()
 
 
-system.after_fork_in_child("lines", _after_fork_in_child)
+system.after_fork_in_child("lock waits", _after_fork_in_child)

@@ -55,7 +55,7 @@ class ChangedKeys:
         return self._consumer.live_size()
 
     def mark_all(self) -> None:
-        """Return all buckets from the next `take`: a session, a death or a leave, which was read, concerns every waiter."""
+        """Let the next `take` return all buckets, because a record concerns every waiter, such as a death."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:

@@ -262,4 +262,4 @@ def _after_fork_in_child() -> None:
         election.after_fork()
 
 
-system.after_fork_in_child("posts", _after_fork_in_child)
+system.after_fork_in_child("poller elections", _after_fork_in_child)
