@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from support.logs import LIMIT_S, OFD, Log, Session, Wanted
+from support.logs import LIMIT_S, OFD, Log, Session, LogOptions
 
 from fscoord import StoreUnavailableError
 from fscoord._log.format import record
@@ -33,7 +33,7 @@ class TearingLog(Log):
     """A log whose writer dies in the middle of a write, if `chance` has it so."""
 
     def __init__(self, path: str, writer: int, chance: random.Random) -> None:
-        super().__init__(path, Counter(), Wanted(OFD), lambda: Session("writer", writer))
+        super().__init__(path, Counter(), LogOptions(OFD), lambda: Session("writer", writer))
         self.chance = chance
         self.tears = 0
         self.writer._write = partial(self._tear, self.writer._write)
@@ -95,7 +95,7 @@ def follow(path: str, counts: dict[str, int], read_only: bool) -> dict[str, int]
     """Look at the log without a pause until all is there."""
     wanted = {int(writer): count for writer, count in counts.items()}
     consumer = Counter()
-    log = WatchedLog(path, consumer, Wanted(OFD, read_only=read_only), lambda: Session("reader", 0))
+    log = WatchedLog(path, consumer, LogOptions(OFD, read_only=read_only), lambda: Session("reader", 0))
     looks = 0
     while consumer.seen != wanted:
         log.refresh(LIMIT_S)
@@ -109,7 +109,7 @@ def reopen(path: str, counts: dict[str, int], seed: int) -> dict[str, int]:
     wanted, before, opens, chance = sum(counts.values()), 0, 0, random.Random(seed)
     while before < wanted:
         consumer = Counter()
-        log = Log(path, consumer, Wanted(OFD, read_only=True), lambda: Session("reader", 0))
+        log = Log(path, consumer, LogOptions(OFD, read_only=True), lambda: Session("reader", 0))
         for _ in range(chance.choice((1, 1, 2, 50, 1000))):
             log.refresh(LIMIT_S)
         log.close()
