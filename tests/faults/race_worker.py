@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from support.logs import LIMIT_S, OFD, Log, Session, LogOptions
+from support.logs import LIMIT_S, OFD, Log, LogOptions, Session
 
 from fscoord import StoreUnavailableError
 from fscoord._log.format import record

@@ -553,7 +553,7 @@ def test_a_log_that_may_not_be_read_is_said_so(as_stranger, public_dir: Path) ->
     with untouched(public_dir):
         name, text = as_stranger(try_to_open, str(path))
     assert name == "StoreUnavailableError"
-    assert "Permission denied; check who owns the log" in text
+    assert "Permission denied; check the owners and modes of the log" in text
 
 
 def test_a_log_for_all_is_shared_by_users_who_mean_it(as_stranger, public_dir: Path) -> None:

@@ -88,8 +88,8 @@ class Mount(NamedTuple):
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
-            coherence: the mode that the user has chosen, or None. A user who has chosen one is responsible for it, so
-                there is no objection then. GlusterFS is an exception: only ``"locked"`` can be right there.
+            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, so there
+                is no objection then. GlusterFS is an exception: only ``"locked"`` can be right there.
         """
         if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
             return None

@@ -137,9 +137,9 @@ def decode_control(found: Record, generation: int, *, is_sealed: bool) -> Contro
         return GenerationRef.from_seal(value, generation)
     if kind == record.FORWARD:
         if generation:
-            raise MalformedRecord("only generation 0 may say where the log goes on without being sealed")
+            raise MalformedRecord("only generation 0 may hold forward records")
         if not is_sealed:
-            raise MalformedRecord("it says where the log goes on, and there is no seal before it")
+            raise MalformedRecord("a forward record has no seal before it")
         return GenerationRef.from_forward(value)
     if kind == record.MULTI_SET:
         record.decode_pairs(value)

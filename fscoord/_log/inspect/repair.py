@@ -32,7 +32,7 @@ __all__ = ["Repair", "Skipped", "SkippedCallback", "copy", "repair"]
 _OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD))
 """Kinds that describe the files of a log, and mean nothing in another log."""
 
-NEVER_FINISHED: Final = "it was never finished, and its writer was not told that it is written"
+NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"
 
 
 class Skipped(NamedTuple):

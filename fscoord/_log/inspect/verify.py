@@ -33,7 +33,7 @@ FINDINGS_MAX: Final = 1000
 """How many findings are listed; of the others only the number is reported."""
 _GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 
-_TORN_ADVICE = "nothing: its writer was never told that it is written, and the next writer skips it"
+_TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
 _DAMAGE_ADVICE = (
     "end the processes that use it; `fscoord repair` copies the sound records to another file, and reports the others"
 )

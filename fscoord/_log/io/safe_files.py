@@ -43,7 +43,7 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     advice = {
         system.errno.ENOENT: _absent(directory),
         system.errno.ENOTDIR: f"; {directory} is not a directory",
-        system.errno.EACCES: "; check who owns the log and its directory, and their modes",
+        system.errno.EACCES: "; check the owners and modes of the log and its directory",
         system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
         system.errno.ENOSPC: "; free some space and try again",
         system.errno.EDQUOT: "; free some of the quota and try again",
@@ -57,7 +57,7 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
 def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
     """Return the error for damage at `offset` in `file`, a file of the log `path`."""
     return CorruptLogError(
-        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify {path}` tells what is"
+        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify {path}` reports what is"
         " safe to do",
         path=path,
         offset=offset,

@@ -15,7 +15,7 @@ a Python function, or came second, Ctrl-C could skip it, and the lock would stay
 a lock that is not held does nothing, so ``unlock`` may follow a ``try_lock`` that failed.
 
 The log lock of session n is the byte range [L, L+1+n). All ranges share byte L, so they exclude each other. F_OFD_GETLK
-does not report who holds a range, but it reports its length (fcntl(2)), and the length gives the session.
+does not report the holder of a range, but it reports its length (fcntl(2)), and the length gives the session.
 """
 
 from __future__ import annotations
