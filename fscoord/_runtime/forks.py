@@ -27,8 +27,8 @@ ORDER: Final = (
     "mutexes",  # of each log
     "handles",  # each takes its log's new mutex
     "stores",  # closes those that another thread was closing; needs `handles`
-    "lines",
-    "posts",
+    "lock waits",
+    "poller elections",
     "bells",
     "events",
     "watches",  # which use the last three

@@ -16,6 +16,7 @@ import functools
 import os
 import select
 import stat
+import struct
 import sys
 import threading
 import time
@@ -291,6 +292,10 @@ def mount_table() -> list[str]:
 def nfs_recovers_lost_locks() -> bool:
     """Return whether the NFS client reacquires locks that the server has dropped: parameter ``recover_lost_locks``."""
     return _proc_text("/sys/module/nfs/parameters/recover_lost_locks").upper() in ("Y", "1")
+
+
+FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")
+"""``struct flock`` with 64-bit offsets (fcntl(2)): kind, whence, start, length, pid."""
 
 
 def has_ofd_locks() -> bool:

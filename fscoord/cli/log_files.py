@@ -10,17 +10,27 @@ from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import as_json, common, file_path, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import Progress, field, printable, write, write_json
-from fscoord.stores.copying import copy
-from fscoord.stores.dump import Entry, dump as entries
+from fscoord.inspect import (
+    Entry,
+    Finding,
+    Repair,
+    Report,
+    Skipped,
+    copy,
+    dump as entries,
+    repair as copy_sound,
+    verify as look,
+)
 from fscoord.stores.file import FileStore
-from fscoord.stores.repair import Dropped, Repair, repair as copy_sound
 from fscoord.stores.url import open_store
-from fscoord.stores.verify import Report, verify as look
 
 __all__ = ["compact", "cp", "dump", "log_path", "repair", "verify"]
 
 SHORT = 60
 """How many bytes of a value are shown, unless all are asked for."""
+
+_JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
+"""Fields of `Repair` whose names in JSON were fixed before."""
 
 
 @click.command()
@@ -147,9 +157,14 @@ def _report_document(report: Report) -> dict[str, Any]:
         "path": _name(report.path),
         "verdict": report.verdict,
         "files": [{**entry._asdict(), "file": _name(entry.file)} for entry in report.generations],
-        "findings": [{**finding._asdict(), "file": _name(finding.file)} for finding in report.findings],
+        "findings": [_finding(finding) for finding in report.findings],
         "more_findings": report.more,
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    fields = {**finding._asdict(), "file": _name(finding.file)}
+    return {"says" if name == "message" else name: value for name, value in fields.items()}
 
 
 def _report_text(report: Report) -> str:
@@ -163,7 +178,7 @@ def _report_text(report: Report) -> str:
     for finding in report.findings:
         place = f"at {finding.offset}, {finding.size} bytes: " if finding.offset or finding.size else ""
         lines += [
-            f"{'DAMAGED' if finding.is_damage else 'note'}: {_name(finding.file)}: {place}{_name(finding.says)}",
+            f"{'DAMAGED' if finding.is_damage else 'note'}: {_name(finding.file)}: {place}{_name(finding.message)}",
             f"  do: {finding.advice}",
         ]
     if report.more:
@@ -220,34 +235,35 @@ def repair(
             write=yes,
             timeout=timeout,
             on_progress=progress.report,
-            on_skipped=_print_dropped_json if as_json else _print_dropped,
+            on_skipped=_print_skipped_json if as_json else _print_skipped,
         )
     if as_json:
-        write_json({**found._asdict(), "notes": list(found.notes)})
+        fields = {**found._asdict(), "notes": list(found.notes)}
+        write_json({_JSON_NAMES.get(name, name): value for name, value in fields.items()})
     else:
         write(_repair_text(found).encode())
     return 0 if found.is_written else FALSE
 
 
-def _print_dropped(dropped: Dropped) -> None:
+def _print_skipped(skipped: Skipped) -> None:
     what = ""
-    if dropped.kind:
-        sure = "" if dropped.is_certain else ", as it says of itself"
-        key = f" {printable(dropped.key)}" if dropped.key else ""
-        what = f" ({dropped.kind}{key}, a value of {dropped.value_size} bytes, by session {dropped.writer}{sure})"
-    write(f"left out: at {dropped.offset}, {dropped.size} bytes: {printable(dropped.why.encode())}{what}\n".encode())
+    if skipped.kind:
+        sure = "" if skipped.is_certain else ", as it says of itself"
+        key = f" {printable(skipped.key)}" if skipped.key else ""
+        what = f" ({skipped.kind}{key}, a value of {skipped.value_size} bytes, by session {skipped.writer}{sure})"
+    write(f"left out: at {skipped.offset}, {skipped.size} bytes: {printable(skipped.why.encode())}{what}\n".encode())
 
 
-def _print_dropped_json(dropped: Dropped) -> None:
-    document: dict[str, Any] = {**dropped._asdict(), "file": _name(dropped.file)}
+def _print_skipped_json(skipped: Skipped) -> None:
+    document: dict[str, Any] = {**skipped._asdict(), "file": _name(skipped.file)}
     del document["key"]
-    write_json({**document, **field("key", dropped.key)})
+    write_json({**document, **field("key", skipped.key)})
 
 
 def _repair_text(found: Repair) -> str:
     lines = [f"note: {_name(note)}" for note in found.notes]
     does = ("copied", "left out") if found.is_written else ("would be copied", "would be left out")
-    left = f"{found.dropped} {does[1]} ({found.dropped_bytes} bytes)"
+    left = f"{found.skipped} {does[1]} ({found.skipped_bytes} bytes)"
     lines.append(f"{_name(found.source)}: {found.kept} records {does[0]}, {left}")
     end = "is written: look at it with `fscoord verify`" if found.is_written else "was not written: that needs --yes"
     return "\n".join([*lines, f"{_name(found.output)} {end}", ""])

@@ -19,10 +19,10 @@ from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Ticket
 from fscoord._waiting.parking import Naps
 from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StoreTimeoutError, StoreUnavailableError
+from fscoord.inspect import dump
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
 from fscoord.store import Store
-from fscoord.stores.dump import dump
 from fscoord.stores.file import death_watch
 from fscoord.stores.prefix import PrefixStore
 

@@ -27,9 +27,7 @@ import fscoord
 from fscoord import CorruptLogError, FileStore, FscoordError, StoreClosedError, StoreError, StoreTimeoutError
 from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 LIMIT_S = 60
 ERRORS = [

@@ -29,7 +29,7 @@ from fscoord import (
     synchronize,
 )
 from fscoord._log.wakeup import waiter as log_ticket
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
 
 HANG_S = 60

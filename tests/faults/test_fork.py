@@ -365,7 +365,7 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
         assert len(os.listdir("/proc/self/fd")) < 100
         return store.add("n", 1)
 
-    monkeypatch.setattr(log_lock, "PATIENCE_S", 0)
+    monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
     with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
         kernel = other._log.handle.lock
         kernel.try_lock()

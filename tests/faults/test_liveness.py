@@ -21,7 +21,7 @@ from fscoord._log.liveness import own_byte
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.liveness.own_byte import Liveness
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 
@@ -148,8 +148,6 @@ def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watche
 
 
 def alive_range(kind: int, start: int, length: int) -> bytes:
-    from fscoord._log.liveness.liveness_file import system.FLOCK_STRUCT
-
     return system.FLOCK_STRUCT.pack(kind, 0, start, length, 0)
 
 

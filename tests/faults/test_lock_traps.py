@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the lock in the kernel at once, instead of trying again for a while."""
-    monkeypatch.setattr(log_lock, "PATIENCE_S", 0)
+    monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import pytest
 from fscoord import FileStore
 from fscoord._log.liveness import own_byte
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 LOCKER = """

@@ -21,8 +21,7 @@ from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
 from fscoord._log import log as log_file, opened as opened_log
 from fscoord._log.access import mount
 from fscoord._log.locking.process_mutex import process_mutex_for
-from fscoord.stores.copying import copy
-from fscoord.stores.verify import verify
+from fscoord.inspect import copy, verify
 
 HANG_S = 60
 

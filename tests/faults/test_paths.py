@@ -32,7 +32,7 @@ from fscoord import (
 )
 from fscoord._log import recovery
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 """No call of these tests waits so long: one that does, hangs."""
@@ -229,9 +229,9 @@ INSECURE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link": (link_to_a_log, "is a symbolic link"),
     "a dangling link": (lambda path: path.symlink_to("nowhere"), "is a symbolic link"),
     "a link to itself": (lambda path: path.symlink_to(path), "is a symbolic link"),
-    "a directory": (lambda path: path.mkdir(), "is no regular file"),
-    "a FIFO": (lambda path: os.mkfifo(path), "is no regular file"),
-    "a socket": (make_socket, "is no regular file"),
+    "a directory": (lambda path: path.mkdir(), "is not a regular file"),
+    "a FIFO": (lambda path: os.mkfifo(path), "is not a regular file"),
+    "a socket": (make_socket, "is not a regular file"),
 }
 FOR_WRITERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a second name": (another_name_of_a_log, "has several names"),
@@ -261,7 +261,7 @@ def test_what_is_not_a_file_of_ours_alone_is_refused_and_left_alone(what: str, p
 
 def test_a_device_is_refused() -> None:
     for read_only in (False, True):
-        with pytest.raises(InsecurePathError, match="is no regular file"):
+        with pytest.raises(InsecurePathError, match="is not a regular file"):
             FileStore("/dev/null", read_only=read_only)
 
 
@@ -553,7 +553,7 @@ def test_a_log_that_may_not_be_read_is_said_so(as_stranger, public_dir: Path) ->
     with untouched(public_dir):
         name, text = as_stranger(try_to_open, str(path))
     assert name == "StoreUnavailableError"
-    assert "Permission denied; check who owns the log" in text
+    assert "Permission denied; check the owners and modes of the log" in text
 
 
 def test_a_log_for_all_is_shared_by_users_who_mean_it(as_stranger, public_dir: Path) -> None:

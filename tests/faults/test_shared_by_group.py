@@ -21,6 +21,7 @@ import pytest
 
 import fscoord
 from fscoord import FileStore
+from fscoord._log.io import safe_files
 from fscoord._log.io.safe_files import copy_permissions
 
 HANG_S = 60
@@ -282,6 +283,6 @@ def test_permissions_are_copied_or_refused(directory: Path, monkeypatch: pytest.
 
     os.chown(target, 0, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(permissions.system.os, "chown", refuse)
+        patch.setattr(safe_files.system.os, "chown", refuse)
         with pytest.raises(PermissionError):
             copy_permissions(str(source), str(target))

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from faults.test_flips import LOGS, contents, flip
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from hypothesis import given, strategies as st
 from support.faulty import faulty_os
 from support.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
@@ -18,10 +17,11 @@ from support.processes import Processes, result
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import resync, scan
-from fscoord.stores.verify import Report, verify
+from fscoord.inspect import Report, verify
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -183,7 +183,7 @@ def test_what_only_a_newer_version_knows_is_damage_to_this_one(path: str) -> Non
     put(path, contents(path)[:size] + strange)
     report = verify(path)
     assert damage(report) == [(size, len(strange))]
-    assert "newer" in report.findings[0].says
+    assert "newer" in report.findings[0].message
     harmless, _ = record.encode(ord("q"), b"", b"", 1, 0, chain)
     put(path, contents(path)[:size] + harmless)
     assert verify(path).verdict == "sound"
@@ -211,7 +211,7 @@ def test_a_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str
     put(path, data)
     report = verify(path)
     assert (report.verdict, damage(report)) == ("damaged", [(0, len(data))])
-    assert says in report.findings[0].says
+    assert says in report.findings[0].message
 
 
 # -- generations
@@ -253,12 +253,12 @@ def test_a_generation_that_was_deleted_is_named(store: FileStore, path: str) -> 
     os.unlink(newest(path))
     report = verify(path)
     assert report.verdict == "damaged"
-    assert "generation 2 of the log is missing" in report.findings[0].says
+    assert "generation 2 of the log is missing" in report.findings[0].message
 
 
 def test_a_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
     put(newest(path), make(path + "2", write_every_kind))
-    assert "not the generation that was to follow" in verify(path).findings[0].says
+    assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
 def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
@@ -268,7 +268,7 @@ def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
     file = os.path.join(os.path.dirname(path), name)
     assert verify(path).verdict == "sound"
     put(file, contents(file)[: Header.decode(contents(file))[1]])
-    assert "snapshot" in verify(path).findings[0].says
+    assert "snapshot" in verify(path).findings[0].message
 
 
 def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
@@ -282,7 +282,7 @@ def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
         file.write(behind)
     report = verify(path)
     assert damage(report) == [(last.end, len(behind))]
-    assert "after the seal" in report.findings[0].says
+    assert "after the seal" in report.findings[0].message
 
 
 def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(
@@ -313,7 +313,7 @@ def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
     seal = GenerationRef(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
     data, _ = record.encode(record.SEAL, b"", seal, 1, 0, chain)
     put(path, contents(path)[:size] + data)
-    assert "not the next" in verify(path).findings[0].says
+    assert "not the next" in verify(path).findings[0].message
 
 
 # -- a log in use
@@ -437,7 +437,7 @@ def test_a_log_with_a_marker_file_is_judged_when_the_marker_has_gone(
     marker.write_text("1\nelsewhere\n")
     monkeypatch.setattr(scan.system.time, "sleep", finish)
     assert verify(path).verdict == "sound"
-    assert naps == [scan.SOFT_NAP_S] * 3
+    assert naps == [scan.SOFT_LOCK_CHECK_S] * 3
 
 
 def test_a_snapshot_that_ends_where_a_piece_ends_is_sound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from fscoord._log.access import mount
 from fscoord._log.io import torn_tail
 from fscoord._log.io.torn_tail import DeadlineReached, Zeros
 from fscoord._runtime import system
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import repair, verify
 
 HANG_S = 60
 GIB = 1 << 30

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
 from fscoord._log.format.generation_ref import GenerationRef, generation_name
-
-from fscoord._log.format import record
 from fscoord._log.format.header import Header
 
 T = TypeVar("T")

@@ -11,9 +11,7 @@ from typing import Any
 from fuzz.build import NAME, Source, build
 
 from fscoord import CorruptLogError, FileStore, FscoordError
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 EXPECTED = (FscoordError, ValueError, OverflowError)
 """What the operations of a store may raise: its own errors, and those for values that are no numbers."""

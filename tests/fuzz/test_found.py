@@ -6,17 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.control_records import Session
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from support.logs import look_at, make, opened, put, write_every_kind
 
 from fscoord import CorruptLogError, FileStore, LimitExceededError, StoreGoneError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.locking.log_lock import OFD
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def test_a_generation_that_only_a_later_one_names_and_that_is_gone_ends_the_sear
     for read_only in (False, True):
         with pytest.raises(StoreGoneError, match="lost generation 2"):
             FileStore(path, timeout=5, read_only=read_only)
-    assert "generation 2 of the log is missing" in verify(path).findings[0].says
+    assert "generation 2 of the log is missing" in verify(path).findings[0].message
 
 
 @pytest.mark.timeout(60)
@@ -97,7 +95,7 @@ def test_a_generation_that_leads_back_to_itself_ends_the_way(kind: int, path: st
     put(file, header + back)
     found = verify(path).findings[0]
     assert found.file == file
-    assert ("not the next" if kind == record.SEAL else "only generation 0 may") in found.says
+    assert ("not the next" if kind == record.SEAL else "only generation 0 may") in found.message
     with pytest.raises(CorruptLogError):
         list(dump(path))
     if kind == record.SEAL:

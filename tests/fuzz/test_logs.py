@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.control_records import Session, decode_death
-from fscoord._log.format.generation_ref import GenerationRef
 from fuzz.build import Source, build
 from fuzz.exercise import run
 from hypothesis import given, settings, strategies as st
@@ -20,11 +18,11 @@ from support.logs import make, put, write_every_kind
 
 from fscoord import FileStore
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_death
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import MAGIC, Header
 from fscoord._log.format.record import MalformedRecord
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 SIZE = 400
 """How many bytes of decisions a log is made of."""

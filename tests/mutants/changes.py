@@ -205,14 +205,17 @@ MUTANTS = (
         "_log/io/torn_tail.py",
         "        start = max(start, self._end)\n",
         "",
-        ("tests/unit/test_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
+        ("tests/unit/test_torn_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
     ),
     Mutant(
         "a search for data never runs out of time",
         "_log/io/torn_tail.py",
-        "            if start < end and system.time.monotonic() > self.deadline:\n                raise DeadlineReached\n",
+        """\
+            if start < end and system.time.monotonic() > self.deadline:
+                raise DeadlineReached
+""",
         "",
-        ("tests/unit/test_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
+        ("tests/unit/test_torn_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
     ),
     Mutant(
         "what was read together with a seal, and stands after it, counts",
@@ -244,17 +247,17 @@ MUTANTS = (
     ),
     Mutant(
         "where inode numbers do not last all files belong to the log",
-        "_log/format/identity.py",
+        "_log/format/header.py",
         " and 0 not in (self.root_inode, inode)",
         "",
-        ("tests/unit/test_identity.py",),
+        ("tests/unit/test_header.py",),
     ),
     Mutant(
         "another first file and another later file are mistaken for each other",
-        "_log/format/identity.py",
-        "        return Standing.OTHER_ROOT if header.generation else Standing.COPY\n",
-        "        return Standing.COPY if header.generation else Standing.OTHER_ROOT\n",
-        ("tests/unit/test_identity.py",),
+        "_log/format/header.py",
+        "        return Provenance.OTHER_ROOT if header.generation else Provenance.COPY\n",
+        "        return Provenance.COPY if header.generation else Provenance.OTHER_ROOT\n",
+        ("tests/unit/test_header.py",),
     ),
     Mutant(
         "a copy goes on in the lineage of its original",
@@ -324,7 +327,10 @@ MUTANTS = (
     Mutant(
         "who died is not asked again with the lock",
         "_log/liveness/presence.py",
-        '            if self.lives(number, ProcessIdentity.find()) is not False:\n                return False, 0, b""\n',
+        """\
+            if self.lives(number, ProcessIdentity.find()) is not False:
+                return False, 0, b""
+""",
         "",
         ("tests/faults/test_liveness.py::test_a_death_is_looked_at_again_before_it_is_recorded",),
     ),
@@ -372,7 +378,7 @@ MUTANTS = (
         "a lock that came for who had given up is not given back",
         "_log/locking/kernel_wait.py",
         """\
-                    unblock(self.fd)  # a child that was forked in C has inherited the descriptor, and keeps it open
+                    unblock(self.fd)
                     system.close_quietly(self.fd)
 """,
         """\
@@ -484,7 +490,7 @@ MUTANTS = (
     Mutant(
         "a marker that could not be given back is forgotten when the log goes on in another file",
         "_log/locking/log_lock.py",
-        "        following._marker = self._marker\n",
+        "        following._symlink_lock = self._symlink_lock\n",
         "",
         ("tests/faults/test_every_call.py::test_every_call_under_other_locks_may_fail",),
     ),

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from fscoord._log.format.control_records import Session
 from support.plain_reader import read_log
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD

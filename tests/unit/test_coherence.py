@@ -34,7 +34,7 @@ from fscoord._log.recovery import SERVER_STATE
 from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 from fscoord.stores.file.replay import KeyValueState
 
 LIMIT_S = 30
@@ -459,7 +459,7 @@ def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
     real = fcntl.fcntl
 
     def noted(fd: int, command: int, lock: bytes) -> bytes:
-        asked.append((command, *network._FLOCK_STRUCT.unpack(lock)[:4]))
+        asked.append((command, *system.FLOCK_STRUCT.unpack(lock)[:4]))
         return real(fd, command, lock)
 
     with FileStore(path, coherence="locked") as store:

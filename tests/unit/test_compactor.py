@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fscoord._log.format.control_records import Session
 from support.faulty import FaultyOs, faulty_os
 from support.logs import tear
 from support.plain_reader import read_log
@@ -19,6 +18,7 @@ from unit.test_generations import generation, names
 
 from fscoord import FileStore, StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.generations import compaction
 from fscoord._log.generations.compaction import Compactor
 from fscoord._log.locking.log_lock import KINDS, LogLock

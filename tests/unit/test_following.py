@@ -18,7 +18,7 @@ from fscoord._log.generations.compaction import Compactor
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.cursor import CHUNK
 from fscoord._log.recovery import APPLYING, POSITION
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 
 @pytest.fixture

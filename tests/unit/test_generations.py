@@ -13,20 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from support.faulty import faulty_os
 from support.logs import tear
 from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.io import cursor as reader
 from fscoord._log.recovery import GENERATION
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 LIMIT_S = 60
 

@@ -89,7 +89,7 @@ def test_who_finds_an_empty_file_that_somebody_else_initialises_waits_no_longer_
     try:
         lock = LogLock(path, fd, OFD, threading.RLock(), set())
         lock.try_lock()
-        with pytest.raises(StoreTimeoutError, match="the lock to initialise it did not come within 0 s"):
+        with pytest.raises(StoreTimeoutError, match="the lock to write its header was not released within 0 s"):
             FileStore(path, timeout=0)
         assert os.fstat(fd).st_size == 0
         lock.unlock()
@@ -189,13 +189,13 @@ def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> N
 
 
 def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_mutex, "_shared", weakref.WeakValueDictionary())
+    monkeypatch.setattr(process_mutex, "_mutexes", weakref.WeakValueDictionary())
     monkeypatch.setattr(process_mutex, "_guard", guard := [threading.RLock()])
     before, log = guard[0], process_mutex.process_mutex_for((b"", 1, 2))
-    mutex, log.busy = log.mutex, True
+    mutex, log.is_inside = log.mutex, True
     process_mutex._after_fork_in_child()
     assert guard[0] is not before
     assert len(guard) == 1
     assert log.mutex is not mutex
-    assert not log.busy
+    assert not log.is_inside
     assert process_mutex.process_mutex_for((b"", 1, 2)) is log

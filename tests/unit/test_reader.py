@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.control_records import Session
 from support.faulty import faulty_os
 from support.logs import LIMIT_S, Collector, Handle, look_at, make, opened, put, tear
 from support.plain_reader import read_log
 
 from fscoord import StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
 from fscoord._log.io import torn_tail
 from fscoord._log.io.cursor import CHUNK

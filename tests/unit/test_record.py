@@ -6,11 +6,11 @@ import struct
 from zlib import crc32
 
 import pytest
-from fscoord._log.format.control_records import Session
 from hypothesis import given, strategies as st
 
 from fscoord import LimitExceededError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header
 from fscoord._log.format.record import MalformedRecord, decode, encode
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fscoord._log.format.control_records import Session
 
+from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.session_table import SessionTable
 
 

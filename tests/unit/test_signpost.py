@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from support.faulty import faulty_os
 from support.plain_reader import read_log
 
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding

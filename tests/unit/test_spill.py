@@ -26,6 +26,7 @@ from fscoord import (
     open_store,
 )
 from fscoord._log.format import record
+from fscoord._log.format.record import LogPosition
 from fscoord._log.io import spill
 from fscoord.stores.file.lifecycle import SPILL_BYTES
 
@@ -411,7 +412,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         with open(log.handle.file, "rb") as file:
             found = list(
                 spill.find_long(
-                    file.fileno(), log.handle.start, spill.Place(log.handle.offset, log.handle.chain), LEAST
+                    file.fileno(), log.handle.start, LogPosition(log.handle.offset, log.handle.chain), LEAST
                 )
             )
             data = file.read()
@@ -424,7 +425,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         with open(log.handle.file, "rb") as file:
             found = list(
                 spill.find_long(
-                    file.fileno(), log.handle.start, spill.Place(log.handle.offset, log.handle.chain), LEAST
+                    file.fileno(), log.handle.start, LogPosition(log.handle.offset, log.handle.chain), LEAST
                 )
             )
         assert len(found) < 10
@@ -457,7 +458,7 @@ def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
     add(record.SET, b"behind", bytes(least))
     path.write_bytes(data)
     with path.open("rb") as file:
-        found = list(spill.find_long(file.fileno(), spill.Place(0, 77), spill.Place(end, 0), least))
+        found = list(spill.find_long(file.fileno(), LogPosition(0, 77), LogPosition(end, 0), least))
     assert found == expected
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fscoord._log.format.control_records import Session
-from fscoord._log.format.generation_ref import GenerationRef
 from support.faulty import faulty_os
 from support.logs import LIMIT_S, Collector
 
@@ -23,6 +21,8 @@ from fscoord import (
     StoreUnavailableError,
 )
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.generations import forwarding
 from fscoord._log.io.descriptors import open_root

@@ -124,30 +124,30 @@ class Asker:
         self.said: list[object] = []
         self.paces: list[float] = []
 
-    def join(self, _: object) -> None:
+    def add(self, _: object) -> None:
         self._may_fail()
 
-    def is_mine(self, _: object) -> bool:
+    def try_elect(self, _: object) -> bool:
         self._may_fail()
         return self._is_mine
 
-    def asks(self, _: object) -> bool:
+    def is_poller(self, _: object) -> bool:
         return self._is_mine
 
-    def beat(self, pace: float) -> None:
+    def heartbeat(self, pace: float) -> None:
         self.paces.append(pace)
 
-    def beats(self) -> int:
+    def heartbeat_count(self) -> int:
         return 0
 
     def is_hurried(self, _: object) -> bool:
         self._may_fail()
         return self.nudged
 
-    def heed(self) -> None:
+    def ack_hurry(self) -> None:
         self.nudged = False
 
-    def tell(self, buckets: object) -> bool:
+    def notify(self, buckets: object) -> bool:
         self._may_fail()
         self.said.append(buckets)
         return self._marked
@@ -233,7 +233,7 @@ def test_a_bell_of_the_node_that_fails_is_used_no_more_and_the_log_is_looked_at(
 class BrokenBell:
     """A bell that can't be read."""
 
-    def mark(self, _: int) -> bytes:
+    def arm(self, _: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     def is_rung(self, *_: object) -> bool:
@@ -247,7 +247,7 @@ def test_who_follows_looks_itself_now_and_then_and_believes_the_asker_meanwhile(
     monkeypatch.setattr(system, "time", clock)
     post = Asker(is_mine=False)
     beats = iter(range(100))
-    monkeypatch.setattr(post, "beats", lambda: next(beats))
+    monkeypatch.setattr(post, "heartbeat_count", lambda: next(beats))
     node: Any = Node(post)
     waiting = Ticket(node)
     rings = [False, False, True]

@@ -31,6 +31,7 @@ from fscoord import (
 )
 from fscoord._arguments import Timeout
 from fscoord.barriers import StoreBarrier
+from fscoord.inspect import copy, repair, verify
 from fscoord.recipes import (
     DoubleBarrier,
     Election,
@@ -44,9 +45,6 @@ from fscoord.recipes import (
     once,
 )
 from fscoord.stores import copying, repair as repairing, verify as verifying
-from fscoord.stores.copying import copy
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from support.logs import make, put, steps
 
 from fscoord import FileStore
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import resync
 from fscoord._log.inspect.verify import Generation, Report
 from fscoord._log.locking.log_lock import OFD
-from fscoord.stores.verify import verify
+from fscoord.inspect import verify
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def with_header(file: str, **fields: object) -> None:
     put(file, header._replace(**fields).encode())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("size", "lacks"), [(0, "no writer has opened it yet"), (8, "died before its header")])
+@pytest.mark.parametrize(("size", "lacks"), [(0, "no writer has opened it yet"), (8, "died before the header")])
 def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage(
     size: int, lacks: str, path: str
 ) -> None:
@@ -68,7 +68,7 @@ def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage
     report = verify(path)
     (finding,) = report.findings
     assert finding[:4] == (path, 0, size, False)
-    assert lacks in finding.says
+    assert lacks in finding.message
     assert report.generations == (Generation(path, 0, size, 0, 0, "empty"),)
     assert (report.verdict, report.more) == ("empty", 0)
 
@@ -95,7 +95,7 @@ def test_all_generations_have_one_kind_of_lock_and_one_durability(field: str, pa
     with_header(file, **{field: 1 - getattr(header, field)})
     report = verify(path)
     assert told(report) == [(file, 0, os.path.getsize(file))]
-    assert path in report.findings[0].says
+    assert path in report.findings[0].message
 
 
 @pytest.mark.parametrize(("field", "value"), [("log_id", b"x" * 16), ("generation", 3)])
@@ -103,7 +103,7 @@ def test_a_generation_that_is_another_than_its_seal_says_is_damage(field: str, v
     compacted(path)
     file = generation(path, 1)
     with_header(file, **{field: value})
-    assert "not the generation that was to follow" in verify(path).findings[0].says
+    assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
 def test_a_generation_that_is_missing_is_told_of_by_its_name_and_takes_no_place(path: str) -> None:
@@ -152,7 +152,7 @@ def test_files_beside_the_log_are_told_of_if_they_are_called_like_a_generation(p
     report = verify(path)
     assert report.verdict == "sound"
     assert [finding[:4] for finding in report.findings] == [(file, 0, 0, False) for file in (before, same, later)]
-    assert ["no seal names it" in finding.says for finding in report.findings] == [False, False, True]
+    assert ["no seal names it" in finding.message for finding in report.findings] == [False, False, True]
 
 
 def hinted(path: str, number: int) -> bytes:
@@ -172,7 +172,7 @@ def test_a_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) 
     put(path, data + tail)
     report = verify(path)
     assert (path, len(data), len(tail)) in told(report)
-    assert "names generation 4" in next(finding.says for finding in report.findings if finding.is_damage)
+    assert "names generation 4" in next(finding.message for finding in report.findings if finding.is_damage)
     assert report.generations[0].ends == "damaged"
 
 
@@ -241,7 +241,7 @@ def test_of_a_snapshot_with_damage_only_that_is_told(path: str) -> None:
     put(file, damaged[: start + 14] + b"?" + damaged[start + 15 :])
     report = verify(path)
     assert told(report) == [(file, start, len(data) // 2)]
-    assert "checksum" in report.findings[0].says
+    assert "checksum" in report.findings[0].message
 
 
 def test_a_senseless_list_of_keys_is_damage_though_nothing_else_is_in_the_file(path: str) -> None:

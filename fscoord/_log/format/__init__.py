@@ -1,1 +1,1 @@
-"""The bytes of a log. Pure: no I/O, no clock."""
+"""The bytes of a log: headers, records and what they mean. Pure: no I/O, no clock."""

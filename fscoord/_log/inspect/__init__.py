@@ -1,1 +1,1 @@
-"""Read logs that may be damaged."""
+"""Read logs that may be damaged. `fscoord.inspect` exports the public functions."""

@@ -1,8 +1,8 @@
 """Find where a log can be read again after damage: the next record that is sound with the chain that it implies.
 
-The chain that the damaged bytes would have led to is lost, but the check of a record's length says which chain the
-record was made with. So a record can be found, and verified, without knowing the one before it; and those after it
-follow from it as always.
+The chain after the damaged bytes is lost. But the check of a record's length depends on the chain before the record,
+so the length and the check give that chain. A record can therefore be found and verified without the record before it,
+and the records after it follow as always.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ __all__ = ["find_next"]
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
-"""How many bytes may be checksummed in search of one record: so many for each byte searched, and so many anyway. What
-looks like a record costs as much as the length that it promises, so a file made for that could cost days."""
+"""The search for one record may checksum ``_WORK_FACTOR`` bytes for each byte of the file, or ``_WORK_MIN`` if that is
+more. To verify a candidate takes as many bytes as it claims to be long, so without a bound a file made for that purpose
+could take days."""
 
 _LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
     rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{7}[\0-\x7f].[\0-\x04][A-Za-z])", re.DOTALL
@@ -30,10 +31,10 @@ _LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times b
 
 
 def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
-    """Return where the next sound record after the bad one at `bad` begins, and the chain there, if there is one.
+    """Return the position of the next sound record after the bad one at `bad`, or None if there is none.
 
-    If the bad record's prefix still tells its length, what it holds is passed over: it may hold anything, another log,
-    for one. A record that was found by searching could be such a one, but only if the length is lost as well.
+    If the length of the bad record is still known, its contents are not searched: a value may hold anything, such as
+    another log. Only if the length is lost as well can the search find a record inside of a value.
     """
     size = system.os.fstat(fd).st_size
     prefix = read_at(fd, bad.offset, record.PREFIX_SIZE)
@@ -56,12 +57,12 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
 
 
 def _leads_to(fd: int, end: int, chain: int | None) -> bool:
-    """Return whether the checksum that stands before `end` is that of a record which `chain` follows."""
+    """Return whether `chain` is the chain after the record whose checksum lies before `end`."""
     return record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)) == chain
 
 
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where something begins that looks like a record, and how long it would be."""
+    """Yield the offset of everything that looks like a record, and the length that it claims."""
     while start <= size - record.RECORD_MIN:
         data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
         for match in _LIKELY.finditer(data):
@@ -73,7 +74,7 @@ def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _chain_at(fd: int, offset: int, size: int) -> int | None:
-    """Return the chain that the record at `offset` was made with, or None if none that is sound begins there."""
+    """Return the chain before the record at `offset`, or None if no sound record begins there."""
     prefix = read_at(fd, offset, record.PREFIX_SIZE)
     if len(prefix) < record.PREFIX_SIZE:
         return None
@@ -81,6 +82,6 @@ def _chain_at(fd: int, offset: int, size: int) -> int | None:
     if not record.RECORD_MIN <= length <= min(record.RECORD_MAX, size - offset):
         return None
     end = read_at(fd, offset + length - record.TAIL_SIZE, record.TAIL_SIZE)
-    if end[:1] + end[-1:] != b"\n\n":  # before a long one is read for nothing
+    if end[:1] + end[-1:] != b"\n\n":  # checked first, so that a long candidate is not read in vain
         return None
     return record.chain_if_sound(read_at(fd, offset, length), 0)

@@ -1,1 +1,1 @@
-"""The locks of a log."""
+"""The locks of a log: between the threads of one process, and between processes."""

@@ -1,4 +1,4 @@
-"""Which keys a log has told of, for who rings for others."""
+"""`ChangedKeys`: collects the buckets of all changed keys, for the process that rings the bell for its whole host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ __all__ = ["ChangedKeys"]
 
 
 class ChangedKeys:
-    """A state machine that hands on what it is given, and remembers which keys were written to."""
+    """A `Consumer` that passes every call on to `consumer`, and remembers the buckets of the keys in the records.
+
+    Attributes:
+        covers_all: whether any key may have changed, so that `take` returns all buckets.
+    """
 
     def __init__(self, state_machine: StateMachine) -> None:
         self._state_machine = state_machine
@@ -21,7 +25,7 @@ class ChangedKeys:
         self.covers_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Take in the next records."""
+        """Apply the next records."""
         self._state_machine.apply(records)
         for kind, key, value, _, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
@@ -30,32 +34,32 @@ class ChangedKeys:
                 self._buckets.add(bucket(key))
 
     def reset(self) -> None:
-        """Forget every record: they come again from the first."""
+        """Discard the state. All records are applied again, from the first."""
         self._state_machine.reset()
         self.covers_all = True
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """Say so to the state machine."""
+        """See `Consumer.mark_spilled`."""
         self._state_machine.mark_spilled(keys)
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """Say so to the state machine."""
+        """See `Consumer.relocate_spilled`."""
         return self._state_machine.relocate_spilled(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Return what the state machine amounts to."""
+        """See `Consumer.snapshot`."""
         return self._state_machine.snapshot(fetch)
 
     def live_size(self) -> int:
-        """Return about how many bytes of a log that takes."""
+        """See `Consumer.live_size`."""
         return self._state_machine.live_size()
 
     def mark_all(self) -> None:
-        """A record was read that concerns every waiter: a session, a death, a participant that left."""
+        """Let the next `take` return all buckets, because a record concerns every waiter, such as a death."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:
-        """Return the buckets that were written to since the last call."""
+        """Return the buckets of the keys that have changed since the last call."""
         buckets: Collection[int] = range(SIZE) if self.covers_all else self._buckets
         self._buckets, self.covers_all = set(), False
         return buckets

@@ -1,12 +1,15 @@
-"""One process of a node asks the server for news, for all who wait there for the same log.
+"""`PollerElection`: one process of a host polls the file server for all processes of the host that wait on one log.
 
-On a mount that hosts share nothing tells of another host's write, so whoever waits must ask, and a hundred processes of
-a node would ask a hundred times for the same. They share a bell (see `bell`) in a directory of this node instead, and
-the post of the one who asks, which is a lock on that bell: who holds it polls and rings for the others. When it leaves
-or dies the kernel gives the lock to another at once, who rings all, for the news that were not passed on.
+On a mount that several hosts share, nothing reports the write of another host, so a waiter must poll. A hundred waiting
+processes of a host would send the same request a hundred times. Instead they share a bell (see `doorbell`) in a
+directory of the host, and one of them, the poller, asks the server and rings that bell for the others.
 
-The one who asks counts its looks in the bell. Who sees that it does not (it is stopped, say) looks itself. As with
-every bell, all of this is a hint: each look at the log is a look at the server.
+The poller is the process that holds the lock on one byte of that bell. When it leaves or dies, the kernel grants the
+lock to another process at once. The new poller rings all buckets, because its predecessor may not have passed on its
+last news.
+
+The poller counts its polls in the bell. A waiter that sees the count stand still (the poller may be stopped) polls by
+itself. As with every bell, all of this is a hint: each poll reads the log from the server.
 """
 
 from __future__ import annotations
@@ -25,22 +28,24 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["PollerElection", "node_bell_path"]
 
-BEAT, PACE, NUDGES = SIZE, SIZE + 1, SIZE + 2
-"""Behind the buckets: how often was asked, at which pace (milliseconds), and how often somebody wanted it faster."""
+HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
+"""Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
+for faster polls."""
 FALLBACK = "/tmp"  # noqa: S108
-"""Where there is no XDG_RUNTIME_DIR (basedir specification); the directory made there is checked."""
-SLOW_PACE_MS: Final = 8
-POST: Final = 1 << 20
-"""The byte whose lock is the post."""
+"""Used without an XDG_RUNTIME_DIR (basedir specification). The directory that is made in it is checked."""
+SLOW_INTERVAL_MS: Final = 8
+"""A new waiter asks for faster polls if the time between two polls is longer."""
+POLLER_BYTE: Final = 1 << 20
+"""The byte of the bell that the poller locks."""
 
 
 def node_bell_path(key: LogKey) -> str:
-    """Return where the processes of this user on this node have the bell of the log `key`.
+    """Return the path of the bell of the log `key` that the processes of this user on this host share.
 
-    Its name tells nodes apart, which may have one /tmp.
+    The name contains the host and its boot, because hosts may share one /tmp.
 
     Raises:
-        OSError: there is no directory for it that is on this node, and only this user's.
+        OSError: no directory for it is local to this host and private to this user.
     """
     log_id, device, inode = key
     uid = system.os.geteuid()
@@ -61,7 +66,7 @@ def node_bell_path(key: LogKey) -> str:
 
 
 def _make_private(directory: str, uid: int) -> None:
-    """Make `directory` if it is not there, and make sure that it is a directory, this user's alone, and this node's."""
+    """Make `directory` if it does not exist, and check that it is a directory, private to this user, and local."""
     try:
         system.os.mkdir(directory, 0o700)
     except FileExistsError as error:
@@ -73,94 +78,103 @@ def _make_private(directory: str, uid: int) -> None:
     finally:
         system.close_quietly(fd)
     if found.st_uid != uid or found.st_mode & 0o077:
-        raise PermissionError(system.errno.EPERM, f"{directory} is not this user's alone")
+        raise PermissionError(system.errno.EPERM, f"{directory} is not private to uid {uid}")
     if not find_mount(directory + "/x").is_local:
-        raise OSError(system.errno.EXDEV, f"{directory} is not on this node")
+        raise OSError(system.errno.EXDEV, f"{directory} is not on a local file system")
 
 
 class PollerElection:
-    """This process's part in asking for all of the node.
+    """This process's part in the election of the host's poller, and the waiter that polls if this process was elected.
+
+    `_guard` protects the descriptors, the poller and the set of waiters. The thread that blocks in the kernel for the
+    poller's lock takes it only after it has the lock.
 
     Args:
-        bell: the bell of the node; closed with the `Watch` that it belongs to.
-        call: has every waiting thread of this process see whether the post is its own.
+        bell: the host's bell. It is closed by the watch to which it belongs.
+        recheck: wakes all waiters of this process, so that each calls `try_elect` again.
     """
 
-    def __init__(self, bell: Doorbell, call: Callable[[], None]) -> None:
+    def __init__(self, bell: Doorbell, recheck: Callable[[], None]) -> None:
         self._bell = bell
-        self._call = call
+        self._recheck = recheck
         self._guard = system.threading.RLock()
-        self._held = system.Descriptors()  # the descriptor whose lock is the post, while this process has it
-        self._line = system.Descriptors()  # the one that waits for it
-        self._holder: Any = None  # the thread's ticket that asks
+        self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it
+        self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
+        self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._nudges = 0
+        self._hurries = 0
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
         self._finalizer.atexit = False
-        _posts.add(self)
+        _elections.add(self)
 
-    # -- who has it ------------------------------------------------------------------------------------------------
+    # -- the election --------------------------------------------------------------------------------------------------
 
-    def join(self, ticket: Any) -> None:
-        """`ticket` begins to wait; have whoever asks do so faster."""
-        self._waiting.add(ticket)
-        if self._byte(PACE) > SLOW_PACE_MS:
-            self._put(NUDGES, self._byte(NUDGES) + 1)
+    def add(self, waiter: Any) -> None:
+        """Add `waiter`, which begins to wait, and ask the poller to poll faster."""
+        self._waiting.add(waiter)
+        if self._byte(INTERVAL_BYTE) > SLOW_INTERVAL_MS:
+            self._put(HURRY_BYTE, self._byte(HURRY_BYTE) + 1)
             system.os.utime(self._bell.fd)
 
-    def leave(self, ticket: Any) -> None:
-        """`ticket` waits no more; give the post to another thread, or process."""
+    def remove(self, waiter: Any) -> None:
+        """Remove `waiter`. If it is the poller, another waiter or another process becomes the poller."""
         with self._guard:
-            self._waiting.discard(ticket)
-            if self._holder is ticket:
-                self._holder = None
-            if self._holder is not None or not self._held:
+            self._waiting.discard(waiter)
+            if self._poller is waiter:
+                self._poller = None
+            if self._poller is not None or not self._held:
                 return
             if not self._waiting:
                 self._resign()
                 return
-        self._call()
+        self._recheck()  # without the guard: the threads that this wakes take it
 
     def _resign(self) -> None:
         for fd in list(self._held):
-            self._give_up(fd, self._held)
+            self._unlock(fd, self._held)
 
-    def _give_up(self, fd: int, kept: set[int]) -> None:
-        """Unlock the post and close its descriptor; a child that is forked meanwhile may inherit that one still."""
+    def _unlock(self, fd: int, owned_fds: set[int]) -> None:
+        """Release the poller's lock and close its descriptor.
+
+        To close it is not enough: a child that is forked at this moment may inherit the descriptor, and the lock.
+        """
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
-        except OSError:  # closing the descriptor will do
+        except OSError:  # closing the descriptor unlocks it as well
             pass
-        safe_files.close_owned(fd, kept)
+        safe_files.close_owned(fd, owned_fds)
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
-        system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POST, 1, 0))
+        system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POLLER_BYTE, 1, 0))
 
     def close(self) -> None:
-        """Give the post back; nobody of this process waits for this bell any more."""
+        """Release the poller's lock. No thread of this process waits for this bell any more."""
         with self._guard:
             self._waiting.clear()
-            self._holder = self  # so that it is nobody's
+            self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
-    def is_mine(self, ticket: Any) -> bool:
-        """Return whether `ticket` is to ask, now or from now on; if another process has the post, stand in line."""
-        if self._holder is ticket:
+    def try_elect(self, waiter: Any) -> bool:
+        """Make `waiter` the poller if there is none; return whether it is the poller.
+
+        If another process is the poller, a thread begins to wait for its lock.
+        """
+        if self._poller is waiter:
             return True
         with self._guard:
-            if self._holder is not None or (self._line and not self._held):
+            if self._poller is not None or (self._requested and not self._held):
                 return False
             if not self._held:
-                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._line)
+                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._requested)
                 if not self._try_lock(fd):
-                    self._seek(fd)
+                    self._request_lock(fd)
                     return False
                 self._held.add(fd)
-                self._line.clear()
-            self._holder = ticket
-        self._nudges = self._byte(NUDGES)
-        self.tell(range(SIZE))
+                self._requested.clear()
+            self._poller = waiter
+        self._hurries = self._byte(HURRY_BYTE)
+        self.notify(range(SIZE))  # the poller before may have died between a poll and its ring
         return True
 
     def _try_lock(self, fd: int) -> bool:
@@ -171,81 +185,81 @@ class PollerElection:
             return False
         return True
 
-    def _seek(self, fd: int) -> None:
-        """Have a thread wait for the post: the kernel gives it away the moment that its holder leaves or dies."""
+    def _request_lock(self, fd: int) -> None:
+        """Start a thread that blocks until the present poller leaves or dies, when the kernel grants it the lock."""
         try:
-            system.start_thread("fscoord-post", self._wait_for_lock, fd)
-        except RuntimeError as error:  # no thread left: go on by looking when nobody else does
-            safe_files.close_owned(fd, self._line)
+            system.start_thread("fscoord-poller", self._wait_for_lock, fd)
+        except RuntimeError as error:  # no thread is left: waiters poll when the heartbeat stands still
+            safe_files.close_owned(fd, self._requested)
             raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)
         except OSError:
-            safe_files.close_owned(fd, self._line)
+            safe_files.close_owned(fd, self._requested)
             return
         with self._guard:
             if not self._waiting:
-                self._give_up(fd, self._line)
+                self._unlock(fd, self._requested)
                 return
             self._held.add(fd)
-            self._line.discard(fd)
-        self._call()
+            self._requested.discard(fd)
+        self._recheck()
 
-    # -- what is said in the bell ----------------------------------------------------------------------------------
+    # -- messages through the bell -------------------------------------------------------------------------------------
 
-    def beat(self, pause: float) -> None:
-        """Say that this process has just asked, and in how many seconds it will ask again."""
-        self._put(BEAT, self._byte(BEAT) + 1)
-        self._put(PACE, min(int(pause * 1000), 255))
+    def heartbeat(self, pause: float) -> None:
+        """Record that this process has just polled, and will poll again in `pause` seconds."""
+        self._put(HEARTBEAT_BYTE, self._byte(HEARTBEAT_BYTE) + 1)
+        self._put(INTERVAL_BYTE, min(int(pause * 1000), 255))
 
-    def beats(self) -> int:
-        """Return a number that changes while somebody asks."""
-        return self._byte(BEAT)
+    def heartbeat_count(self) -> int:
+        """Return a number that changes for as long as the poller polls."""
+        return self._byte(HEARTBEAT_BYTE)
 
-    def is_hurried(self, ticket: Any) -> bool:
-        """Return, to who asks, whether somebody wants it faster."""
-        return self._holder is ticket and self._byte(NUDGES) != self._nudges
+    def is_hurried(self, waiter: Any) -> bool:
+        """Return whether `waiter` is the poller, and was asked to poll faster since `ack_hurry`."""
+        return self._poller is waiter and self._byte(HURRY_BYTE) != self._hurries
 
-    def heed(self) -> None:
-        """Take note of the nudges so far."""
-        self._nudges = self._byte(NUDGES)
+    def ack_hurry(self) -> None:
+        """Record that all requests for faster polls so far were seen."""
+        self._hurries = self._byte(HURRY_BYTE)
 
-    def asks(self, ticket: Any) -> bool:
-        """Return whether `ticket` is the one that asks."""
-        return self._holder is ticket
+    def is_poller(self, waiter: Any) -> bool:
+        """Return whether `waiter` is the poller."""
+        return self._poller is waiter
 
-    def tell(self, buckets: Iterable[int]) -> bool:
-        """Ring for `buckets`, which have been written to; return whether anybody waits for one."""
+    def notify(self, buckets: Iterable[int]) -> bool:
+        """Ring for those of `buckets` that are armed; return whether any is."""
         fd = self._bell.fd
-        marks = system.os.pread(fd, SIZE, 0)
-        marked = [number for number in buckets if number < len(marks) and marks[number] & 1]
-        for number in marked:
-            system.os.pwrite(fd, bytes([(marks[number] + 1) & 0xFF]), number)
-        if marked:
+        counters = system.os.pread(fd, SIZE, 0)
+        armed = [number for number in buckets if number < len(counters) and counters[number] & 1]
+        for number in armed:
+            system.os.pwrite(fd, bytes([(counters[number] + 1) & 0xFF]), number)
+        if armed:
             system.os.utime(fd)
-        return bool(marked)
+        return bool(armed)
 
-    def _byte(self, place: int) -> int:
-        return int.from_bytes(system.os.pread(self._bell.fd, 1, place), "little")
+    def _byte(self, offset: int) -> int:
+        return int.from_bytes(system.os.pread(self._bell.fd, 1, offset), "little")
 
-    def _put(self, place: int, number: int) -> None:
-        system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), place)
+    def _put(self, offset: int, number: int) -> None:
+        system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), offset)
 
     def after_fork(self) -> None:
-        """In a forked child: the post is the parent's; its descriptors are closed by now, and nothing is unlocked."""
+        """In a forked child: leave the election. The lock is the parent's, and the descriptors are closed already."""
         self._guard = system.threading.RLock()
         self._waiting.clear()
-        self._holder = self
+        self._poller = self
 
 
-_posts: weakref.WeakSet[PollerElection] = weakref.WeakSet()
+_elections: weakref.WeakSet[PollerElection] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for post in list(_posts):
-        post.after_fork()
+    for election in list(_elections):
+        election.after_fork()
 
 
-system.after_fork_in_child("posts", _after_fork_in_child)
+system.after_fork_in_child("poller elections", _after_fork_in_child)

@@ -34,7 +34,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_marker, "LOOK_S", 0)
+    monkeypatch.setattr(log_marker, "CHECK_INTERVAL_S", 0)
 
 
 class Lossy(types.ModuleType):
@@ -74,10 +74,10 @@ def broken() -> OSError:
 
 def is_taken(marker: SymlinkLock) -> bool:
     try:
-        marker.take()
+        marker.acquire()
     except BlockingIOError:
         return True
-    marker.give_back()
+    marker.release()
     return False
 
 
@@ -85,7 +85,7 @@ def left_by_another(path: str) -> None:
     """Have a process make the marker, and end."""
     pid = os.fork()
     if not pid:
-        SymlinkLock(path).take()
+        SymlinkLock(path).acquire()
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.path.lexists(path)
@@ -93,22 +93,22 @@ def left_by_another(path: str) -> None:
 
 def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
-    one.take()
+    one.acquire()
     assert is_taken(other)
-    one.give_back()
+    one.release()
     assert not os.path.lexists(path)
     assert not is_taken(other)
-    other.take()
-    one.give_back()
+    other.acquire()
+    one.release()
     assert is_taken(one)
 
 
 def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
     assert holder(path) is None
     marker = SymlinkLock(path)
-    marker.take()
+    marker.acquire()
     assert holder(path) == f"{system.hostname()}:{os.getpid()}"
-    marker.give_back()
+    marker.release()
     Path(path).write_text("1\nsomebody\n")
     assert holder(path) is None
     os.unlink(path)
@@ -122,9 +122,9 @@ def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
 def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "process_epoch", lambda: 1)
     marker = SymlinkLock(path)
-    marker.take()
+    marker.acquire()
     assert holder(path) == f"{system.hostname()}:{os.getpid()}"
-    marker.give_back()
+    marker.release()
 
 
 @pytest.mark.usefixtures("looks_each_time")
@@ -144,26 +144,26 @@ def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: 
     """An NFS client that gets no answer asks again, and is told that the name is there already."""
     lossy.next["symlink"] = [exists()]
     one, other = SymlinkLock(path), SymlinkLock(path)
-    one.take()
+    one.acquire()
     assert is_taken(other)
-    one.give_back()
+    one.release()
     assert not os.path.lexists(path)
 
 
 def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
     """Who tries often looks rarely; so it was not the last try that made it."""
     one, other = SymlinkLock(path), SymlinkLock(path)
-    other.take()
+    other.acquire()
     assert is_taken(one)
-    other.give_back()
+    other.release()
     lossy.next["symlink"] = [exists()]
-    one._looked = float("inf")
+    one._checked_at = float("inf")
     assert is_taken(one)
     assert is_taken(one)
-    one._looked = -float("inf")
-    one.take()
+    one._checked_at = -float("inf")
+    one.acquire()
     assert is_taken(other)
-    one.give_back()
+    one.release()
     assert not os.path.lexists(path)
 
 
@@ -174,17 +174,17 @@ def test_who_tries_often_does_not_look_each_time_whose_the_marker_is(
     looked: list[str] = []
     read = log_marker._read
     monkeypatch.setattr(log_marker, "_read", lambda path: (looked.append(path), read(path))[1])
-    monkeypatch.setattr(log_marker, "LOOK_S", 1e9)
+    monkeypatch.setattr(log_marker, "CHECK_INTERVAL_S", 1e9)
     one, other = SymlinkLock(path), SymlinkLock(path)
-    one.take()
+    one.acquire()
     assert [is_taken(other) for _ in range(5)] == [True] * 5
     assert looked == [path]
-    one.give_back()
+    one.release()
 
 
 def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_after(path: str, lossy: Lossy) -> None:
     lock = LogLock(path.removesuffix(".lock"), -1, SOFT, threading.RLock(), set())
-    lock._marker._looked = float("inf")
+    lock._symlink_lock._checked_at = float("inf")
     lossy.next["symlink"] = [exists()]
     with pytest.raises(BlockingIOError):
         lock.try_lock()
@@ -196,68 +196,68 @@ def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_afte
 def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None:
     """What a cache still shows of it is no hold."""
     one = SymlinkLock(path)
-    one.take()
+    one.acquire()
     text = os.readlink(path)
-    one.give_back()
+    one.release()
     os.symlink(text, path)
     assert is_taken(one)
 
 
 def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) -> None:
-    for clean in (SymlinkLock.give_back, SymlinkLock.take):
+    for clean in (SymlinkLock.release, SymlinkLock.acquire):
         lossy.next["symlink"] = [broken()]
         one = SymlinkLock(path)
         with pytest.raises(OSError, match="Input/output error"):
-            one.take()
+            one.acquire()
         assert os.path.lexists(path)
-        one._looked = float("inf")
+        one._checked_at = float("inf")
         clean(one)
-        one.give_back()
+        one.release()
         assert not os.path.lexists(path)
 
 
 def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str, lossy: Lossy) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
-    one.take()
+    one.acquire()
     lossy.next["unlink"] = [broken()]
     with pytest.raises(OSError, match="Input/output error"):
-        one.give_back()
-    other.take()
-    one.give_back()
+        one.release()
+    other.acquire()
+    one.release()
     assert is_taken(one)
     lossy.next["unlink"] = [FileNotFoundError(errno.ENOENT, "No such file or directory")]
-    other.give_back()
+    other.release()
     assert not is_taken(one)
 
 
 def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path: str, lossy: Lossy) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
-    one.take()
+    one.acquire()
     lossy.next["readlink"] = [broken()]
     with pytest.raises(OSError, match="Input/output error"):
-        one.give_back()
+        one.release()
     assert os.path.lexists(path)
-    one.give_back()
+    one.release()
     assert not is_taken(other)
 
 
 def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(path: str) -> None:
     one = SymlinkLock(path)
-    one.take()
+    one.acquire()
     os.unlink(path)
     Path(path).touch()
-    one.give_back()
+    one.release()
     assert os.path.lexists(path)
 
 
 def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
-    one.take()
+    one.acquire()
     os.unlink(path)
-    other.take()
-    one.give_back()
+    other.acquire()
+    one.release()
     assert is_taken(one)
-    other.give_back()
+    other.release()
 
 
 @pytest.mark.usefixtures("looks_each_time")
@@ -293,7 +293,7 @@ def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, whe
 @pytest.mark.usefixtures("looks_each_time")
 def test_that_of_a_process_whose_number_was_given_again_is_removed(path: str) -> None:
     one = SymlinkLock(path)
-    one.take()
+    one.acquire()
     text = os.readlink(path)
     os.unlink(path)
     os.symlink(without_field(2)(text), path)  # it began at another time
@@ -334,13 +334,13 @@ def test_who_was_about_to_remove_the_marker_of_the_dead_leaves_its_successor(
         found = is_provably_dead(home, session)
         monkeypatch.setattr(ProcessIdentity, "is_provably_dead", is_provably_dead)
         os.unlink(path)
-        other.take()
+        other.acquire()
         return found
 
     monkeypatch.setattr(ProcessIdentity, "is_provably_dead", look)
     assert is_taken(one)
     assert is_taken(one)
-    other.give_back()
+    other.release()
 
 
 @pytest.mark.usefixtures("looks_each_time")
@@ -356,13 +356,13 @@ def test_where_names_can_t_be_taken_nobody_removes_the_marker_of_the_dead(
 
 def test_a_forked_child_gives_back_nothing_of_its_parent_s(path: str) -> None:
     marker = SymlinkLock(path)
-    marker.take()
+    marker.acquire()
     pid = os.fork()
     if not pid:
-        marker.give_back()
+        marker.release()
         os._exit(0 if os.path.lexists(path) and is_taken(marker) else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    marker.give_back()
+    marker.release()
     assert not os.path.lexists(path)
 
 

@@ -1,4 +1,4 @@
-"""Names of generations: what a seal and a forward record say of the file in which a log goes on. Pure."""
+"""`GenerationRef`: a later generation, as a seal or a forward record names it, and the names of the files. Pure."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ from typing import NamedTuple
 
 from fscoord._log.format.record import MalformedRecord
 
-__all__ = ["GenerationRef", "LogPosition", "generation_name", "parse_generation_name"]
+__all__ = ["GenerationRef", "generation_name", "parse_generation_name"]
 
 _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
 RANDOM_BYTES = 6
 NAME_MAX = 255
-"""No file system that hosts share, nor any of Linux, has names of more bytes."""
-
-
-class LogPosition(NamedTuple):
-    """Behind a header or a good record: its ``offset``, and the ``chain`` there."""
-
-    offset: int
-    chain: int
+"""No file system of Linux, and none that hosts share, allows longer names."""
 
 
 class GenerationRef(NamedTuple):
-    """A later generation of a log.
+    """A reference to a later generation of a log.
 
     Attributes:
         generation: its number, from 1 on.
         log_id: the id in its header.
-        size: how long its snapshot is, in bytes from the start of the file; 0 in a forward record, which does not say.
-        chain: the chain there, after the snapshot.
-        name: the name of its file, in the directory of the log.
+        size: where its snapshot ends, in bytes from the start of the file; 0 in a forward record, which has no size.
+        chain: the chain at the end of the snapshot.
+        name: the name of its file in the directory of the log.
     """
 
     generation: int
@@ -41,21 +34,21 @@ class GenerationRef(NamedTuple):
     name: bytes
 
     def seal(self) -> bytes:
-        """Return the value of the SEAL record that names it."""
+        """Return the value of a SEAL record with this reference."""
         fixed = _SEAL.pack(self.generation, self.log_id, self.size, self.chain, len(self.name))
         return fixed + self.name
 
     def forward(self) -> bytes:
-        """Return the value of the FORWARD record that names it."""
+        """Return the value of a FORWARD record with this reference."""
         return _FORWARD.pack(self.generation, self.log_id, len(self.name)) + self.name
 
     @classmethod
     def from_seal(cls, data: bytes, sealed: int | None = None) -> GenerationRef:
-        """Return what the value of a SEAL record names; bytes behind the name are ignored.
+        """Return the reference in `data`, the value of a SEAL record. Bytes after the name are ignored.
 
         Raises:
-            MalformedRecord: `data` is not such a value, or does not name the generation after `sealed`, if that is
-                given: a way that leads back would never end.
+            MalformedRecord: `data` is not such a value, or `sealed` is given and `data` does not name the generation
+                after it. Without that check, a reader could follow a cycle of seals for ever.
         """
         if len(data) < _SEAL.size:
             raise MalformedRecord("a seal is cut short")
@@ -68,7 +61,7 @@ class GenerationRef(NamedTuple):
 
     @classmethod
     def from_forward(cls, data: bytes) -> GenerationRef:
-        """Return what the value of a FORWARD record names; bytes behind the name are ignored.
+        """Return the reference in `data`, the value of a FORWARD record. Bytes after the name are ignored.
 
         Raises:
             MalformedRecord: `data` is not such a value.
@@ -83,17 +76,17 @@ def _name(data: bytes, start: int, length: int, generation: int) -> bytes:
     name = data[start : start + length]
     number = parse_generation_name(name)
     if len(name) < length or number != generation or length > NAME_MAX or b"\0" in name:
-        raise MalformedRecord(f"{name!r} is no name for generation {generation}")
+        raise MalformedRecord(f"{name!r} is not a name for generation {generation}")
     return name
 
 
 def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
-    """Return the name of the file of `generation` of the log that is called `base`."""
+    """Return the file name of `generation` of the log whose own name is `base`."""
     return b"%s.%d.%s" % (base, generation, random.hex().encode())
 
 
 def parse_generation_name(name: bytes, base: bytes | None = None) -> int | None:
-    """Return the number of the generation whose file is called so, or None if no generation (of `base`) is."""
+    """Return the number of the generation with the file name `name`; None if it is not the name of one (of `base`)."""
     parts = name.rsplit(b".", 2)
     if b"/" in name or len(parts) < 3 or (base is not None and parts[0] != base):
         return None

@@ -235,7 +235,7 @@ def test_how_long_a_wait_is_grows_with_the_tries_and_never_beyond_what_is_left(
         assert naps[:4] == [NAP_FIRST_S, 2 * NAP_FIRST_S, 4 * NAP_FIRST_S, 8 * NAP_FIRST_S]
         assert naps[4:] == [NAP_S] * 15
         assert wait(SPINS + 1, 0.0, NAP_FIRST_S / 2) == NAP_FIRST_S / 2
-        assert wait(SPINS + 1, lock.PATIENCE_S) == ("line", 9.0)
+        assert wait(SPINS + 1, lock.NAP_PHASE_S) == ("line", 9.0)
     else:
         assert wait(1, 0.0) == ("line", 9.0)
     one.can_block = False
@@ -305,7 +305,7 @@ def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_
     def requests() -> list[Any]:
         found = os.stat(path)
         known = list(kernel_wait._requests.values())  # in one step: a thread may be about to end
-        return [request for request in known if request.place[:2] == (found.st_dev, found.st_ino)]
+        return [request for request in known if request.key[:2] == (found.st_dev, found.st_ino)]
 
     def in_line() -> int:
         return sum(len(request.waiters) for request in requests())

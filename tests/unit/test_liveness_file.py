@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.control_records import Session
 from support.faulty import faulty_os
 
 from fscoord import InsecurePathError
+from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import MAGIC, SIZE, LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._runtime import system
 
@@ -71,7 +71,7 @@ def test_who_takes_another_byte_gives_back_the_one_before_and_the_same_again_is_
 def test_a_byte_goes_with_its_descriptor(open_one: Open) -> None:
     keep: set[int] = set()
     other, one = open_one(), open_one()
-    one._keep = keep
+    one._owned_fds = keep
     keep.add(one._fd)
     assert one.hold(3)
     one.close()
@@ -114,10 +114,10 @@ def test_a_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_o
 @pytest.mark.parametrize("data", [b"", MAGIC[:3], MAGIC, MAGIC + b"i" * 15, bytes(SIZE), bytes(5000)])
 def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, open_one: Open, path: str) -> None:
     put(path, data)
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_liveness_file(path, 0o600, set(), create=False, read_only=False)
     keep: set[int] = set()
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_liveness_file(path, 0o600, keep, create=False, read_only=True)
     assert not keep
     one = open_one()
@@ -129,7 +129,7 @@ def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, o
 @pytest.mark.parametrize("data", [b"x", b"x" * SIZE, b"x" + MAGIC[1:] + b"i" * 16, bytes(8) + b"i" * 16])
 def test_what_is_another_file_is_never_written_to(data: bytes, open_one: Open, path: str) -> None:
     put(path, data)
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_one()
     assert Path(path + ".alive").read_bytes() == data
 
@@ -140,7 +140,7 @@ def test_zeros_of_which_somebody_holds_a_byte_are_not_made_new(number: int, open
     one = open_one()
     assert one.hold(number)
     put(path, bytes(SIZE))
-    with pytest.raises(InsecurePathError, match="no liveness file; remove it"):
+    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_one()
     assert Path(path + ".alive").read_bytes() == bytes(SIZE)
 

@@ -19,7 +19,7 @@ from fscoord import CorruptLogError, FileStore, StoreTimeoutError
 from fscoord._log.format import record
 from fscoord._log.io import cursor, torn_tail
 from fscoord._log.io.torn_tail import Damage, DeadlineReached, Skip, Torn, Verdict, Zeros, void_place
-from fscoord.stores.verify import verify
+from fscoord.inspect import verify
 
 CHAIN = 77
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fscoord._log.format.control_records import Session, decode_control, encode_death
-from fscoord._log.format.generation_ref import GenerationRef
 
 from fscoord import CorruptLogError, FileStore
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_control, encode_death
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import MalformedRecord
-from fscoord.stores.verify import verify
+from fscoord.inspect import verify
 
 SESSION = Session("host", 7)
 NEXT = GenerationRef(1, b"n" * 16, 500, 9, b"log.1.0123456789ab")

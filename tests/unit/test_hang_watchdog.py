@@ -40,10 +40,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelCall]:
     """A call of which a thread of its own takes care, whatever else this process has open."""
     monkeypatch.setattr(hang_watchdog, "_open", weakref.WeakSet())
-    monkeypatch.setattr(hang_watchdog, "_watcher", [HangWatchdog()])
+    monkeypatch.setattr(hang_watchdog, "_watchdog", [HangWatchdog()])
     found = KernelCall("/some/where")
     yield found
-    thread = hang_watchdog._watcher[0]._thread
+    thread = hang_watchdog._watchdog[0]._thread
     found.close()
     if thread is not None:
         thread.join(HANG_S)
@@ -69,24 +69,24 @@ def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
         told.clear()
         call.begin()
         for seconds in range(9 * int(FIRST_S)):
-            call.look(clock.now + seconds)
+            call.warn_if_stuck(clock.now + seconds)
         assert told == [("/some/where", FIRST_S * times) for times in (1, 2, 4, 8)]
         call.end()
-        call.look(clock.now + 1e6)
+        call.warn_if_stuck(clock.now + 1e6)
         assert len(told) == 4
 
 
 def test_a_handle_that_is_closed_makes_no_calls(call: KernelCall, clock: Clock, told: list[tuple[object, ...]]) -> None:
     call.begin()
     call.close()
-    call.look(clock.now + 1e6)
+    call.warn_if_stuck(clock.now + 1e6)
     assert told == []
     call.close()
 
 
 def test_the_thread_that_looks_is_there_while_a_handle_is(call: KernelCall) -> None:
     call.begin()
-    watcher = hang_watchdog._watcher[0]
+    watcher = hang_watchdog._watchdog[0]
     thread = watcher._thread
     assert thread.daemon
     call.begin()
@@ -109,22 +109,22 @@ def test_where_there_is_no_thread_left_the_next_call_tries_again(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         call.begin()
-        assert hang_watchdog._watcher[0]._thread is None
+        assert hang_watchdog._watchdog[0]._thread is None
     call.begin()
-    assert hang_watchdog._watcher[0]._thread is not None
+    assert hang_watchdog._watchdog[0]._thread is not None
 
 
 def test_a_forked_child_has_a_watcher_of_its_own(call: KernelCall) -> None:
     call.begin()
-    (parent,) = hang_watchdog._watcher
+    (parent,) = hang_watchdog._watchdog
     thread = parent._thread
     try:
         hang_watchdog._after_fork_in_child()
-        (child,) = hang_watchdog._watcher
+        (child,) = hang_watchdog._watchdog
         assert child is not parent
         assert child._thread is None
     finally:
-        hang_watchdog._watcher[:] = [parent]
+        hang_watchdog._watchdog[:] = [parent]
     assert thread.is_alive()
 
 
@@ -137,7 +137,7 @@ def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(
         def set(self) -> None:
             woken.append(len(hang_watchdog._open))
 
-    monkeypatch.setattr(hang_watchdog._watcher[0], "wake", Wake())
+    monkeypatch.setattr(hang_watchdog._watchdog[0], "wake", Wake())
     other = KernelCall("/else/where")
     call.close()
     assert woken == []

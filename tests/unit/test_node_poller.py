@@ -1,4 +1,4 @@
-"""The post of a node by itself: who has it, how it passes on, and what is said in the bell."""
+"""The election of a host's poller by itself: who is elected, how it passes on, and the messages in the bell."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Process:
     def __init__(self, path: str) -> None:
         self.bell = Doorbell(path, 0o600)
         self.called = threading.Event()
-        self.post = PollerElection(self.bell, self.called.set)
+        self.election = PollerElection(self.bell, self.called.set)
         self.waiter = Waiter()
 
     def close(self) -> None:
-        self.post.close()
+        self.election.close()
         self.bell.close()
 
 
 def in_line() -> list[threading.Thread]:
-    """The threads that wait for a post."""
-    return [thread for thread in threading.enumerate() if thread.name == "fscoord-post"]
+    """The threads that wait for a election."""
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-poller"]
 
 
 @pytest.fixture
@@ -59,67 +59,67 @@ def test_who_asks_first_has_the_post_and_keeps_it(start: Callable[[], Process]) 
     one = start()
     other = Waiter()
     for waiter in (one.waiter, other):
-        one.post.add(waiter)
-    assert one.post.try_elect(one.waiter)
-    assert one.post.try_elect(one.waiter)
-    assert not one.post.try_elect(other)
-    assert one.post.is_poller(one.waiter)
-    assert not one.post.is_poller(other)
-    one.post.remove(other)
-    assert one.post.is_poller(one.waiter)
-    assert len(one.post._held) == 1
+        one.election.add(waiter)
+    assert one.election.try_elect(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not one.election.try_elect(other)
+    assert one.election.is_poller(one.waiter)
+    assert not one.election.is_poller(other)
+    one.election.remove(other)
+    assert one.election.is_poller(one.waiter)
+    assert len(one.election._held) == 1
 
 
 def test_who_has_the_post_passes_it_to_another_thread_and_the_last_gives_it_back(start: Callable[[], Process]) -> None:
     one = start()
     other = Waiter()
     for waiter in (one.waiter, other):
-        one.post.add(waiter)
-    assert one.post.try_elect(one.waiter)
-    (fd,) = one.post._held
-    one.post.remove(one.waiter)
+        one.election.add(waiter)
+    assert one.election.try_elect(one.waiter)
+    (fd,) = one.election._held
+    one.election.remove(one.waiter)
     assert one.called.is_set()
-    assert one.post._held == {fd}
-    assert one.post.try_elect(other)
+    assert one.election._held == {fd}
+    assert one.election.try_elect(other)
     one.called.clear()
-    one.post.remove(other)
+    one.election.remove(other)
     assert not one.called.is_set()
-    assert not one.post._held
+    assert not one.election._held
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-    assert one.post.try_elect(one.waiter), "whoever comes later gets it again"
+    assert one.election.try_elect(one.waiter), "whoever comes later gets it again"
 
 
 def test_who_stands_in_line_gets_the_post_when_its_holder_leaves(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
-        process.post.add(process.waiter)
-    assert one.post.try_elect(one.waiter)
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
     for _ in range(2):
-        assert not two.post.try_elect(two.waiter)
-        assert len(two.post._requested) == 1
-    (fd,) = two.post._requested
+        assert not two.election.try_elect(two.waiter)
+        assert len(two.election._requested) == 1
+    (fd,) = two.election._requested
     assert not two.called.is_set()
-    one.post.remove(one.waiter)
+    one.election.remove(one.waiter)
     assert two.called.wait(HANG_S)
-    assert (two.post._held, two.post._requested) == ({fd}, set())
-    assert not two.post.is_poller(two.waiter)
-    assert two.post.try_elect(two.waiter)
-    assert not one.post.try_elect(one.waiter)
+    assert (two.election._held, two.election._requested) == ({fd}, set())
+    assert not two.election.is_poller(two.waiter)
+    assert two.election.try_elect(two.waiter)
+    assert not one.election.try_elect(one.waiter)
 
 
 def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
-        process.post.add(process.waiter)
-    assert one.post.try_elect(one.waiter)
-    assert not two.post.try_elect(two.waiter)
-    two.post.remove(two.waiter)
-    (fd,), (thread,) = two.post._requested, in_line()
-    assert thread.daemon, "or the process could not end while another has the post"
-    one.post.remove(one.waiter)
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
+    two.election.remove(two.waiter)
+    (fd,), (thread,) = two.election._requested, in_line()
+    assert thread.daemon, "or the process could not end while another has the lock"
+    one.election.remove(one.waiter)
     thread.join(HANG_S)
-    assert (two.post._held, two.post._requested) == (set(), set())
+    assert (two.election._held, two.election._requested) == (set(), set())
     assert not two.called.is_set()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -127,26 +127,26 @@ def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callabl
 
 def test_a_post_that_was_closed_is_nobody_s(start: Callable[[], Process]) -> None:
     one, two = start(), start()
-    one.post.add(one.waiter)
-    assert one.post.try_elect(one.waiter)
-    one.post.close()
-    assert not one.post._held
-    assert not one.post.try_elect(one.waiter)
-    two.post.add(two.waiter)
-    assert two.post.try_elect(two.waiter)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    one.election.close()
+    assert not one.election._held
+    assert not one.election.try_elect(one.waiter)
+    two.election.add(two.waiter)
+    assert two.election.try_elect(two.waiter)
 
 
 def test_a_post_that_comes_when_its_process_has_closed_it_is_given_on(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
-        process.post.add(process.waiter)
-    assert one.post.try_elect(one.waiter)
-    assert not two.post.try_elect(two.waiter)
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
     (thread,) = in_line()
-    two.post.close()
-    one.post.remove(one.waiter)
+    two.election.close()
+    one.election.remove(one.waiter)
     thread.join(HANG_S)
-    assert (two.post._held, two.post._requested) == (set(), set())
+    assert (two.election._held, two.election._requested) == (set(), set())
 
 
 @pytest.mark.parametrize("fails", ["thread", "lock"])
@@ -155,8 +155,8 @@ def test_who_cannot_stand_in_line_keeps_no_descriptor_and_tries_again(
 ) -> None:
     one, two = start(), start()
     for process in (one, two):
-        process.post.add(process.waiter)
-    assert one.post.try_elect(one.waiter)
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
     faulty = FaultyOs(("fcntl",))
 
     def fail(name: str, real: Callable[..., Any], given: tuple[Any, ...]) -> None:
@@ -171,30 +171,30 @@ def test_who_cannot_stand_in_line_keeps_no_descriptor_and_tries_again(
             patched.setattr(threading.Thread, "start", start_no_thread)
         else:
             patched.setattr(system, "fcntl", faulty.fcntl)
-        assert not two.post.try_elect(two.waiter)
+        assert not two.election.try_elect(two.waiter)
         for thread in in_line():
             thread.join(HANG_S)
-    assert not two.post._requested
-    assert not two.post.try_elect(two.waiter)
-    assert len(two.post._requested) == 1
-    one.post.remove(one.waiter)
+    assert not two.election._requested
+    assert not two.election.try_elect(two.waiter)
+    assert len(two.election._requested) == 1
+    one.election.remove(one.waiter)
     assert two.called.wait(HANG_S)
-    assert two.post.try_elect(two.waiter)
+    assert two.election.try_elect(two.waiter)
 
 
 def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
-        process.post.add(process.waiter)
-    assert one.post.try_elect(one.waiter)
-    assert not two.post.try_elect(two.waiter)
-    one.post.heartbeat(0.1)
-    descriptors = [*one.post._held, *two.post._requested]
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
+    one.election.heartbeat(0.1)
+    descriptors = [*one.election._held, *two.election._requested]
     assert len(descriptors) == 2
     is_busy, may_end = threading.Event(), threading.Event()
 
     def be_at_it() -> None:
-        with two.post._guard:
+        with two.election._guard:
             is_busy.set()
             may_end.wait(HANG_S)
 
@@ -205,24 +205,24 @@ def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Pro
         child = os.fork()
         if not child:
             is_open = [os.path.exists(f"/proc/self/fd/{fd}") for fd in descriptors]
-            os._exit(any(is_open) or one.post.try_elect(one.waiter) or bool(two.post._requested))
+            os._exit(any(is_open) or one.election.try_elect(one.waiter) or bool(two.election._requested))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         may_end.set()
         thread.join()
-    assert one.post.is_poller(one.waiter)
+    assert one.election.is_poller(one.waiter)
 
 
 def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Callable[[], Process]) -> None:
     one = start()
-    one.post.add(one.waiter)
-    assert one.post.try_elect(one.waiter)
-    guard, (fd,) = one.post._guard, one.post._held
-    system.close_all(os.close, one.post._held)
-    one.post.after_fork()
-    assert one.post._guard is not guard
-    assert not one.post._held
-    assert not one.post.try_elect(one.waiter)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    guard, (fd,) = one.election._guard, one.election._held
+    system.close_all(os.close, one.election._held)
+    one.election.after_fork()
+    assert one.election._guard is not guard
+    assert not one.election._held
+    assert not one.election.try_elect(one.waiter)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -231,18 +231,18 @@ def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) 
     """For what was written since the one before asked last."""
     one = start()
     marks = {number: one.bell.arm(number) for number in (0, 7, node_poller.SIZE - 1)}
-    one.post.add(one.waiter)
-    assert one.post.try_elect(one.waiter)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
     assert all(one.bell.is_rung(number, mark) for number, mark in marks.items())
 
 
 def test_only_who_is_waited_for_is_rung(start: Callable[[], Process]) -> None:
     one = start()
     marks = {number: one.bell.arm(number) for number in (3, 4, 5)}
-    assert not one.post.notify([6, 9])
-    assert one.post.notify([4, 6, 1 << 20])
+    assert not one.election.notify([6, 9])
+    assert one.election.notify([4, 6, 1 << 20])
     assert [one.bell.is_rung(number, mark) for number, mark in marks.items()] == [False, True, False]
-    assert not one.post.notify([4])
+    assert not one.election.notify([4])
     assert one.bell.arm(5) == marks[5]
     one.bell.arm(4)
     assert one.bell.is_rung(4, marks[4]), "whoever waits for it now, too, is another"
@@ -252,25 +252,25 @@ def test_the_bell_of_the_node_counts_on_and_over(start: Callable[[], Process]) -
     one = start()
     for _ in range(200):
         mark = one.bell.arm(4)
-        assert one.post.notify([4])
+        assert one.election.notify([4])
         assert one.bell.is_rung(4, mark)
 
 
 def test_a_nudge_from_before_one_asks_is_none(start: Callable[[], Process]) -> None:
     one = start()
-    one.post._put(node_poller.HURRY_BYTE, 5)
-    one.post.add(one.waiter)
-    assert one.post.try_elect(one.waiter)
-    assert not one.post.is_hurried(one.waiter)
+    one.election._put(node_poller.HURRY_BYTE, 5)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not one.election.is_hurried(one.waiter)
 
 
 @pytest.mark.parametrize(("seconds", "pace"), [(0.001, 1), (0.1, 100), (0.255, 255), (9.0, 255)])
 def test_who_asks_says_so_and_how_soon_again(seconds: float, pace: int, start: Callable[[], Process]) -> None:
     one, two = start(), start()
-    before = two.post.heartbeat_count()
-    one.post.heartbeat(seconds)
-    assert two.post.heartbeat_count() != before
-    assert two.post._byte(node_poller.INTERVAL_BYTE) == pace
+    before = two.election.heartbeat_count()
+    one.election.heartbeat(seconds)
+    assert two.election.heartbeat_count() != before
+    assert two.election._byte(node_poller.INTERVAL_BYTE) == pace
 
 
 @pytest.mark.parametrize(
@@ -280,14 +280,14 @@ def test_who_begins_to_wait_nudges_an_asker_that_is_slow(
     pace: int, is_hurried: bool, start: Callable[[], Process]
 ) -> None:
     one, two = start(), start()
-    one.post.add(one.waiter)
-    assert one.post.try_elect(one.waiter)
-    one.post.heartbeat(pace / 1000)
-    assert not one.post.is_hurried(one.waiter)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    one.election.heartbeat(pace / 1000)
+    assert not one.election.is_hurried(one.waiter)
     with faulty_os() as faulty:
-        two.post.add(two.waiter)
-    assert one.post.is_hurried(one.waiter) is is_hurried
+        two.election.add(two.waiter)
+    assert one.election.is_hurried(one.waiter) is is_hurried
     assert (("utime", two.bell.fd) in faulty.calls) is is_hurried, "that is the event which others listen for"
-    assert not two.post.is_hurried(two.waiter)
-    one.post.ack_hurry()
-    assert not one.post.is_hurried(one.waiter)
+    assert not two.election.is_hurried(two.waiter)
+    one.election.ack_hurry()
+    assert not one.election.is_hurried(one.waiter)

@@ -143,10 +143,10 @@ def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() 
             yield from ()
             return self.slept.pop(0)
 
-        def beats(self) -> int:
+        def heartbeat_count(self) -> int:
             return self.beats_seen.pop(0)
 
-        def is_mine(self, waiting: object) -> bool:
+        def try_elect(self, waiting: object) -> bool:
             return False
 
     def sleep(watched: Any) -> bool:
