@@ -11,7 +11,10 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import pytest
 from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of, run_when_imported, tree
+
+pytestmark = pytest.mark.once
 
 MODULES_MAX = 234
 """How many modules the package may have. The aim is 170: whoever merges modules lowers this."""

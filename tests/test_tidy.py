@@ -20,6 +20,8 @@ from support.sources import MODULES, imported, module_of, tree
 
 import fscoord
 
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parent.parent
 
 MODULE_LINES_MAX = 600

@@ -31,6 +31,8 @@ from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify
 
+pytestmark = pytest.mark.exhaustive
+
 LIMIT_S = 60
 ERRORS = [
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.ENFILE,

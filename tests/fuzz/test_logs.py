@@ -26,6 +26,8 @@ from fscoord.stores.dump import dump
 from fscoord.stores.repair import repair
 from fscoord.stores.verify import verify
 
+pytestmark = pytest.mark.exhaustive
+
 SIZE = 400
 """How many bytes of decisions a log is made of."""
 

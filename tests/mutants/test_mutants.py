@@ -11,6 +11,8 @@ from mutants.changes import MUTANTS, Mutant
 from mutants.definitions import PACKAGE, Definition, definitions, locate
 from mutants.run import mutated
 
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parent.parent.parent
 
 

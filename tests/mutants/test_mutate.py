@@ -12,6 +12,8 @@ from mutants.explained import EXPLAINED, fits
 from mutants.forks import Lines, functions_by_file, put
 from mutants.places import PACKAGE, compile_with, module_names, places
 
+pytestmark = pytest.mark.once
+
 SOURCE = """\
 LIMIT = 3
 
