@@ -16,10 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.sources import MODULES, module_of, tree
 
 import fscoord
 
-PACKAGE = Path(fscoord.__file__).parent
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parent.parent
 
 MODULE_LINES_MAX = 600
@@ -197,21 +199,7 @@ EXTRAS = {
 }
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the package by its name without `fscoord.`; the package itself is the empty name."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
 every_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "fscoord")
-
-
-def tree(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
 def imports(name: str) -> Iterator[str]:
@@ -231,14 +219,7 @@ def imports(name: str) -> Iterator[str]:
 
 def own_imports(name: str) -> set[str]:
     """The modules of fscoord that the module imports."""
-    found = set()
-    for dotted in imports(name):
-        if dotted == "fscoord" or dotted.startswith("fscoord."):
-            target = dotted.removeprefix("fscoord").removeprefix(".")
-            while target not in MODULES:
-                target = target.rpartition(".")[0]
-            found.add(target)
-    return found
+    return {target for target in map(module_of, imports(name)) if target is not None}
 
 
 @every_module
