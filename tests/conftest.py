@@ -32,7 +32,7 @@ import pytest
 
 from fscoord._log import log as log_file, opened
 from fscoord._log.access import mount
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def no_ctrl_c_is_lost() -> Iterator[None]:
     """For tests that interrupt themselves: what Python loses, in a weak reference's callback for one, comes again."""
-    with lose_none():
+    with resend_lost_signals():
         yield
 
 

@@ -28,24 +28,21 @@ MODULE_LINES_MAX = 600
 LAYERS = [
     ("errors", []),
     ("_runtime", []),
-    ("_runtime.words", []),
-    ("_runtime.foreign", ["errors"]),
+    ("_runtime.escaping", []),
     ("_runtime.forks", []),
-    ("_runtime.imports", ["_runtime.forks"]),
-    ("_runtime.logger", ["_runtime.foreign", "_runtime.imports"]),
-    ("_runtime.system", ["_runtime.foreign", "_runtime.forks", "_runtime.imports", "_runtime.words", "errors"]),
-    ("_runtime.*", ["_runtime.foreign", "_runtime.system", "errors"]),
+    ("_runtime.interrupts", ["_runtime.forks", "errors"]),
+    ("_runtime.logging", ["_runtime.interrupts"]),
+    ("_runtime.system", ["_runtime.escaping", "_runtime.forks", "_runtime.interrupts", "errors"]),
+    ("_runtime.*", ["_runtime.interrupts", "_runtime.system", "errors"]),
     ("_waiting", []),
-    ("_waiting.request", ["members"]),
+    ("_waiting.request", []),
     ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
-    ("_log.format.*", ["_log.format.*", "_runtime.words", "errors"]),
+    ("_log.format.*", ["_log.format.*", "_runtime.escaping", "errors"]),
     ("_log", []),
-    ("_log.inspect.*", ["_log.*", "_runtime.*", "arguments", "errors"]),
+    ("_log.inspect.*", ["_log.*", "_runtime.*", "_arguments", "errors"]),
     ("_log.*", ["_log.*", "_runtime.*", "_waiting.parking", "errors"]),
-    ("arguments", ["errors"]),
-    ("capabilities", ["arguments"]),
-    ("members", ["arguments", "_runtime.system", "errors"]),
-    ("store", ["_waiting.*", "arguments", "capabilities", "members", "_runtime.system", "errors"]),
+    ("_arguments", ["errors"]),
+    ("store", ["_waiting.*", "_arguments", "_runtime.system", "errors"]),
     ("environment", ["_runtime.system", "errors"]),
     ("inspect", ["_log.inspect.*"]),
     (
@@ -55,29 +52,27 @@ LAYERS = [
             "_log.*",
             "_runtime.*",
             "_waiting.*",
-            "arguments",
-            "capabilities",
-            "members",
+            "_arguments",
             "store",
             "errors",
         ],
     ),
     (
         "stores.tcp*",
-        ["stores.tcp*", "_runtime.*", "_waiting.*", "arguments", "capabilities", "members", "store", "errors"],
+        ["stores.tcp*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
     (
         "stores.etcd*",
-        ["stores.etcd*", "_runtime.*", "_waiting.*", "arguments", "capabilities", "members", "store", "errors"],
+        ["stores.etcd*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
-    ("stores.url", ["stores.*", "arguments", "store", "_runtime.system", "errors"]),
+    ("stores.url", ["stores.*", "_arguments", "store", "_runtime.system", "errors"]),
     (
         "stores.*",
-        ["_waiting.*", "arguments", "capabilities", "members", "store", "_runtime.system", "errors"],
+        ["_waiting.*", "_arguments", "store", "_runtime.system", "errors"],
     ),
-    ("collectives*", ["collectives.*", "_runtime.*", "_waiting.*", "arguments", "members", "store", "errors"]),
+    ("collectives*", ["collectives.*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"]),
     ("barriers", ["barriers.*"]),
-    ("barriers.base", ["arguments", "environment", "errors"]),
+    ("barriers.base", ["_arguments", "environment", "errors"]),
     (
         "barriers.*",
         [
@@ -85,7 +80,7 @@ LAYERS = [
             "collectives",
             "collectives.*",
             "_runtime.*",
-            "arguments",
+            "_arguments",
             "environment",
             "store",
             "stores.url",
@@ -95,7 +90,7 @@ LAYERS = [
     ("recipes", ["recipes.*"]),
     (
         "recipes.*",
-        ["recipes.*", "collectives.*", "_runtime.*", "_waiting.*", "arguments", "store", "errors"],
+        ["recipes.*", "collectives.*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
     ("aio", ["aio.*"]),
     (
@@ -105,8 +100,7 @@ LAYERS = [
             "collectives.*",
             "_runtime.*",
             "_waiting.*",
-            "arguments",
-            "members",
+            "_arguments",
             "recipes",
             "recipes.*",
             "store",
@@ -117,26 +111,26 @@ LAYERS = [
     ("rendezvous", ["rendezvous.*", "errors"]),
     (
         "rendezvous.creation",  # a temporary file has no address, so that stores.url can't open it
-        ["rendezvous.*", "stores.file", "stores.url", "store", "arguments", "_runtime.*", "errors"],
+        ["rendezvous.*", "stores.file", "stores.url", "store", "_arguments", "_runtime.*", "errors"],
     ),
     (
         "rendezvous.*",
-        ["rendezvous.*", "_runtime.*", "_waiting.*", "collectives", "stores.prefix", "store", "arguments", "errors"],
+        ["rendezvous.*", "_runtime.*", "_waiting.*", "collectives", "stores.prefix", "store", "_arguments", "errors"],
     ),
     ("launch", ["launch.*"]),
     ("launch.warden", []),  # a program by itself
     ("launch.held", ["launch.warden", "_runtime.*", "errors"]),
     (
         "launch.*",
-        ["launch.*", "rendezvous.*", "stores.prefix", "store", "arguments", "_runtime.*", "_waiting.*", "errors"],
+        ["launch.*", "rendezvous.*", "stores.prefix", "store", "_arguments", "_runtime.*", "_waiting.*", "errors"],
     ),
     (
         "demo.*",
-        ["demo.*", "_runtime.*", "arguments", "collectives", "members", "store", "stores.*", "errors"],
+        ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
     ),
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
-    ("testing.*", ["testing.*", "arguments", "members", "store", "_runtime.*", "errors"]),
+    ("testing.*", ["testing.*", "_arguments", "store", "_runtime.*", "errors"]),
     ("integrations.*", ["*"]),
     # What the doctor tries must be the very locks, mounts and paths that a log uses, so it may import those of `_log`.
     (
@@ -183,12 +177,12 @@ SYSTEM_ALLOWED = {
     ),
     "launch.held": ({"signal", "subprocess"}, "starts a process and stops it"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
-    "testing.contract.interrupts": ({"signal"}, "interrupts itself"),
+    "testing.contract.waiting": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),
-    "cli.once": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
+    "cli.collectives": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
-    "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
+    "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
 
 # Extras, and the only modules that may ask for them.
@@ -226,7 +220,10 @@ def imports(name: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports relatively in line {node.lineno}"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"load", "system.load"}:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {
+            "import_uninterrupted",
+            "system.import_uninterrupted",
+        }:
             yield ast.literal_eval(node.args[0])
 
 

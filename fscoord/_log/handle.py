@@ -19,7 +19,7 @@ from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import LogKey, ProcessMutex
 from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
-from fscoord.errors import CorruptLogError, StoreError, StoreGoneError
+from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
 
 __all__ = ["GenerationUnlinked", "HandleState", "NeedsLock", "Root"]
 
@@ -151,7 +151,7 @@ class HandleState:
     def session_is_dead(self, number: int) -> StoreGoneError:
         """End the handle whose own session was recorded as dead."""
         message = f"says that this handle's session {number} is dead, so others go on without it; open the store again"
-        return self.over(StoreGoneError, message)
+        return self.over(SessionDeadError, message)
 
     def unlinked(self) -> Exception:
         """Return what to raise because the file in use has no name any more."""

@@ -16,7 +16,6 @@ from fscoord._log.access.direct import SymlinkLockAccess
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
 from fscoord._log.format.header import LogIdentity
@@ -36,9 +35,10 @@ from fscoord._log.liveness.registration import Registration
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
+from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import (
     FscoordError,
     StoreClosedError,
@@ -92,7 +92,7 @@ class Log:
     def __init__(
         self,
         path: str,
-        machine: Consumer,
+        machine: StateMachine,
         options: LogOptions,
         introduce: Callable[[], Session],
         participants: int = 0,
@@ -104,9 +104,9 @@ class Log:
         options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
         self.read_only = options.read_only
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
-        self.machine: Consumer = self.changed_keys or machine
+        self.machine: StateMachine = self.changed_keys or machine
         self.handle = handle = HandleState(path, options)
-        handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_faked())
+        handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds)
         self._finalizer.atexit = False
         # Parts refer to `handle` and to parts above them here, never to this object: a handle that is dropped is freed
@@ -185,7 +185,7 @@ class Log:
             CorruptLogError: the log is damaged.
             StoreTimeoutError: the lock was needed (to be sure of damage, or on a shared file system) and did not come.
         """
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         handle = self.handle
         shared = handle.shared
@@ -231,7 +231,7 @@ class Log:
         attempt, started, left, result = 0, 0.0, limit, MOVED
         handle = self.handle
         while True:
-            if not system.own_process[0]:
+            if not system.fork_marker[0]:
                 system.recover_from_fork()
             shared = handle.shared
             first: BaseException | None = None  # what ended the transaction, should the unlock fail as well
@@ -316,7 +316,7 @@ class Log:
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Return ``answer()``, called under the mutex: no thread, nor a signal handler, changes the state meanwhile."""
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self.handle.shared
         with shared.mutex:
@@ -334,7 +334,7 @@ class Log:
 
     def refuse_reentry(self) -> None:
         """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         with self.handle.mutex:
             if self.handle.shared.is_inside:
@@ -593,7 +593,7 @@ class Log:
     @property
     def session_if_ready(self) -> int:
         """`session` for a caller that does nothing else: 0 also if the next operation must recover first."""
-        return 0 if self.handle.recovery or not system.own_process[0] else self.handle.lock.session
+        return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def register(self, limit: float, rank: int | None = None) -> int:
         """Make this handle a session, of `rank` if that is given; return its number. Errors as in `update`."""

@@ -7,19 +7,19 @@ from typing import Any
 
 from fscoord._log.access.hang_watchdog import KernelCall
 from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
-from fscoord._log.consumer import Consumer
 from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import Decide, Log
-from fscoord._runtime.logger import logger
+from fscoord._log.state_machine import StateMachine
+from fscoord._runtime.logging import logger
 from fscoord.errors import UnsupportedFilesystemError
 
 __all__ = ["WatchedLog", "open_log_file"]
 
 
 def open_log_file(
-    path: str, machine: Consumer, options: LogOptions, introduce: Callable[[], Session], participants: int = 0
+    path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session], participants: int = 0
 ) -> Log:
     """Return a handle on the log at `path` that reads in the way of its mount, or as `options` says.
 
@@ -51,7 +51,7 @@ class WatchedLog(Log):
     def __init__(
         self,
         path: str,
-        machine: Consumer,
+        machine: StateMachine,
         options: LogOptions,
         introduce: Callable[[], Session],
         participants: int,

@@ -32,7 +32,7 @@ class Sleepers:
 
     def new_wake(self) -> Wake:
         """Return what wakes one of them."""
-        return system.Wakeup()
+        return system.AutoResetEvent()
 
     def listen(self, events: Any, heard: Callable[[], None]) -> bool:  # noqa: ARG002 - see there
         """Have `heard` called whenever `events` has something to read; False if whoever sleeps reads it by itself."""
@@ -51,7 +51,7 @@ def sleep_through(naps: Naps[T]) -> T:
     try:
         while True:
             wake, seconds = next(naps)
-            cast(system.Wakeup, wake).wait(seconds)
+            cast(system.AutoResetEvent, wake).wait(seconds)
     except StopIteration as end:
         return cast(T, end.value)
     finally:

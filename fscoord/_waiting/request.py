@@ -6,16 +6,27 @@ A recipe tries what needs no waiting, and else waits until some keys are there. 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
-
-from fscoord.members import Liveness
 
 __all__ = ["ITEM", "KEYS", "VALUES", "Request", "Sought", "Turns", "take_turns"]
 
 T = TypeVar("T")
 
 KEYS, VALUES, ITEM = "keys", "values", "item"
+
+
+class BlockingStore(Protocol):
+    """The waits of `~fscoord.Store`."""
+
+    def wait(self, keys: Iterable[bytes], timeout: float | None = None) -> None:
+        """See `Store.wait`."""
+
+    def wait_alive(self, keys: Iterable[bytes], ranks: Iterable[int], timeout: float | None = None) -> list[int]:
+        """See `Store.wait_alive`."""
+
+    def wait_sessions(self, keys: Iterable[bytes], numbers: Iterable[int], timeout: float | None = None) -> list[int]:
+        """See `Store.wait_sessions`."""
 
 
 class Sought(NamedTuple):
@@ -35,7 +46,7 @@ class Sought(NamedTuple):
     ranks: list[int] | None = None
     sessions: list[int] | None = None
 
-    def on(self, store: Liveness) -> list[int]:
+    def on(self, store: BlockingStore) -> list[int]:
         """Wait in this thread until the keys are there, or somebody of those who must live is known dead.
 
         Returns:
@@ -63,7 +74,7 @@ Turns = Generator[Request, Any, T]
 """Code that yields what it would wait for, is sent what `Request.on` returns, or raises, and ends with a `T`."""
 
 
-def take_turns(store: Liveness, turns: Turns[T]) -> T:
+def take_turns(store: BlockingStore, turns: Turns[T]) -> T:
     """Return what `turns` ends with, waiting in this thread."""
     try:
         request = next(turns)

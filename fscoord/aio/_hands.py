@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.aio._loop import finish_soon
 
 __all__ = ["MADE", "Hands", "Job"]
@@ -45,7 +45,7 @@ class Job(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self.value: Any = None
-        self._wakeup = system.Wakeup()
+        self._wakeup = system.AutoResetEvent()
         self.is_over = False
         self.error: BaseException | None = None
         self.cancelled: asyncio.CancelledError | None = None
@@ -98,7 +98,7 @@ class Hands:
         self._guard = system.threading.Lock()
         self._jobs: deque[Job[Any]] = deque()
         self._threads = 0
-        self._idle: list[system.Wakeup] = []
+        self._idle: list[system.AutoResetEvent] = []
 
     async def do(self, call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Return what `call` returns. Who is cancelled meanwhile learns it when the call has been made all the same.
@@ -188,14 +188,14 @@ class Hands:
 
     def dismiss(self) -> None:
         """There will be little to do: threads end when there is nothing."""
-        system.life()  # after a fork in C it makes the child begin anew
+        system.process_epoch()  # after a fork in C it makes the child begin anew
         with self._guard:
             self._idle_s = 0.0
             while self._idle:
                 self._idle.pop().set()
 
     def _submit(self, job: Job[Any]) -> None:
-        system.life()
+        system.process_epoch()
         with self._guard:
             self._jobs.append(job)
             if self._idle:
@@ -224,7 +224,9 @@ class Hands:
 
     def _work(self) -> None:
         while True:
-            wakeup = system.Wakeup()  # a new one each time: whoever sets it takes it out of the list before, for good
+            wakeup = (
+                system.AutoResetEvent()
+            )  # a new one each time: whoever sets it takes it out of the list before, for good
             with self._guard:
                 job = self._jobs.popleft() if self._jobs else None
                 if job is None:

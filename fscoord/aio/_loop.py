@@ -55,11 +55,11 @@ class Tasks(Sleepers):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._life = system.life()
+        self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether these are the tasks of `loop`, in this process."""
-        return self.loop is loop and self._life == system.life()
+        return self.loop is loop and self._life == system.process_epoch()
 
     def new_wake(self) -> LoopWake:
         """Return what wakes one of them."""
@@ -81,7 +81,7 @@ class Tasks(Sleepers):
         is_here = False
         with suppress(RuntimeError):
             is_here = asyncio.get_running_loop() is self.loop
-        if self._life != system.life() or self.loop.is_closed():
+        if self._life != system.process_epoch() or self.loop.is_closed():
             events.close()
         elif is_here or not finish_soon(self.loop, self._remove, events):
             self._remove(events)

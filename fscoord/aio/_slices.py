@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
+from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
 from fscoord._waiting.slow_wait import Patience
 from fscoord.aio._hands import Hands
-from fscoord.arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -91,7 +91,7 @@ class Slices:
                 return None
         if not self._store.check(sought.names):  # cheaper than a wait that is too late
             return None
-        system.life()
+        system.process_epoch()
         with self._guard:
             if self._twin is None:
                 self._twin = self._store.clone()

@@ -9,19 +9,16 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from fscoord._runtime import system
+from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._waiting.parking import Naps
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Request, Sought, Turns
 from fscoord.aio._hands import Hands
 from fscoord.aio._loop import LoopWake, Tasks
 from fscoord.aio._slices import Slices
-from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
 from fscoord.collectives.steps import Meeting
-from fscoord.members import Member
-from fscoord.store import Store
-from fscoord.stores.url import open_store as open_sync_store
+from fscoord.store import Capabilities, Member, Store
 
-__all__ = ["AsyncStore", "open_store"]
+__all__ = ["AsyncStore"]
 
 T = TypeVar("T")
 
@@ -60,6 +57,11 @@ class AsyncStore:
     def store(self) -> Store:
         """The store that does the work."""
         return self._store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """In what the store differs from others; see `~fscoord.Capabilities`."""
+        return self._store.capabilities
 
     @property
     def timeout(self) -> timedelta:
@@ -125,17 +127,17 @@ class AsyncStore:
         """See `~fscoord.Store.queue_len`."""
         return await self._hands.do(partial(self._store.queue_len, key))
 
-    async def session(self) -> int:
-        """Return the number of this handle among the members; see `~fscoord.Store.session`."""
-        return await self._hands.do(lambda: self._store.session)
+    async def register(self) -> int:
+        """See `~fscoord.Store.register`."""
+        return await self._hands.do(self._store.register)
 
     async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `~fscoord.Store.members`."""
         return await self._hands.do(partial(self._store.members, None if ranks is None else list(ranks)))
 
-    async def be_rank(self, rank: int) -> None:
-        """See `~fscoord.Store.be_rank`."""
-        await self._hands.do(partial(self._store.be_rank, rank))
+    async def announce_rank(self, rank: int) -> None:
+        """See `~fscoord.Store.announce_rank`."""
+        await self._hands.do(partial(self._store.announce_rank, rank))
 
     async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `~fscoord.Store.dead_ranks`."""
@@ -161,14 +163,14 @@ class AsyncStore:
 
     async def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `~fscoord.Store.wait_alive`."""
-        needed = [integer("rank", rank) for rank in ranks]
+        needed = [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)))
 
     async def wait_sessions(
         self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None
     ) -> list[int]:
         """See `~fscoord.Store.wait_sessions`."""
-        needed = [integer("session", number) for number in numbers]
+        needed = [check_int64("session", number) for number in numbers]
         return cast(list[int], await self._seek(Sought(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)))
 
     async def queue_pop(self, key: Key, block: bool = True) -> bytes:
@@ -207,7 +209,7 @@ class AsyncStore:
     # -- for the recipes -------------------------------------------------------------------------------------------
 
     def _limit(self, timeout: Timeout | None) -> float:
-        return seconds(self._store.timeout if timeout is None else timeout)
+        return to_seconds(self._store.timeout if timeout is None else timeout)
 
     async def _take_turns(self, turns: Turns[T], undo: Callable[[T], object] | None = None) -> T:
         """Return what `turns` ends with; see `Hands.drive`."""
@@ -240,11 +242,3 @@ async def _sleep(nap: tuple[Any, float]) -> None:
     wake, left = nap
     assert isinstance(wake, LoopWake), "it was made by `Tasks`"
     await wake.sleep(left)
-
-
-async def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> AsyncStore:
-    """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
-
-    What it returns is an asynchronous context manager: ``async with await open_store(url) as store:``.
-    """
-    return AsyncStore(await Hands(1, 0.0).do(partial(open_sync_store, url, **options), Store.close))

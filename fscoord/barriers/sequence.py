@@ -1,24 +1,24 @@
-"""How far each rank is in a row of barriers: numbers that are kept in the store, so that they outlive a process.
+"""`BarrierSequence`: how many of a sequence of barriers each rank has passed, kept in the store to outlive a process.
 
-Under ``{prefix}/sequence/{rank}`` stands the number of the barrier that the rank joins next; missing means 0. It is
-written when the rank has passed and before its caller is told, so a rank that comes back joins the barrier that it was
-in. The barrier itself has the prefix ``{prefix}/{number}``.
+The key ``{prefix}/sequence/{rank}`` holds the number of the barrier that the rank joins next; a missing key means 0. It
+is written after the rank has passed and before `execute_barrier` returns, so a restarted rank joins the barrier that it
+was in. The barrier itself has the prefix ``{prefix}/{number}``.
 
-The idea of a sequence per prefix, and of publishing it, is that of torch's ``TCPStoreBarrier``, which keeps the number
-in the object, so that a restarted rank begins at 0, and one number per rank for all prefixes.
+torch's ``TCPStoreBarrier`` publishes a sequence number per prefix, too. It keeps the number in the object, so that a
+restarted rank begins at 0, and has one number per rank for all prefixes.
 """
 
 from __future__ import annotations
 
-from fscoord.arguments import MalformedText, key_text, natural
+from fscoord._arguments import MalformedText, key_text, parse_uint63
 from fscoord.errors import BarrierError
 from fscoord.store import Store
 
-__all__ = ["Sequence"]
+__all__ = ["BarrierSequence"]
 
 
-class Sequence:
-    """The row of barriers under `prefix`, for `rank`."""
+class BarrierSequence:
+    """The sequence of barriers under `prefix`, as `rank` executes it."""
 
     def __init__(self, store: Store, prefix: bytes, rank: int) -> None:
         self._store = store
@@ -33,27 +33,28 @@ class Sequence:
         """Return the number of the barrier that `rank` joins next.
 
         Raises:
-            BarrierError: something else stands where the number should be.
+            BarrierError: the key holds something other than a number.
         """
         key = self._key(rank)
         if not self._store.check([key]):
             return 0
         text = self._store.get(key)
         try:
-            return natural(text)
+            return parse_uint63(text)
         except MalformedText as error:
             raise BarrierError(
-                f"key {key_text(key)!r} holds {text[:40]!r}, which is no sequence number: something else wrote it; give"
-                " every row of barriers a prefix of its own"
+                f"key {key_text(key)!r} holds {text[:40]!r}, which is not a sequence number: another program wrote"
+                " it; give every sequence of barriers a prefix of its own"
             ) from error
 
     def advance(self, passed: int) -> None:
-        """Write down that this rank has passed barrier number `passed`.
+        """Record that this rank has passed barrier number `passed`.
 
-        Rank 0 also removes the barrier before that: whoever passed this one, as all have, needs it no more.
+        Rank 0 also removes the keys of the barrier before that. All ranks have arrived at barrier `passed`, so none
+        needs the one before.
 
         Raises:
-            BarrierError: the rank is somewhere else meanwhile: two callers have one rank.
+            BarrierError: the recorded number is not `passed`: two callers have one rank.
         """
         if self._rank == 0 and passed > 0:
             for name in (b"arrivals", b"complete"):

@@ -1,9 +1,9 @@
 """`HashStore`: the store contract in the memory of one process.
 
 It is also the model that tests compare the other stores with, so everything happens under one lock, on a plain dict
-of values and a dict of queues, and nothing here is clever. Who must wait leaves a *bell* beside the key that it misses,
-and sleeps until a writer of that key rings it: nobody else is woken, and who sleeps costs nothing. (No
-`threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
+of values and a dict of queues, and nothing here is clever. A waiter leaves its waker beside the first key that it
+misses, and sleeps until a writer of that key sets it: no other waiter is woken, and a waiter that sleeps costs nothing.
+(No `threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
 """
 
 from __future__ import annotations
@@ -14,35 +14,34 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from fscoord._runtime import system
-from fscoord._waiting.parking import THREADS, Naps, Sleepers, Wake, sleep_through
-from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
-from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_names,
     key_text,
     keys_bytes,
     missing_message,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
+from fscoord._waiting.parking import THREADS, Naps, Sleepers, Wake, sleep_through
+from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
+from fscoord._waiting.slow_wait import Patience
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.store import Capabilities, Store
 
 __all__ = ["HashStore"]
 
 T = TypeVar("T")
 
-_Bells = dict[bytes, list[Wake]]
+_Waiters = dict[bytes, list[Wake]]
 
 
 class _Shared:
@@ -55,28 +54,29 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Begin with nobody who waits; in a forked child too, which has no such thread, and a ring would be lost."""
+        """Begin without waiters; in a forked child too, where the parent's waiting threads do not exist."""
         # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
         self._lock = system.threading.Lock()
-        self.readers: _Bells = {}  # who waits for a value or a non-empty queue: all are rung
-        self.poppers: _Bells = {}  # who waits to take from a queue: one is rung for each value
+        self.readers: _Waiters = {}  # they wait for a value or a non-empty queue: a write wakes all of them
+        self.poppers: _Waiters = {}  # they wait to take from a queue: each value wakes one of them
 
     @property
     def lock(self) -> Any:
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         return self._lock
 
-    # Ctrl-C may come between any two steps: so first ring, then write in one step. Who is rung looks under the lock.
+    # Ctrl-C may come between any two steps. So a write first wakes the waiters, which look under the lock and therefore
+    # after the write, and then changes the data in one step. In the other order it could change the data and wake none.
 
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
         for key, _ in pairs:
-            ring(self.readers, key)
+            notify(self.readers, key)
         self.values.update(pairs)
 
     def push(self, key: bytes, value: bytes) -> None:
-        ring(self.readers, key)
-        ring(self.poppers, key, 1)
+        notify(self.readers, key)
+        notify(self.poppers, key, 1)
         queue = self.queues.get(key)
         if queue is None:
             self.queues[key] = deque([value])
@@ -117,29 +117,28 @@ system.after_fork_in_child("memory stores", _after_fork_in_child)
 
 
 class HashStore(Store):
-    """A store in the memory of this process, for threads and for tests; it keeps the whole contract of `Store`.
+    """A store in the memory of this process, for threads and for tests, with the whole contract of `Store`.
 
-    Other handles on the same data come from `clone`, or by a name from `named` and ``open_store("mem:NAME")``. The
-    data lives as long as one open handle does. A forked child has a copy of the data of its own and shares nothing
-    with its parent.
+    `clone` returns another handle on the same data, and so do `named` and ``open_store("mem:NAME")``. The data exists
+    as long as a handle is open. A forked child has its own copy of the data and shares nothing with its parent.
 
     Args:
-        timeout: how long operations wait by default, in seconds or as a `timedelta`.
+        timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
     capabilities = Capabilities(certain=True)
     _call_s = 0.0
 
-    def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
-        self._timeout = seconds(timeout)
+    def __init__(self, *, timeout: Timeout | None = None) -> None:
+        self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._shared = _Shared()
         self._closed = False
 
     @classmethod
-    def named(cls, name: str, *, timeout: Timeout = DEFAULT_TIMEOUT) -> HashStore:
-        """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
+    def named(cls, name: str, *, timeout: Timeout | None = None) -> HashStore:
+        """Return a new handle on the store named `name` of this process. The first call creates the store."""
         store = cls(timeout=timeout)
-        system.life()
+        system.process_epoch()
         with _named_lock[0]:
             store._shared = _named.setdefault(name, store._shared)
         return store
@@ -154,7 +153,7 @@ class HashStore(Store):
         return cast(bytes, self._sleep(Sought(VALUES, [key_bytes(key)], self._timeout))[0])
 
     def add(self, key: Key, amount: int) -> int:
-        name, amount = key_bytes(key), integer("amount", amount)
+        name, amount = key_bytes(key), check_int64("amount", amount)
         with self._shared.lock:
             self._check_open()
             total = counter_sum(self._shared.values.get(name), amount, name)
@@ -178,7 +177,7 @@ class HashStore(Store):
             return self._shared.first_missing(names) is None
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         self._sleep(Sought(KEYS, keys_bytes(keys), limit))
 
     def delete_key(self, key: Key) -> bool:
@@ -251,7 +250,7 @@ class HashStore(Store):
             self._closed = True
             for bells in (self._shared.readers, self._shared.poppers):
                 for name in list(bells):
-                    ring(bells, name)
+                    notify(bells, name)
             self._shared = _Shared()  # so that a closed handle keeps no data alive
 
     def _check_open(self) -> None:
@@ -291,8 +290,8 @@ class HashStore(Store):
         try:
             return (yield from self._until(look, lambda: [name], "a value in queue", shared.poppers, limit, sleepers))
         except BaseException:
-            with shared.lock:  # the ring for a value may have come to who leaves: let the others look
-                ring(shared.poppers, name)
+            with shared.lock:  # this waiter may have been woken for a value that it leaves: let the others look
+                notify(shared.poppers, name)
             raise
 
     def _until(
@@ -300,7 +299,7 @@ class HashStore(Store):
         look: Callable[[], T | None],
         absent: Callable[[], list[bytes]],
         what: str,
-        bells: _Bells,
+        bells: _Waiters,
         timeout: float,
         sleepers: Sleepers,
     ) -> Naps[T]:
@@ -327,13 +326,13 @@ class HashStore(Store):
             finally:
                 if beside is not None:
                     with shared.lock:
-                        take_back(bells, beside, bell)
+                        remove_waiter(bells, beside, bell)
             if system.time.monotonic() - patience.started < timeout:
                 patience.speak(__name__, lambda: f"{what} {key_names(missing)} in this process")  # noqa: B023
 
 
-def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
-    """Wake those who sleep beside `key`, `count` of them at most, the one who came first before the others."""
+def notify(bells: _Waiters, key: bytes, count: int | None = None) -> None:
+    """Wake the waiters of `key`, at most `count` of them, in the order of their arrival."""
     waiting = bells.get(key, [])
     while waiting and count != 0:
         waiting[0].set()
@@ -343,7 +342,7 @@ def ring(bells: _Bells, key: bytes, count: int | None = None) -> None:
         bells.pop(key, None)
 
 
-def take_back(bells: _Bells, key: bytes, bell: Wake) -> None:
+def remove_waiter(bells: _Waiters, key: bytes, bell: Wake) -> None:
     """Remove `bell`, if nobody has rung it."""
     waiting = bells.get(key, [])
     if bell in waiting:

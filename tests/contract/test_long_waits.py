@@ -88,7 +88,7 @@ WAITS: dict[str, tuple[Callable[[Store], Any], Callable[[Store, Any], object], C
     "Queue": (
         lambda store: Queue(store, "q"),
         lambda store, queue: queue.put("item"),
-        lambda store: Queue(store, "q").take(timeout=LIMIT).done(),
+        lambda store: Queue(store, "q").take(timeout=LIMIT).ack(),
         "an item of the queue 'q'",
     ),
     "Latch": (

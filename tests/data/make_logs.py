@@ -23,7 +23,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import parse_generation_name
 from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
-from fscoord.stores.file.lifecycle import introduction
+from fscoord.stores.file.lifecycle import session_record
 
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 
@@ -76,7 +76,7 @@ def make_every_kind(path: Path, world: World) -> None:
     store = FileStore(path, world_size=3, timeout=0.01)
     other = FileStore(path, world_size=3, timeout=0.01)
     for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
-        handle._log.registration._introduce = partial(introduction, {"rank": rank, "label": label})
+        handle._log.registration._introduce = partial(session_record, {"rank": rank, "label": label})
     try:
         store.get("never")
     except StoreTimeoutError:
@@ -161,7 +161,7 @@ def make_generations(directory: Path) -> None:
         def opened(number: int, **arguments: Any) -> Iterator[FileStore]:
             world.random = bytes([number])
             with FileStore(path, **arguments) as store:
-                store._log.registration._introduce = partial(introduction, {"rank": number, "label": "run"})
+                store._log.registration._introduce = partial(session_record, {"rank": number, "label": "run"})
                 world.random = bytes([number + 16])  # of the generation that it makes
                 yield store
             world.now += 10**9

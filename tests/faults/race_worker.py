@@ -48,7 +48,7 @@ class TearingLog(Log):
 
 
 class Counter:
-    """A consumer that knows what it must be given."""
+    """A state machine that knows what it must be given."""
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -94,10 +94,10 @@ class WatchedLog(Log):
 def follow(path: str, counts: dict[str, int], read_only: bool) -> dict[str, int]:
     """Look at the log without a pause until all is there."""
     wanted = {int(writer): count for writer, count in counts.items()}
-    consumer = Counter()
-    log = WatchedLog(path, consumer, LogOptions(OFD, read_only=read_only), lambda: Session("reader", 0))
+    state_machine = Counter()
+    log = WatchedLog(path, state_machine, LogOptions(OFD, read_only=read_only), lambda: Session("reader", 0))
     looks = 0
-    while consumer.seen != wanted:
+    while state_machine.seen != wanted:
         log.refresh(LIMIT_S)
         looks += 1
     log.close()
@@ -108,13 +108,13 @@ def reopen(path: str, counts: dict[str, int], seed: int) -> dict[str, int]:
     """Open the log again and again until all is there: no look may find less than the one before."""
     wanted, before, opens, chance = sum(counts.values()), 0, 0, random.Random(seed)
     while before < wanted:
-        consumer = Counter()
-        log = Log(path, consumer, LogOptions(OFD, read_only=True), lambda: Session("reader", 0))
+        state_machine = Counter()
+        log = Log(path, state_machine, LogOptions(OFD, read_only=True), lambda: Session("reader", 0))
         for _ in range(chance.choice((1, 1, 2, 50, 1000))):
             log.refresh(LIMIT_S)
         log.close()
-        assert sum(consumer.seen.values()) >= before
-        before = sum(consumer.seen.values())
+        assert sum(state_machine.seen.values()) >= before
+        before = sum(state_machine.seen.values())
         opens += 1
     return {"opens": opens}
 

@@ -43,7 +43,7 @@ def used(path: Path, compactions: int = 0) -> FileStore:
 def is_killed(store: FileStore) -> None:
     """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
     store._log.close()
-    lifecycle.end(store)
+    lifecycle.unregister(store)
 
 
 def close_unremoved(store: FileStore) -> None:

@@ -20,7 +20,7 @@ from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
 EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]
@@ -49,7 +49,7 @@ def call_with(exception: type[Exception], number: int, call: Callable[[], Any]) 
         if isinstance(raised, AttributeError):
             raised.obj = None  # Python notes there whose property it came out of
     else:
-        # What is raised while an object is thrown away is dropped by Python: see `_interruptions.lose_none`.
+        # What is raised while an object is thrown away is dropped by Python: see `_interruptions.resend_lost_signals`.
         assert not at.reached or "close_all" in at.where, f"nothing came out at {at.where}"
     return at
 

@@ -76,7 +76,7 @@ def fork_everywhere(
 
 
 @every_fork
-@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "be_rank"])
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "announce_rank"])
 def test_a_fork_at_any_call_of_another_thread(operation: str, fork: Any, directory: Path, draw: Draw) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS[operation], fork=fork) > 1
 

@@ -18,7 +18,7 @@ from support.plain_reader import read_newest
 from fscoord import FileStore
 
 LIMIT_S = 60
-WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "be_rank"]
+WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "announce_rank"]
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def kill_everywhere(directory: Path, operation: str, condition: Any) -> int:
 
 
 @pytest.mark.parametrize("condition", [nothing, must_void])
-@pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "be_rank"])
+@pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "announce_rank"])
 def test_who_is_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
     assert kill_everywhere(directory, operation, condition) > 5
 

@@ -15,7 +15,7 @@ import pytest
 from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
-from fscoord import FileStore, StoreError, StoreGoneError
+from fscoord import FileStore, SessionDeadError, StoreError
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness import own_byte
 from fscoord._log.liveness.liveness_file import ProcessIdentity
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> str:
 def watcher(path: str) -> Iterator[FileStore]:
     """A handle of this process, which is session 1."""
     with FileStore(path, rank=0, timeout=HANG_S) as store:
-        assert store.session == 1
+        assert store.register() == 1
         yield store
 
 
@@ -49,7 +49,7 @@ class Victim:
             try:
                 store = FileStore(path, rank=rank, timeout=HANG_S)
                 self.extra = then(store) if then else None
-                os.write(done, b"%d" % store.session)
+                os.write(done, b"%d" % store.register())
                 signal.alarm(2 * HANG_S)
                 signal.pause()
             finally:
@@ -85,13 +85,13 @@ def test_members_say_who_they_are(path: str) -> None:
     with FileStore(path, rank=3, label="first") as store, FileStore(path, label="second") as other:
         first, second = store.members()
         assert (first.number, first.pid, first.host, first.rank, first.label) == (
-            store.session,
+            store.register(),
             os.getpid(),
             os.uname().nodename,
             3,
             "first",
         )
-        assert (second.number, second.rank, second.label) == (other.session, None, "second")
+        assert (second.number, second.rank, second.label) == (other.register(), None, "second")
         assert first.alive == second.alive == "yes"
         assert 0 <= second.since - first.since < HANG_S
         assert store.members() == other.members()
@@ -104,12 +104,12 @@ def test_a_handle_introduces_itself_when_it_has_something_to_say(path: str) -> N
         assert [member.number for member in speaker.members()] == [1]
         silent.set("k", "v")
         assert [member.number for member in speaker.members()] == [1, 2]
-        assert (silent.session, speaker.session) == (2, 1)
+        assert (silent.register(), speaker.register()) == (2, 1)
 
 
-def test_asking_for_its_session_introduces_a_handle(path: str) -> None:
+def test_a_handle_is_registered_once_and_keeps_its_number(path: str) -> None:
     with FileStore(path) as store:
-        assert store.session == store.session == 1
+        assert store.register() == store.register() == 1
         assert [entry.kind for entry in dump(path)] == ["session"]
 
 
@@ -123,15 +123,15 @@ def test_a_read_only_handle_sees_members_and_is_none(path: str, watcher: FileSto
         assert reader.dead_ranks([1]) == []
         assert watcher.dead_ranks([1]) == reader.dead_ranks([1]) == [1]
         with pytest.raises(StoreError, match="read_only"):
-            _ = reader.session
+            reader.register()
 
 
 def test_a_handle_may_be_several_ranks(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         for rank in (4, 5, 4, 5):
-            store.be_rank(rank)
+            store.announce_rank(rank)
         assert [entry.kind for entry in dump(path)] == ["session"] * 2
-        other.be_rank(5)
+        other.announce_rank(5)
         store.close()
         assert other.dead_ranks([3, 4, 5]) == [4]
 
@@ -143,7 +143,7 @@ def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watche
         lock = system.fcntl.F_OFD_SETLK
         system.fcntl.fcntl(stranger, lock, alive_range(system.fcntl.F_WRLCK, 2, 2))
         with FileStore(path, rank=1) as other:
-            assert other.session == 4
+            assert other.register() == 4
             assert lives(watcher) == {1: "yes", 4: "yes"}
 
 
@@ -196,8 +196,8 @@ def test_a_closed_handle_is_a_dead_session_of_a_living_process(path: str, watche
 
 def test_a_program_that_another_takes_the_place_of_is_dead(path: str, watcher: FileStore) -> None:
     def become_another(store: FileStore) -> None:
-        store.be_rank(1)
-        os.write(done, b"%d" % store.session)
+        store.announce_rank(1)
+        os.write(done, b"%d" % store.register())
         os.execv(sys.executable, [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"])
 
     ready, done = os.pipe()
@@ -239,7 +239,7 @@ def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pyte
         assert store._log.record_death(2, HANG_S)
         size = os.path.getsize(path)
         for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
-            with pytest.raises(StoreGoneError, match=r"session 2 is dead.*open the store again"):
+            with pytest.raises(SessionDeadError, match=r"session 2 is dead.*open the store again"):
                 call()
         assert os.path.getsize(path) == size
         assert store.get("k") == b"v"
@@ -287,7 +287,7 @@ def test_that_liveness_can_t_be_told_is_said_once(
 
 def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1) as other:
-        assert not watcher._log.record_death(other.session, HANG_S)
+        assert not watcher._log.record_death(other.register(), HANG_S)
         assert "death" not in [entry.kind for entry in dump(path)]
 
 
@@ -296,7 +296,7 @@ def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: Fi
 
 @every_fork
 def test_a_forked_child_is_another_session(path: str, watcher: FileStore, fork: Callable[[], int]) -> None:
-    with Child(fork, lambda: watcher.session) as child:
+    with Child(fork, watcher.register) as child:
         assert child.result() == 2
         assert lives(watcher)[1] == "yes"
     assert lives(watcher) == {1: "yes", 2: "no"}
@@ -441,7 +441,7 @@ def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_wr
         now = system.time.monotonic()
         watcher._log.handle.path_checked_at = watcher._log.liveness.checked_at = now - 10
         watcher.set("k", "v")
-        assert watcher.session == 3
+        assert watcher.register() == 3
         assert lives(other) == {1: "unknown", 2: "yes", 3: "yes"}
         assert other.dead_ranks([0]) == []
 
@@ -537,6 +537,6 @@ def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, m
         FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
         for _ in range(compactions):
             store.compact()
-        with pytest.raises(StoreGoneError, match="session 2 is dead"):
+        with pytest.raises(SessionDeadError, match="session 2 is dead"):
             other.set("k", "x")
         assert store.get("k") == b"w"

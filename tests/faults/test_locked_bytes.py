@@ -61,7 +61,7 @@ def test_newcomer_goes_on_without_a_byte_and_names_the_locker(path: Path, caplog
                 newcomer.set("b", "2")
             assert time.monotonic() - started < HANG_S
             first.set("c", "1")
-            assert newcomer.session == 2, "no numbers are used up"
+            assert newcomer.register() == 2, "no numbers are used up"
             (warning,) = caplog.records
             assert f"{system.hostname()}:{pid} locks 64 bytes of it and more, from 2 on" in warning.getMessage()
             (member,) = [member for member in first.members() if member.number == 2]
@@ -78,10 +78,10 @@ def test_bytes_of_others_are_passed_over(path: Path) -> None:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, taken)
             with FileStore(path, timeout=HANG_S) as newcomer:
                 newcomer.set("b", "1")
-                assert newcomer.session == 2 + own_byte.BYTE_TRIES - 1
+                assert newcomer.register() == 2 + own_byte.BYTE_TRIES - 1
                 assert {member.number: member.alive for member in first.members()} == {
                     1: "yes",
-                    newcomer.session: "yes",
+                    newcomer.register(): "yes",
                 }
 
 

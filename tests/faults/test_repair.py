@@ -152,7 +152,7 @@ def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output
     with FileStore(output) as store:
         assert store.get("k") == b"2"
         store.set("k", "3")
-        assert store.session == 3
+        assert store.register() == 3
         assert [(one.host, one.pid) for number, one in store._log.sessions.items() if number == 2] == [("unknown", 0)]
 
 

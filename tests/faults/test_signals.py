@@ -45,7 +45,7 @@ OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
     "list_keys": lambda store: store.list_keys(),
     "multi_get": lambda store: store.multi_get(["introduced", "fresh"]),
     "wait": lambda store: times_out(lambda: store.wait(["never"], 0.003)),
-    "be_rank": lambda store: store.be_rank(next(NUMBERS)),
+    "announce_rank": lambda store: store.announce_rank(next(NUMBERS)),
     "wait_alive": lambda store: times_out(lambda: store.wait_alive(["never"], [0, 1, 2], 0.003)),
 }
 NUMBERS = itertools.count()
@@ -201,7 +201,7 @@ LOOP = """
 import random, signal, sys
 from fscoord import FileStore
 from fscoord._log import recovery
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = FileStore(path, lock=lock, timeout=60)
@@ -218,7 +218,7 @@ def handler(*_):
 signal.signal(signal.SIGINT, handler)
 signal.signal(signal.SIGALRM, handler)
 acknowledged = 0
-with lose_none():
+with resend_lost_signals():
     for number in range(count):
         try:
             try:

@@ -414,8 +414,8 @@ MUTANTS = (
     Mutant(
         "a pop does not look whether the queue is empty by now",
         "stores/file/sessions.py",
-        '            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")',
-        '            return (whole(queue[0], self._log.fetch) if queue else b"", record.POP, b"")',
+        '            return (materialize(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")',
+        '            return (materialize(queue[0], self._log.fetch) if queue else b"", record.POP, b"")',
         (SCHEDULES,),
     ),
     Mutant(

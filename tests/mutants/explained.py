@@ -27,7 +27,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LivenessFile.close: self._fd = -1 | 1 -> 2": NEGATIVE,
     },
     "_log/io/writer.py": {
-        "Appender._append: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
+        "Appender._append: *_state_machine.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "Appender._void_tail: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
     },
     "_log/wakeup/doorbell.py": {
@@ -98,8 +98,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "SymlinkLock.__init__: self._may_hold = self._is_unchecked = False *": UNREAD,
         "SymlinkLock.acquire: self._count += 1 | 1 -> 2": "all that counts is that it grows",
         "SymlinkLock.close: if self._is_unchecked and *-> Or": "to give back asks, too, whose process this is",
-        "SymlinkLock._begin: *= system.life(), False, False | False -> True": "`acquire`, which calls it, sets it next",
-        "SymlinkLock._begin: *= system.life(), False, False | False -> True (2)": "one needless look when it is closed",
+        "SymlinkLock._begin: *process_epoch(), False, False | False -> True": "`acquire`, which calls it, sets it next",
+        "SymlinkLock._begin: *process_epoch(), False, False | False -> True (2)": "one needless look when it is closed",
         "SymlinkLock._holds_existing: if now - self._checked_at < CHECK_INTERVAL_S: |*": CLOCK,
         "SymlinkLock._holds_existing: self._is_unchecked = False *": "one needless look when it is closed",
     },
@@ -146,7 +146,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "LogReader.__init__: self._rfd = self._root_fd = -1 | 1 -> 2": NEGATIVE,
         "LogReader.__init__: self._trouble = 0 | 0 -> 1": SPARES,
         "LogReader._reopen: safe_files.close_owned(fd, owned_fds) -> pass": "closed with the handle, which is over",
-        "LogReader._advance: self._consumer.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
+        "LogReader._advance: *_state_machine.apply(* <= self._spill_at -> Lt": "who looks for long values finds none",
         "LogReader._advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
         "LogReader._advance: asked = CHUNK -> pass (2)": "a longer read brings the same",
         "LogReader._advance: self._leave_torn() -> pass": "what is pending says so, too",

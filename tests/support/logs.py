@@ -26,7 +26,7 @@ DATA_KINDS = "SICAMDPO"
 
 
 class Collector:
-    """The consumer of a log that keeps every data record that it was given."""
+    """The state machine of a log that keeps every data record that it was given."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -88,7 +88,7 @@ def grow(path: str, data: bytes, size: int) -> None:
 
 
 class Step(NamedTuple):
-    """A record of a log: where it begins and ends, and what a consumer gets of it, None if it is not data."""
+    """A record of a log: where it begins and ends, and what a state machine gets of it, None if it is not data."""
 
     start: int
     end: int

@@ -128,9 +128,9 @@ def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_
 
 def test_a_store_that_hears_of_nothing_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     with HashStore() as store:
-        monkeypatch.setattr(contract, "UNHEARD_S", LONG_S)
+        monkeypatch.setattr(contract, "POLL_INTERVAL_S", LONG_S)
         known = store._await_change(None, HANG_S)
         assert known is not None
         store._await_change(known, 0.0)
-        monkeypatch.setattr(contract, "UNHEARD_S", 0.0)
+        monkeypatch.setattr(contract, "POLL_INTERVAL_S", 0.0)
         assert store._await_change(known, math.inf) is not None

@@ -35,7 +35,7 @@ from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.inspect import dump
-from fscoord.stores.file.replay import State
+from fscoord.stores.file.replay import KeyValueState
 
 LIMIT_S = 30
 NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
@@ -388,7 +388,7 @@ def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: s
 
 
 def test_a_record_of_several_keys_is_news_of_each() -> None:
-    news = ChangedKeys(State(0))
+    news = ChangedKeys(KeyValueState(0))
     value = record.encode_pairs([(b"a", b"1"), (b"b", b"2")])
     news.apply([(record.SET, b"k", b"v", 1, 2), (record.MULTI_SET, b"", value, 1, 2)])
     assert set(news.take()) == {bucket(b"k"), bucket(b"a"), bucket(b"b")}
@@ -408,7 +408,7 @@ def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> 
 
 
 def test_who_read_all_again_has_news_of_every_key() -> None:
-    news = ChangedKeys(State(0))
+    news = ChangedKeys(KeyValueState(0))
     news.apply([(record.SET, b"k", b"v", 1, 2)])
     assert set(news.take()) == {bucket(b"k")}
     assert set(news.take()) == set()

@@ -66,7 +66,7 @@ def test_a_copy_that_a_child_of_a_signal_handler_gives_up_stays_the_parents(
 ) -> None:
     path = tmp_path / "copy"
     copy = LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600)
-    life = system.life()
+    life = system.process_epoch()
     with copy:
         with monkeypatch.context() as patch:
             patch.setattr(system, "life", lambda: life + 1)

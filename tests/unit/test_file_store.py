@@ -213,7 +213,7 @@ def test_every_handle_on_a_durable_log_is_durable(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("option", [{"lock": "posix"}, {"watch": "kqueue"}])
 def test_an_unknown_choice_names_the_known(tmp_path: Path, option: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="is one of"):
+    with pytest.raises(ValueError, match="must be one of"):
         FileStore(tmp_path / "store", **option)
     assert files(tmp_path) == set()
 
@@ -405,13 +405,13 @@ def test_who_names_a_world_size_is_one_of_its_participants(
     world_size: int | None, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    begin = lifecycle.begin
+    begin = lifecycle.register
 
     def note(store: FileStore, *, is_participant: bool) -> None:
         begun.append(is_participant)
         begin(store, is_participant=is_participant)
 
-    monkeypatch.setattr(lifecycle, "begin", note)
+    monkeypatch.setattr(lifecycle, "register", note)
     FileStore(tmp_path / "store", world_size).close()
     assert begun == [is_one]
 

@@ -782,7 +782,7 @@ def test_a_compaction_forgets_no_rank_that_somebody_has_been(lives: bool, path: 
     with FileStore(path) as store:
         store.set("k", "v")
         first = FileStore(path, rank=5)
-        first.be_rank(6)
+        first.announce_rank(6)
         with FileStore(path, rank=5):
             pass
         if not lives:

@@ -148,14 +148,14 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let every wait end as soon as the kernel was asked: the time is out, or there was an interruption."""
 
     def end(lock: FakeLock, error: type[BaseException] | None = None) -> None:
-        class Ended(system.Wakeup):
+        class Ended(system.AutoResetEvent):
             def wait(self, timeout: float) -> bool:
                 assert lock.blocks.wait(LIMIT_S)
                 if error is not None:
                     raise error
                 return False
 
-        monkeypatch.setattr(system, "Wakeup", Ended)
+        monkeypatch.setattr(system, "AutoResetEvent", Ended)
 
     return end
 

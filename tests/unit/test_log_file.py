@@ -219,7 +219,7 @@ class Snapshot(Collector):
     def snapshot(self, fetch: object) -> list[tuple[int, bytes, bytes]]:
         return [(kind, key, value) for kind, key, value, *_ in self.records]
 
-    def rehome(self, spots: object) -> bool:
+    def relocate_spilled(self, spots: object) -> bool:
         return True
 
     def live_size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fscoord import FileStore, StoreGoneError
+from fscoord import FileStore, SessionDeadError
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.liveness.own_byte import CHECK_S
 from fscoord._log.recovery import POSITION
@@ -125,16 +125,16 @@ def test_who_was_found_dead_and_then_forgotten_is_over(path: str) -> None:
         del log.sessions[log.session]
         log.handle.path_checked_at = 0.0
         for _ in range(2):
-            with pytest.raises(StoreGoneError, match="is dead, so others go on without it"):
+            with pytest.raises(SessionDeadError, match="is dead, so others go on without it"):
                 store.set("k", "2")
 
 
 def test_who_reads_of_its_own_death_is_over_for_good(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        with pytest.raises(StoreGoneError, match="session 1 is dead"):
+        with pytest.raises(SessionDeadError, match="session 1 is dead"):
             raise store._log.handle.session_is_dead(1)
-        with pytest.raises(StoreGoneError, match="session 1 is dead"):
+        with pytest.raises(SessionDeadError, match="session 1 is dead"):
             store.get("k")
 
 

@@ -34,7 +34,7 @@ class Interrupted(Exception):
 
 
 class Nervous(Collector):
-    """A consumer that is interrupted in the middle of taking in records, as often as it is told to be."""
+    """A state machine that is interrupted in the middle of taking in records, as often as it is told to be."""
 
     interruptions = 0
 
@@ -49,20 +49,20 @@ class Nervous(Collector):
 @pytest.mark.parametrize("durable", [False, True])
 def test_records_that_were_taken_in_half_come_again_from_the_first(durable: bool, path: str) -> None:
     make(path, lambda handle: [handle.write(b"k", b"%d" % number) for number in range(40)], durable=durable)
-    consumer = Nervous()
-    consumer.interruptions = 3
-    log = Log(path, consumer, LogOptions(OFD), lambda: Session("host", 1))
+    state_machine = Nervous()
+    state_machine.interruptions = 3
+    log = Log(path, state_machine, LogOptions(OFD), lambda: Session("host", 1))
     for _ in range(3):
         with pytest.raises(Interrupted):
             log.refresh(LIMIT_S)
     log.refresh(LIMIT_S)
-    assert [found[2] for found in consumer.records] == [b"%d" % number for number in range(40)]
-    consumer.interruptions = 1
-    consumer.records = consumer.records[:3]
+    assert [found[2] for found in state_machine.records] == [b"%d" % number for number in range(40)]
+    state_machine.interruptions = 1
+    state_machine.records = state_machine.records[:3]
     with pytest.raises(Interrupted):
         log.update(record.SET, b"k", b"own", None, LIMIT_S)
     log.refresh(LIMIT_S)
-    assert [found[2] for found in consumer.records] == [b"%d" % number for number in range(40)] + [b"own"]
+    assert [found[2] for found in state_machine.records] == [b"%d" % number for number in range(40)] + [b"own"]
     log.close()
 
 

@@ -108,7 +108,7 @@ def test_who_begins_a_run_is_a_session_of_it(path: Path) -> None:
         with open_run(path, ("job", 1), rank=0, label="new") as new, open_run(path, ("job", 1), rank=1) as second:
             assert [member.label for member in second.members()] == ["new", ""]
             new.set("k", "new")
-            assert new.session in {member.number for member in second.members()}
+            assert new.register() in {member.number for member in second.members()}
     sessions = read_newest(path).sessions
     assert sorted(session["rank"] for session in sessions.values()) == [0, 1]
 
@@ -242,7 +242,7 @@ def test_a_restart_that_makes_no_sense_in_an_address_is_refused(query: str, path
 
 
 def test_a_restart_does_not_go_with_a_run_that_has_one(path: Path) -> None:
-    with pytest.raises(ValueError, match="restart=1 counts the restarts of a job"):
+    with pytest.raises(ValueError, match="restart=1 is the restart count of a job"):
         open_store(f"file:{path}?restart=1", run_id=("job", 1))
 
 

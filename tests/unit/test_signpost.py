@@ -510,7 +510,7 @@ def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
 
 
 class Lives:
-    """`system.life`, which is another one from the call after `count` on: there a signal handler has forked."""
+    """`system.process_epoch`, another one from the call after `count` on: there a signal handler has forked."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -527,7 +527,7 @@ def test_removal_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent
     log = Log(path, kind)
     before, left = successor(3).name, another(2, b"orphan")
     make_files(log, [before, left])
-    monkeypatch.setattr(system, "life", Lives(1))
+    monkeypatch.setattr(system, "process_epoch", Lives(1))
     remove_superseded(log, successor(4), before)
     assert beside(path) == {before, left}
     monkeypatch.undo()
@@ -542,7 +542,7 @@ def test_end_of_a_log_in_a_child_that_a_handler_forked_leaves_the_files_to_the_p
     log = Log(path)
     make_files(log, [successor(1).name])
     done: list[str] = []
-    monkeypatch.setattr(system, "life", Lives(calls))
+    monkeypatch.setattr(system, "process_epoch", Lives(calls))
     remove(log, done.append)
     assert len(done) == cleared
     assert path.exists()

@@ -28,7 +28,7 @@ from fscoord import (
 from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition
 from fscoord._log.io import spill
-from fscoord.stores.file.options import SPILL_BYTES
+from fscoord.stores.file.lifecycle import SPILL_BYTES
 
 LIMIT_S = 60
 LEAST = 100
@@ -469,16 +469,16 @@ def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: 
         assert len(store.get("k")) == LEAST
         looks: list[Any] = []
 
-        def rehome(spots: Any) -> bool:
+        def relocate_spilled(spots: Any) -> bool:
             looks.append(spots)
             assert next(spots).key == b"k"
             raise KeyboardInterrupt
 
         log: Any = store._log
-        log.machine.rehome, known = rehome, log.machine.rehome
+        log.machine.relocate_spilled, known = relocate_spilled, log.machine.relocate_spilled
         other.compact()
         with pytest.raises(KeyboardInterrupt):
             store.get("k")
         assert looks[0].gi_frame is None
-        log.machine.rehome = known
+        log.machine.relocate_spilled = known
         assert len(store.get("k")) == LEAST

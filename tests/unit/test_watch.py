@@ -304,7 +304,7 @@ class Heard:
     """Stands for events, some of which were the ends of processes."""
 
     def __init__(self, ended: int = 0, *, readable: bool = True) -> None:
-        self._ended, self.readable = ended, readable
+        self._ended, self.is_pollable = ended, readable
         self.interruptions = 0
 
     def interrupt(self) -> None:
@@ -313,7 +313,7 @@ class Heard:
     def close(self) -> None:
         pass
 
-    def count_ended(self) -> int:
+    def reap_exited(self) -> int:
         return self._ended
 
 

@@ -10,8 +10,8 @@ import weakref
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 
 __all__ = ["KernelCall"]
 
@@ -70,7 +70,7 @@ class HangWatchdog:
     """Owns the thread that looks at the calls of all handles."""
 
     def __init__(self) -> None:
-        self.wake = system.Wakeup()
+        self.wake = system.AutoResetEvent()
         self._thread: Any = None
 
     def ensure_running(self) -> None:

@@ -11,7 +11,7 @@ from fscoord._log.io.cursor import CHUNK, Cursor
 from fscoord._log.liveness.own_byte import Liveness
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
 __all__ = ["Access", "LocalAccess"]

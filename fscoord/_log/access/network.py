@@ -28,7 +28,7 @@ from fscoord._log.liveness.own_byte import Liveness
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.recovery import APPLYING, SERVER_STATE
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError
 
 __all__ = ["NetworkAccess"]

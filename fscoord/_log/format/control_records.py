@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import MalformedRecord, Record
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
 
 __all__ = ["ControlRecord", "Session", "decode_control", "decode_death", "encode_death"]
 
@@ -83,7 +83,7 @@ class Session(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"{one_word(self.host)}:{self.pid}"
+        return f"{escape_word(self.host)}:{self.pid}"
 
 
 def encode_death(number: int, alive_id: bytes) -> bytes:

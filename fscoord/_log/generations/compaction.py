@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
 from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
@@ -30,9 +29,10 @@ from fscoord._log.liveness.registration import Registration
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.recovery import POSITION
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
 __all__ = ["MOVED", "Compactor"]
@@ -53,7 +53,7 @@ class Compactor:
     def __init__(
         self,
         handle: HandleState,
-        machine: Consumer,
+        machine: StateMachine,
         table: SessionTable,
         liveness: Liveness,
         writer: LogWriter,
@@ -179,7 +179,9 @@ class Compactor:
     def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with this header and these records, and seal the one in use."""
         handle = self._handle
-        epoch = system.life()  # a child that a signal handler forks meanwhile must not remove the parent's file
+        epoch = (
+            system.process_epoch()
+        )  # a child that a signal handler forks meanwhile must not remove the parent's file
         directory, base = system.os.path.split(handle.path)
         name = generation_name(system.os.fsencode(base), header.generation, system.random_bytes(RANDOM_BYTES))
         file = system.os.path.join(directory, system.os.fsdecode(name))

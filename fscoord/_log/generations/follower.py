@@ -26,7 +26,7 @@ from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.recovery import GENERATION, POSITION
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
 
 __all__ = ["NEVER", "GenerationFollower"]

@@ -23,7 +23,7 @@ from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import InsecurePathError
 
 __all__ = ["Flags", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
@@ -225,7 +225,7 @@ def remove_superseded(
     other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
     a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
     """
-    life = system.life()
+    life = system.process_epoch()
     directory = system.os.path.dirname(path)
     bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
@@ -289,15 +289,15 @@ def remove_log(
     The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
     first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
     """
-    life = system.life()
+    life = system.process_epoch()
     directory, base = system.os.path.split(path)
     try:
         if not _has_one_name(path, root, owned_fds):
             return
         names = system.os.listdir(directory)
-        if system.life() == life:  # a child that a signal handler forks goes on here, without the lock
+        if system.process_epoch() == life:  # a child that a signal handler forks goes on here, without the lock
             clear(path)
-        if system.life() == life:
+        if system.process_epoch() == life:
             system.os.unlink(path)
     except (OSError, MalformedRecord, InsecurePathError) as error:
         raise_if_foreign(error)

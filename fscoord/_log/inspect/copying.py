@@ -10,7 +10,7 @@ from fscoord._log.format.header import Header
 from fscoord._log.format.record import Record
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["LogCopy"]
 
@@ -28,7 +28,7 @@ class LogCopy:
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._temporary, self._life = safe_files.temporary_name(path), system.life()
+        self._temporary, self._life = safe_files.temporary_name(path), system.process_epoch()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0

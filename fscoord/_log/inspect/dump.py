@@ -13,7 +13,7 @@ from fscoord._log.format.record import MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
 __all__ = ["Entry", "dump"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
@@ -23,8 +24,7 @@ from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord.arguments import Timeout, seconds
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, FscoordError
 
 __all__ = ["Repair", "Skipped", "SkippedCallback", "copy", "repair"]
@@ -128,7 +128,7 @@ def repair(
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
     source, target = safe_files.resolve(path), safe_files.resolve(output)
-    limit = seconds(timeout)
+    limit = to_seconds(timeout)
     return _repair(source, target, limit, on_progress, on_skipped, salvage=salvage, write=write)
 
 
@@ -158,7 +158,7 @@ def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: Progre
         if found.why is not NEVER_FINISHED:
             raise safe_files.damaged(source, found.file, found.offset, found.why)
 
-    return _repair(source, target, seconds(timeout), on_progress, refuse_damage, salvage=False, write=True)
+    return _repair(source, target, to_seconds(timeout), on_progress, refuse_damage, salvage=False, write=True)
 
 
 def _repair(

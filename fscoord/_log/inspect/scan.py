@@ -15,7 +15,7 @@ from fscoord._log.inspect import resync
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreTimeoutError
 
 __all__ = ["Damaged", "ProgressCallback", "Scan", "Segment", "Sound", "Torn", "Voided", "WriterLockout", "iter_records"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.access.mount import find_mount
 from fscoord._log.format import record
 from fscoord._log.format.control_records import decode_control
@@ -18,8 +19,7 @@ from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, To
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord.arguments import Timeout, seconds
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
 __all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "ignore_progress", "verify"]
@@ -120,7 +120,7 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback 
         StoreTimeoutError: the lock was not released in time, so nothing is certain. The error names its holder.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    path, limit = safe_files.resolve(path), seconds(timeout)
+    path, limit = safe_files.resolve(path), to_seconds(timeout)
     missing: GenerationRef | None = None
     while True:
         verification = _Verification(path, limit, on_progress, missing)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef
@@ -24,8 +23,9 @@ from fscoord._log.io.descriptors import reopen
 from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.recovery import APPLYING, POSITION
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreGoneError, StoreTimeoutError, StoreUnavailableError
 
 __all__ = ["CHUNK", "Cursor"]
@@ -49,7 +49,7 @@ class Cursor:
     def __init__(
         self,
         handle: HandleState,
-        machine: Consumer,
+        machine: StateMachine,
         table: SessionTable,
         on_control: Callable[[], object] | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class Cursor:
         """Return `records`, which begin `data`, for the state machine: long values stay in the file."""
         kept, keys = spill.leave_long(records, data, self._handle.offset, self._handle.spill_at)
         if keys:
-            self._machine.expect_long(keys)
+            self._machine.mark_spilled(keys)
         return kept
 
     def _apply_control(self, others: Sequence[Record]) -> None:

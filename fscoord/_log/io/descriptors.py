@@ -7,7 +7,7 @@ from typing import Final
 from fscoord._log.handle import GenerationUnlinked, HandleState
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["FILE_GONE", "open_root", "reopen"]
 

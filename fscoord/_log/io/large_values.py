@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format.record import LogPosition
 from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
 from fscoord._log.io import safe_files, spill, torn_tail
@@ -17,8 +16,9 @@ from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.descriptors import reopen
 from fscoord._log.io.spill import Spilled
 from fscoord._log.recovery import CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["SERVER_FORGOT", "LargeValues"]
 
@@ -32,7 +32,7 @@ TRIES: Final = 4
 class LargeValues:
     """The values that one handle keeps out of memory."""
 
-    def __init__(self, handle: HandleState, cursor: Cursor, machine: Consumer) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor, machine: StateMachine) -> None:
         self._handle = handle
         self._cursor = cursor
         self._machine = machine
@@ -43,7 +43,7 @@ class LargeValues:
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)
         try:
-            is_all_there = self._machine.rehome(long)
+            is_all_there = self._machine.relocate_spilled(long)
         finally:
             long.close()  # not by the collector: an exception that interrupts that is lost
         if not is_all_there:

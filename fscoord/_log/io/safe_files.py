@@ -14,7 +14,7 @@ from itertools import starmap
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 __all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
@@ -78,7 +78,7 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int
     """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
-        if owned_fds is None and system.is_faked():
+        if owned_fds is None and system.is_fake_fs():
             return system.os.open(path, flags | extra, mode)
         return _open_owned(path, flags | extra, mode, system.loose if owned_fds is None else owned_fds)
     except OSError as error:
@@ -195,7 +195,7 @@ def copy_permissions(source: str, target: str) -> None:
     group = wanted.st_gid if found.st_gid != wanted.st_gid else -1
     if (owner, group) != (-1, -1):
         system.os.chown(target, owner, group)
-    if not system.is_faked():
+    if not system.is_fake_fs():
         for name in _ACLS:
             _copy_acl(source, target, name)
     mode = system.stat.S_IMODE(wanted.st_mode)
@@ -236,12 +236,12 @@ def names_same_file(path: str, identity: tuple[int, int]) -> bool:
 def unlink_quietly(path: str, life: int | None = None) -> None:
     """Remove the name `path`, if it exists and may be removed.
 
-    With a `life` (see `system.life`), the name is removed only in the process with that life. If a signal handler forks
+    With a `life` (see `system.process_epoch`), the name is removed only in the process with that life. If a signal handler forks
     in the middle of an operation, the operation continues in the child as well and cleans up, but the file belongs to
     the parent.
     """
     try:
-        if life is None or system.life() == life:  # no signal handler runs between this check and the call
+        if life is None or system.process_epoch() == life:  # no signal handler runs between this check and the call
             system.os.unlink(path)
     except OSError as error:
         raise_if_foreign(error)
@@ -266,7 +266,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         durable: sync the file and its directory.
         like: a file whose group and access control list the new file gets, as far as this process may set them.
     """
-    life, temporary = system.life(), temporary_name(path)
+    life, temporary = system.process_epoch(), temporary_name(path)
     opened = system.Descriptors()
     try:
         try:

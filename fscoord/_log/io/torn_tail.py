@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from fscoord._log.format import record
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Damage", "DeadlineReached", "Skip", "Torn", "Zeros", "examine", "read_at", "void_place"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.handle import HandleState
 from fscoord._log.io import torn_tail
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.recovery import APPLYING, POSITION
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 
 __all__ = ["LogWriter"]
@@ -29,7 +29,9 @@ class LogWriter:
         write: writes bytes at the end of the file, in the way of the mount, and syncs them if the log is durable.
     """
 
-    def __init__(self, handle: HandleState, cursor: Cursor, machine: Consumer, write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, handle: HandleState, cursor: Cursor, machine: StateMachine, write: Callable[[bytes], None]
+    ) -> None:
         self._handle = handle
         self._cursor = cursor
         self._machine = machine

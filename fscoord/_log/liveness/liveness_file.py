@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from fscoord._log.format.control_records import Session
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError
 
 __all__ = ["LIVENESS_SUFFIX", "LivenessFile", "ProcessIdentity", "open_liveness_file"]

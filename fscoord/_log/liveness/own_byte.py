@@ -14,8 +14,8 @@ from fscoord._log.io import safe_files
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError
 
 __all__ = ["Liveness"]
@@ -47,7 +47,7 @@ class Liveness:
     @property
     def is_supported(self) -> bool:
         """Whether there are bytes that tell which sessions live."""
-        return system.has_ofd_locks() and not system.is_faked() and not self._handle.options.is_soft
+        return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
         """With the log's lock: return the first number never used whose byte is free, and hold that byte."""

@@ -90,7 +90,7 @@ class _Waiter:
         self.lock = lock
         self.reopen = reopen
         self.gone = False
-        self.wake = system.Wakeup()
+        self.wake = system.AutoResetEvent()
 
 
 class _LockThread:

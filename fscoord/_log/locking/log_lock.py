@@ -27,7 +27,7 @@ from typing import Any, Final
 from fscoord._log.locking import symlink_lock
 from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError
 
 __all__ = ["KINDS", "LogLock"]

@@ -23,7 +23,7 @@ class ProcessMutex:
 
     def renew(self) -> None:
         """Create the mutex; in a forked child, create it again, because the thread that held it does not exist."""
-        self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
+        self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.threading.RLock()
         self.is_inside = False
 
 

@@ -25,7 +25,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["SymlinkLock", "holder"]
 
@@ -112,7 +112,7 @@ class SymlinkLock:
             OSError: the file system failed. The link may exist; `release` then removes it.
         """
         self.release()  # a link that an interruption or an error has left
-        if self._life != system.life():
+        if self._life != system.process_epoch():
             self._begin()
         self._count += 1
         self._text = f"{self._owner}.{self._count}"
@@ -131,7 +131,7 @@ class SymlinkLock:
         Raises:
             OSError: the file system failed. The link may still exist, and this may be called again.
         """
-        if not self._may_hold or self._life != system.life():
+        if not self._may_hold or self._life != system.process_epoch():
             return
         if _read(self.path) == self._text:  # otherwise a person has removed it, as an error message may advise
             _remove(self.path)
@@ -141,7 +141,7 @@ class SymlinkLock:
     def close(self) -> None:
         """Remove the link if it is that of any attempt, because this handle makes no more attempts."""
         try:
-            if self._is_unchecked and self._life == system.life():
+            if self._is_unchecked and self._life == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
@@ -162,7 +162,7 @@ class SymlinkLock:
         )
         self._network = system.namespace("net")
         self._owner = f"{_Owner(session, self._network).encode()}:{system.random_bytes(8).hex()}"
-        self._life, self._may_hold, self._is_unchecked = system.life(), False, False
+        self._life, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
     def _holds_existing(self) -> bool:
         """Return whether the existing link is that of this handle, and remove it if it is stale.
@@ -203,7 +203,7 @@ class SymlinkLock:
         Between the last read and the removal nobody else can replace the link. Processes of other hosts can't know that
         the owner is dead, and of this host's processes only the one that has bound `REMOVER` removes links.
         """
-        turn = system.load("fscoord._runtime.network").take_name(REMOVER)
+        turn = system.import_uninterrupted("fscoord._runtime.network").acquire_host_mutex(REMOVER)
         if turn is not None:
             with turn:
                 if _read(self.path) == text:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
 __all__ = ["ChangedKeys"]
 
 
 class ChangedKeys:
-    """A `Consumer` that passes every call on to `consumer`, and remembers the buckets of the keys in the records.
+    """A state machine that passes every call on to `state_machine`, and remembers the buckets of the keys in the records.
 
     Attributes:
         covers_all: whether any key may have changed, so that `take` returns all buckets.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+    def __init__(self, state_machine: StateMachine) -> None:
+        self._state_machine = state_machine
         self._buckets: set[int] = set()
         self.covers_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records."""
-        self._consumer.apply(records)
+        self._state_machine.apply(records)
         for kind, key, value, _, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
                 self._buckets.update(bucket(name) for name, _ in record.decode_pairs(value))
@@ -35,24 +35,24 @@ class ChangedKeys:
 
     def reset(self) -> None:
         """Discard the state. All records are applied again, from the first."""
-        self._consumer.reset()
+        self._state_machine.reset()
         self.covers_all = True
 
-    def expect_long(self, keys: set[bytes]) -> None:
-        """See `Consumer.expect_long`."""
-        self._consumer.expect_long(keys)
+    def mark_spilled(self, keys: set[bytes]) -> None:
+        """See `StateMachine.mark_spilled`."""
+        self._state_machine.mark_spilled(keys)
 
-    def rehome(self, spots: Iterable[Spot]) -> bool:
-        """See `Consumer.rehome`."""
-        return self._consumer.rehome(spots)
+    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
+        """See `StateMachine.relocate_spilled`."""
+        return self._state_machine.relocate_spilled(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """See `Consumer.snapshot`."""
-        return self._consumer.snapshot(fetch)
+        """See `StateMachine.snapshot`."""
+        return self._state_machine.snapshot(fetch)
 
     def live_size(self) -> int:
-        """See `Consumer.live_size`."""
-        return self._consumer.live_size()
+        """See `StateMachine.live_size`."""
+        return self._state_machine.live_size()
 
     def mark_all(self) -> None:
         """Let the next `take` return all buckets, because a record concerns every waiter, such as a death."""

@@ -26,7 +26,7 @@ from zlib import crc32
 
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Doorbell", "bucket", "session_end_bucket"]
 

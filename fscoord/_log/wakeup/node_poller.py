@@ -24,7 +24,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["PollerElection", "node_bell_path"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.watcher import Watch
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.parking import Naps
 
 __all__ = ["Ticket"]

@@ -18,8 +18,8 @@ from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import file_events as events, system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord._waiting.parking import THREADS, Naps, Sleepers
 from fscoord.errors import UnsupportedFilesystemError
 
@@ -129,7 +129,7 @@ class Watch:
             elif events.wait(0):
                 watch._tell(events)
 
-        self._is_told = events.readable and sleepers.listen(events, heard)
+        self._is_told = events.is_pollable and sleepers.listen(events, heard)
 
     @property
     def is_stale(self) -> bool:
@@ -169,7 +169,7 @@ class Watch:
     def watch_process(self, pid: int) -> bool:
         """Have the death of process `pid` end the sleeps of who keeps a vigil; False if that can't be had here."""
         events = self._events
-        is_watched = events is not None and events.readable and bool(events.watch_process(pid))
+        is_watched = events is not None and events.is_pollable and bool(events.watch_process(pid))
         if is_watched and self._is_told:
             self._have_it_told(events)
         return is_watched
@@ -177,7 +177,7 @@ class Watch:
     def watches(self, pid: int) -> bool:
         """Return whether the death of process `pid` still ends sleeps."""
         events = self._events
-        return events is not None and events.readable and pid in events.processes
+        return events is not None and events.is_pollable and pid in events.processes
 
     def lose_bell(self, error: OSError) -> None:
         """The bell failed: poll from now on."""
@@ -200,7 +200,7 @@ class Watch:
                 if left <= 0:
                     return False
                 # Whoever gets the ears listens here, in C calls that nothing comes between; everybody else sleeps.
-                if events is None or not events.readable or self._is_told or not self._listen(events, ticket, left):
+                if events is None or not events.is_pollable or self._is_told or not self._listen(events, ticket, left):
                     yield ticket.wake, left
             return True
         finally:
@@ -226,7 +226,7 @@ class Watch:
     def _tell(self, events: Any, listener: Ticket | None = None) -> None:
         """Something was heard: wake whom it concerns."""
         self.heard += 1
-        self.deaths += events.count_ended()
+        self.deaths += events.reap_exited()
         for other in list(self._asleep):
             if other is not listener and other.is_rung():
                 other.wake.set()
@@ -248,7 +248,7 @@ class Watch:
         events = self._events
         for ticket in list(self._asleep):
             ticket.wake.set()
-        if events is not None and events.readable:
+        if events is not None and events.is_pollable:
             events.interrupt()
 
 

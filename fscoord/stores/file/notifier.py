@@ -14,8 +14,8 @@ from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Ticket
 from fscoord._log.wakeup.watcher import Watch, shared_watch
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord._waiting.parking import THREADS, Naps, Sleepers
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+from fscoord._arguments import Key, Timeout, check_int64, key_names, key_text, keys_bytes, missing_message, to_seconds
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.handle import NeedsLock
@@ -19,13 +20,11 @@ from fscoord._runtime import system
 from fscoord._waiting.parking import THREADS, Naps, Sleepers, sleep_through
 from fscoord._waiting.request import ITEM, KEYS, VALUES, Sought
 from fscoord._waiting.slow_wait import Patience
-from fscoord.arguments import Key, Timeout, integer, key_names, key_text, keys_bytes, missing_message, seconds
 from fscoord.errors import StoreTimeoutError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.stores.file.death_watch import Vigil
 from fscoord.stores.file.notifier import MISSING, Missing, Waiting
-from fscoord.stores.file.replay import State, whole
+from fscoord.stores.file.replay import KeyValueState, materialize
 
 __all__ = ["Sessions"]
 
@@ -42,7 +41,7 @@ class Sessions(Store):
 
     path: str
     _log: Log
-    _state: State
+    _state: KeyValueState
     _wanted: LogOptions
     _options: dict[str, Any]
     _waiting: Waiting
@@ -54,26 +53,25 @@ class Sessions(Store):
         """Whether `members` can tell who lives: on this platform, with the locks of this log."""
         return self._log.has_liveness
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now, which writes a record."""
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle appends a record, under the log's lock."""
         number = self._log.session_if_ready
         if not number:
             self._log.refresh(self._timeout)
             number = self._log.register(self._timeout)
         return number
 
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes a record unless the store knows already."""
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes a record unless the store knows already."""
         if not self._log.read_only:
             self._log.refresh(self._timeout)
-            self._log.register(self._timeout, integer("rank", rank))
+            self._log.register(self._timeout, check_int64("rank", rank))
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `Store.members`. Deaths that it finds are recorded, unless the handle is read-only or the lock is not to
         be had at once.
         """
-        wanted = None if ranks is None else [integer("rank", rank) for rank in ranks]
+        wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         if not self._log.read_only:
             with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
@@ -94,14 +92,14 @@ class Sessions(Store):
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `Store.dead_ranks`. Deaths that it finds are recorded, unless the handle is read-only."""
-        wanted = [integer("rank", rank) for rank in ranks]
+        wanted = [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         self._bury(self._log.presumed_alive(wanted), self._timeout)
         return self._log.dead_ranks(wanted)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
         """See `Store.dead_sessions`. Deaths that it finds are recorded, unless the handle is read-only."""
-        wanted = [integer("session", number) for number in numbers]
+        wanted = [check_int64("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
             self._bury([number for number in wanted if number in self._log.sessions], self._timeout)
@@ -109,18 +107,18 @@ class Sessions(Store):
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
-        self._sleep(Sought(KEYS, keys_bytes(keys), self._timeout if timeout is None else seconds(timeout)))
+        self._sleep(Sought(KEYS, keys_bytes(keys), self._timeout if timeout is None else to_seconds(timeout)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
-        limit = self._timeout if timeout is None else seconds(timeout)
-        needed = [integer("rank", rank) for rank in ranks]
+        limit = self._timeout if timeout is None else to_seconds(timeout)
+        needed = [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._sleep(Sought(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_sessions`, and `wait_alive`."""
-        limit = self._timeout if timeout is None else seconds(timeout)
-        needed = [integer("session", number) for number in numbers]
+        limit = self._timeout if timeout is None else to_seconds(timeout)
+        needed = [check_int64("session", number) for number in numbers]
         return cast(list[int], self._sleep(Sought(KEYS, keys_bytes(keys), limit, sessions=needed)))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
@@ -192,7 +190,7 @@ class Sessions(Store):
 
         def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
             queue = self._state.queues.get(name)
-            return (whole(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")
+            return (materialize(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")
 
         self._log.refresh(limit)
         if name not in self._state.queues:
