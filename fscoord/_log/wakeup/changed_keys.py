@@ -13,7 +13,7 @@ __all__ = ["ChangedKeys"]
 
 
 class ChangedKeys:
-    """A state machine that passes every call on to `state_machine`, and remembers the buckets of the keys in the records.
+    """A state machine that passes every call on to `state_machine`, and remembers the buckets of all keys it saw.
 
     Attributes:
         covers_all: whether any key may have changed, so that `take` returns all buckets.
