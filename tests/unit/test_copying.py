@@ -69,7 +69,7 @@ def test_a_copy_that_a_child_of_a_signal_handler_gives_up_stays_the_parents(
     life = system.process_epoch()
     with copy:
         with monkeypatch.context() as patch:
-            patch.setattr(system, "life", lambda: life + 1)
+            patch.setattr(system, "process_epoch", lambda: life + 1)
             copy.__exit__()
         assert len(os.listdir(tmp_path)) == 1
     assert os.listdir(tmp_path) == []

@@ -120,7 +120,7 @@ def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
 
 
 def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "life", lambda: 1)
+    monkeypatch.setattr(system, "process_epoch", lambda: 1)
     marker = SymlinkLock(path)
     marker.acquire()
     assert holder(path) == f"{system.hostname()}:{os.getpid()}"
