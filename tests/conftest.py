@@ -59,6 +59,11 @@ def pytest_configure() -> None:
             signal.signal(number, handler)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say in the report which tests need not run on every Python, for .ci/count.py."""
+    item.user_properties += [("marker", name) for name in ("exhaustive", "once") if item.get_closest_marker(name)]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under coverage leave out who interrupts itself: within coverage that leaves its lock taken, and everything hangs.
 

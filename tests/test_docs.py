@@ -25,6 +25,8 @@ from pages import RUN, blocks
 
 from fscoord import recipes
 
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parent.parent
 NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES = [*(REPOSITORY / name for name in NAMES), *sorted((REPOSITORY / "docs").rglob("*.md"))]

@@ -16,10 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.sources import MODULES, module_of, tree
 
 import fscoord
 
-PACKAGE = Path(fscoord.__file__).parent
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parent.parent
 
 MODULE_LINES_MAX = 600
@@ -39,12 +41,10 @@ LAYERS = [
     ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
     ("_log.format.*", ["_log.format.*", "_runtime.escaping", "errors"]),
     ("_log", []),
-    ("_log.inspect.*", ["_log.*", "_runtime.*", "_arguments", "errors"]),
     ("_log.*", ["_log.*", "_runtime.*", "_waiting.parking", "errors"]),
     ("_arguments", ["errors"]),
     ("store", ["_waiting.*", "_arguments", "_runtime.system", "errors"]),
     ("environment", ["_runtime.system", "errors"]),
-    ("inspect", ["_log.inspect.*"]),
     (
         "stores.file*",
         [
@@ -65,6 +65,10 @@ LAYERS = [
         "stores.etcd*",
         ["stores.etcd*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
+    ("stores.copying", ["_log.*", "_arguments"]),
+    ("stores.dump", ["_log.*"]),
+    ("stores.verify", ["_log.*", "_arguments"]),
+    ("stores.repair", ["_log.*", "_arguments"]),
     ("stores.url", ["stores.*", "_arguments", "store", "_runtime.system", "errors"]),
     (
         "stores.*",
@@ -195,21 +199,7 @@ EXTRAS = {
 }
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the package by its name without `fscoord.`; the package itself is the empty name."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
 every_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "fscoord")
-
-
-def tree(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
 def imports(name: str) -> Iterator[str]:
@@ -229,14 +219,7 @@ def imports(name: str) -> Iterator[str]:
 
 def own_imports(name: str) -> set[str]:
     """The modules of fscoord that the module imports."""
-    found = set()
-    for dotted in imports(name):
-        if dotted == "fscoord" or dotted.startswith("fscoord."):
-            target = dotted.removeprefix("fscoord").removeprefix(".")
-            while target not in MODULES:
-                target = target.rpartition(".")[0]
-            found.add(target)
-    return found
+    return {target for target in map(module_of, imports(name)) if target is not None}
 
 
 @every_module
@@ -344,9 +327,7 @@ def test_public_names_are_all_there_sorted_and_in_the_reference() -> None:
     assert documented == public
 
 
-PUBLIC_MODULES = [
-    "aio", "barriers", "environment", "inspect", "integrations.torch", "launch", "recipes", "rendezvous", "testing",
-]  # fmt: skip
+PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)

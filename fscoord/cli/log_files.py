@@ -29,6 +29,9 @@ __all__ = ["compact", "cp", "dump", "log_path", "repair", "verify"]
 SHORT = 60
 """How many bytes of a value are shown, unless all are asked for."""
 
+_JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
+"""Fields of `Repair` whose names in JSON were fixed before."""
+
 
 @click.command()
 @click.option("--full", is_flag=True, help=f"Show values whole, not only their first {SHORT} bytes.")
@@ -236,14 +239,10 @@ def repair(
         )
     if as_json:
         fields = {**found._asdict(), "notes": list(found.notes)}
-        write_json({_REPAIR_NAMES.get(name, name): value for name, value in fields.items()})
+        write_json({_JSON_NAMES.get(name, name): value for name, value in fields.items()})
     else:
         write(_repair_text(found).encode())
     return 0 if found.is_written else FALSE
-
-
-_REPAIR_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
-"""The fields of `Repair` that have another name in ``--json``."""
 
 
 def _print_skipped(skipped: Skipped) -> None:

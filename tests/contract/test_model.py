@@ -157,6 +157,7 @@ class FileAgainstModel(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("lock", "examples"), [("ofd", 100), ("flock", 30), ("soft", 30)])
 def test_a_file_and_the_model_agree_on_any_history(lock: str, examples: int) -> None:
     machine = type("FileAgainstModel", (FileAgainstModel,), {"lock": lock})

@@ -79,6 +79,7 @@ def outcome(call: Callable[[], Any]) -> FscoordError | None:
     return None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("compactions", [0, 1])
 def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, memory: Path) -> None:
@@ -214,6 +215,7 @@ def die_at(number: int, part: float, body: Callable[[], None]) -> Callable[[], N
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
 def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, compactions: int, memory: Path) -> None:

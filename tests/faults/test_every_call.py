@@ -29,6 +29,8 @@ from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
 from fscoord.inspect import dump, repair, verify
 
+pytestmark = pytest.mark.exhaustive
+
 LIMIT_S = 60
 ERRORS = [
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EMFILE, errno.ENFILE,

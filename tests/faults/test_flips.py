@@ -37,6 +37,8 @@ from fscoord import CorruptLogError
 from fscoord._log.format.record import Record
 from fscoord.inspect import dump
 
+pytestmark = pytest.mark.exhaustive
+
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 
 

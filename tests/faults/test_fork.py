@@ -9,6 +9,7 @@ import pickle
 import random
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -31,8 +32,18 @@ HANG_S = 60
 
 
 def fork_in_c() -> int:
-    """fork(2) as a library in C calls it: Python's hooks don't run, and it does not know."""
-    return int(ctypes.PyDLL(None).fork())
+    """fork(2) as a library in C calls it: Python's hooks don't run, and it does not know.
+
+    No other thread may be waiting for the interpreter then, such as that of a pytest-xdist worker: the child would hand
+    the interpreter over to a thread that it does not have, and hang. So threads first get it, and then ask no more.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    try:
+        time.sleep(2 * interval)  # a thread that began to wait before asks within that time, and is served
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(interval)
 
 
 FORKS = [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]

@@ -22,6 +22,8 @@ from faults.test_every_call import OPERATIONS, WITHOUT_CALLS, make_base, must_fo
 from fscoord import FileStore
 from fscoord.recipes import Lock, Queue
 
+pytestmark = pytest.mark.exhaustive
+
 every_fork = pytest.mark.parametrize(
     "fork", [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]
 )

@@ -99,6 +99,7 @@ def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> No
     assert taken == ["first", "first"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", MODULES)
 def test_the_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step(module: str) -> None:
     if makes_a_lock_or_thread(module) or steps_of(module):

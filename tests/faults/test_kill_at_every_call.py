@@ -17,6 +17,8 @@ from support.plain_reader import read_newest
 
 from fscoord import FileStore
 
+pytestmark = pytest.mark.exhaustive
+
 LIMIT_S = 60
 WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "announce_rank"]
 

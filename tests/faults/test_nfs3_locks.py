@@ -163,6 +163,7 @@ OPERATIONS: dict[str, tuple[Callable[[FileStore], object], object]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("kind", COHERENCE)
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -29,6 +29,8 @@ from fscoord.recipes import (
 )
 from fscoord.store import Store
 
+pytestmark = pytest.mark.exhaustive
+
 EXCEPTIONS = [ValueError, IndexError, TimeoutError, OverflowError, KeyError]
 
 

@@ -30,6 +30,8 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError
 
+pytestmark = pytest.mark.exhaustive
+
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 
 

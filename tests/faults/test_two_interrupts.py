@@ -21,7 +21,10 @@ from fscoord.stores.prefix import PrefixStore
 HANG_S = 60
 
 # Some of the points are in the end of a generator that nobody has any more: Python drops what is raised there.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 KINDS: dict[str, Callable[[Store], Any]] = {
     "Lock": lambda store: Lock(store, "l"),

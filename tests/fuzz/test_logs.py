@@ -24,6 +24,8 @@ from fscoord._log.format.header import MAGIC, Header
 from fscoord._log.format.record import MalformedRecord
 from fscoord.inspect import dump, repair, verify
 
+pytestmark = pytest.mark.exhaustive
+
 SIZE = 400
 """How many bytes of decisions a log is made of."""
 

@@ -41,7 +41,7 @@ class Alive:
     def hold(self, _: int) -> bool:
         return self._holds
 
-    def release(self) -> None:
+    def give_back(self) -> None:
         pass
 
 

@@ -137,6 +137,7 @@ def test_a_forked_child_belongs_to_its_parents_run(path: Path) -> None:
             assert new.get("k") == b"new"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, memory: Path) -> None:
     for number in range(200):
@@ -168,6 +169,7 @@ def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: f
     raise AssertionError("it never came to an end")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
 def test_a_run_that_can_not_begin_says_so_and_can_be_begun_again(error: int, memory: Path) -> None:
     for number in range(200):
