@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.sources import MODULES, module_of, tree
+from support.sources import MODULES, imported, module_of, tree
 
 import fscoord
 
@@ -41,9 +41,11 @@ LAYERS = [
     ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
     ("_log.format.*", ["_log.format.*", "_runtime.escaping", "errors"]),
     ("_log", []),
-    ("_log.*", ["_log.*", "_runtime.*", "_waiting.parking", "errors"]),
+    ("_log.inspect.*", ["_log.*", "_runtime.*", "_arguments", "errors"]),
+    ("_log.*", ["_log.*", "_runtime.*", "_waiting.*", "errors"]),
     ("_arguments", ["errors"]),
     ("store", ["_waiting.*", "_arguments", "_runtime.system", "errors"]),
+    ("inspect", ["_log.inspect.*"]),
     ("environment", ["_runtime.system", "errors"]),
     (
         "stores.file*",
@@ -203,18 +205,8 @@ every_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: name or
 
 
 def imports(name: str) -> Iterator[str]:
-    """Every dotted name that the module imports, wherever in it; `from a import b` is `a.b`, as `load("a.b")` is."""
-    for node in ast.walk(tree(name)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name} imports relatively in line {node.lineno}"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {
-            "import_uninterrupted",
-            "system.import_uninterrupted",
-        }:
-            yield ast.literal_eval(node.args[0])
+    """Every dotted name that the module imports, wherever in it."""
+    return (dotted for node in ast.walk(tree(name)) for dotted in imported(node))
 
 
 def own_imports(name: str) -> set[str]:

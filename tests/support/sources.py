@@ -31,13 +31,16 @@ def tree(name: str) -> ast.Module:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Yield every dotted name that this one node imports; ``from a import b`` is ``a.b``, as ``load("a.b")`` is."""
+    """Yield every dotted name that this one node imports; ``from a import b`` is ``a.b``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         assert node.level == 0, f"a relative import in line {node.lineno}"
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"load", "system.import_uninterrupted"}:
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in {
+        "import_uninterrupted",
+        "system.import_uninterrupted",
+    }:
         yield ast.literal_eval(node.args[0])
 
 

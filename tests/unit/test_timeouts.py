@@ -45,7 +45,6 @@ from fscoord.recipes import (
     Semaphore,
     once,
 )
-from fscoord.stores import copying, repair as repairing, verify as verifying
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class LogCopy:
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._temporary, self._life = safe_files.temporary_name(path), system.process_epoch()
+        self._temporary, self._epoch = safe_files.temporary_name(path), system.process_epoch()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0

@@ -112,7 +112,7 @@ class SymlinkLock:
             OSError: the file system failed. The link may exist; `release` then removes it.
         """
         self.release()  # a link that an interruption or an error has left
-        if self._life != system.process_epoch():
+        if self._epoch != system.process_epoch():
             self._begin()
         self._count += 1
         self._text = f"{self._owner}.{self._count}"
@@ -141,7 +141,7 @@ class SymlinkLock:
     def close(self) -> None:
         """Remove the link if it is that of any attempt, because this handle makes no more attempts."""
         try:
-            if self._is_unchecked and self._life == system.process_epoch():
+            if self._is_unchecked and self._epoch == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
@@ -162,7 +162,7 @@ class SymlinkLock:
         )
         self._network = system.namespace("net")
         self._owner = f"{_Owner(session, self._network).encode()}:{system.random_bytes(8).hex()}"
-        self._life, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
+        self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
     def _holds_existing(self) -> bool:
         """Return whether the existing link is that of this handle, and remove it if it is stale.

@@ -39,19 +39,19 @@ class ChangedKeys:
         self.covers_all = True
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """See `Consumer.mark_spilled`."""
+        """See `StateMachine.mark_spilled`."""
         self._state_machine.mark_spilled(keys)
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """See `Consumer.relocate_spilled`."""
+        """See `StateMachine.relocate_spilled`."""
         return self._state_machine.relocate_spilled(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """See `Consumer.snapshot`."""
+        """See `StateMachine.snapshot`."""
         return self._state_machine.snapshot(fetch)
 
     def live_size(self) -> int:
-        """See `Consumer.live_size`."""
+        """See `StateMachine.live_size`."""
         return self._state_machine.live_size()
 
     def mark_all(self) -> None:
