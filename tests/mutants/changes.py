@@ -210,14 +210,17 @@ MUTANTS = (
         "Zeros.first_data",
         "        start = max(start, self._end)\n",
         "",
-        ("tests/unit/test_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
+        ("tests/unit/test_torn_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
     ),
     Mutant(
         "a search for data never runs out of time",
         "Zeros.first_data",
-        "            if start < end and system.time.monotonic() > self.deadline:\n                raise DeadlineReached\n",
+        """\
+            if start < end and system.time.monotonic() > self.deadline:
+                raise DeadlineReached
+""",
         "",
-        ("tests/unit/test_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
+        ("tests/unit/test_torn_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
     ),
     Mutant(
         "what was read together with a seal, and stands after it, counts",
@@ -249,17 +252,17 @@ MUTANTS = (
     ),
     Mutant(
         "where inode numbers do not last all files belong to the log",
-        "Identity.owns",
+        "LogIdentity.owns",
         " and 0 not in (self.root_inode, inode)",
         "",
-        ("tests/unit/test_identity.py",),
+        ("tests/unit/test_header.py",),
     ),
     Mutant(
         "another first file and another later file are mistaken for each other",
-        "standing",
-        "        return Standing.OTHER_ROOT if header.generation else Standing.COPY\n",
-        "        return Standing.COPY if header.generation else Standing.OTHER_ROOT\n",
-        ("tests/unit/test_identity.py",),
+        "provenance_of",
+        "        return Provenance.OTHER_ROOT if header.generation else Provenance.COPY\n",
+        "        return Provenance.COPY if header.generation else Provenance.OTHER_ROOT\n",
+        ("tests/unit/test_header.py",),
     ),
     Mutant(
         "a copy goes on in the lineage of its original",
@@ -329,7 +332,10 @@ MUTANTS = (
     Mutant(
         "who died is not asked again with the lock",
         "Presence.bury.decide",
-        '            if self.lives(number, ProcessIdentity.find()) is not False:\n                return False, 0, b""\n',
+        """\
+            if self.lives(number, ProcessIdentity.find()) is not False:
+                return False, 0, b""
+""",
         "",
         ("tests/faults/test_liveness.py::test_a_death_is_looked_at_again_before_it_is_recorded",),
     ),
@@ -342,7 +348,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lower restart count is let in",
-        "runs.judge",
+        "runs.classify_run",
         "        if known == job and (number == count or (number > count >= 0)):",
         "        if known == job and number == count:",
         ("tests/unit/test_runs.py",),
@@ -375,9 +381,9 @@ MUTANTS = (
     ),
     Mutant(
         "a lock that came for who had given up is not given back",
-        "_Request._run",
+        "_LockThread._run",
         """\
-                    unblock(self.fd)  # a child that was forked in C has inherited the descriptor, and keeps it open
+                    unblock(self.fd)
                     system.close_quietly(self.fd)
 """,
         """\
@@ -489,7 +495,7 @@ MUTANTS = (
     Mutant(
         "a marker that could not be given back is forgotten when the log goes on in another file",
         "LogLock.next_on",
-        "        following._marker = self._marker\n",
+        "        following._symlink_lock = self._symlink_lock\n",
         "",
         ("tests/faults/test_every_call.py::test_every_call_under_other_locks_may_fail",),
     ),
