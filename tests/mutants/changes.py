@@ -213,7 +213,10 @@ MUTANTS = (
     Mutant(
         "a search for data never runs out of time",
         "Zeros.first_data",
-        "            if start < end and system.time.monotonic() > self.deadline:\n                raise DeadlineReached\n",
+        """\
+            if start < end and system.time.monotonic() > self.deadline:
+                raise DeadlineReached
+""",
         "",
         ("tests/unit/test_torn_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
     ),
@@ -329,7 +332,10 @@ MUTANTS = (
     Mutant(
         "who died is not asked again with the lock",
         "Log.record_death.decide",
-        '            if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:\n                return False, 0, b""\n',
+        """\
+            if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
+                return False, 0, b""
+""",
         "",
         ("tests/faults/test_liveness.py::test_a_death_is_looked_at_again_before_it_is_recorded",),
     ),
@@ -414,8 +420,8 @@ MUTANTS = (
     Mutant(
         "a pop does not look whether the queue is empty by now",
         "Sessions._take.decide",
-        '            return (materialize(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
-        '            return (materialize(queue[0], self._log.read_locked) if queue else b"", record.POP, b"")',
+        '(materialize(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
+        '(materialize(queue[0], self._log.read_locked) if queue else b"", record.POP, b"")',
         (SCHEDULES,),
     ),
     Mutant(
