@@ -1,4 +1,10 @@
-"""`EtcdStore`: the store contract on etcd, for jobs that outgrow one file system."""
+"""`EtcdStore`: the store contract on etcd, for jobs that outgrow one file system.
+
+This module turns each operation of the contract into transactions. `requests` makes their JSON, and is pure. `client`
+sends it, and alone knows HTTP. `transactions` has reads, writes and waits, with their retries. `sessions` keeps the
+lease of a handle. Nothing here locks between processes: etcd orders the transactions, and a session's death is the end
+of its lease.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""`TCPStore`: the store contract on torch's TCP store, for jobs that have a port but no directory."""
+"""`TCPStore`: the store contract on torch's TCP store, for jobs that have a port but no directory.
+
+This module turns each operation of the contract into requests. `wire` encodes them, on one connection. `connections`
+gives each call a connection of its own, so that no call waits for another. `deadline` is the time limit of a call.
+`server` starts and stops torch's server, and alone needs torch. Nothing here locks between processes: the server
+answers one request after the other.
+"""
 
 from __future__ import annotations
 
