@@ -12,10 +12,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from fscoord._log.access.direct import SymlinkLockAccess
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
-from fscoord._log.access.network import NetworkAccess
+from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
 from fscoord._log.format.header import LogIdentity
@@ -30,8 +29,7 @@ from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.liveness.own_byte import Liveness
-from fscoord._log.liveness.registration import Registration
+from fscoord._log.liveness.own_session import Liveness, Registration
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE

@@ -17,9 +17,9 @@ from faults.test_fork import Child, every_fork, fork_in_c
 
 from fscoord import FileStore, SessionDeadError, StoreError
 from fscoord._log.format.control_records import Session
-from fscoord._log.liveness import own_byte
+from fscoord._log.liveness import own_session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.liveness.own_byte import Liveness
+from fscoord._log.liveness.own_session import Liveness
 from fscoord._runtime import system
 from fscoord.inspect import dump
 
@@ -278,7 +278,7 @@ def test_that_liveness_can_t_be_told_is_said_once(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(own_byte, "open_liveness_file", refuse)
+    monkeypatch.setattr(own_session, "open_liveness_file", refuse)
     with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
         store.set("k", "v")
         store._log.liveness.take_byte()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fscoord import FileStore
-from fscoord._log.liveness import own_byte
+from fscoord._log.liveness import own_session
 from fscoord._runtime import system
 from fscoord.inspect import dump
 
@@ -74,11 +74,11 @@ def test_bytes_of_others_are_passed_over(path: Path) -> None:
     with FileStore(path, timeout=HANG_S) as first:
         first.set("a", "1")
         with open(f"{path}.alive", "r+b") as file:
-            taken = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2, own_byte.BYTE_TRIES - 1, 0)
+            taken = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2, own_session.BYTE_TRIES - 1, 0)
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, taken)
             with FileStore(path, timeout=HANG_S) as newcomer:
                 newcomer.set("b", "1")
-                assert newcomer.register() == 2 + own_byte.BYTE_TRIES - 1
+                assert newcomer.register() == 2 + own_session.BYTE_TRIES - 1
                 assert {member.number: member.alive for member in first.members()} == {
                     1: "yes",
                     newcomer.register(): "yes",

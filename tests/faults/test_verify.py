@@ -20,7 +20,7 @@ from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition
-from fscoord._log.inspect import resync, scan
+from fscoord._log.inspect import scan
 from fscoord.inspect import Report, verify
 
 DATA = Path(__file__).parent.parent / "data"
@@ -388,15 +388,15 @@ def test_every_record_is_found_from_before_it(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         for before, after, chain in zip(found, found[1:], chains, strict=False):
-            assert resync.find_next(fd, LogPosition(before.start, 12345)) == LogPosition(after.start, chain)
-        assert resync.find_next(fd, LogPosition(found[-1].start, 12345)) is None
+            assert scan.find_next(fd, LogPosition(before.start, 12345)) == LogPosition(after.start, chain)
+        assert scan.find_next(fd, LogPosition(found[-1].start, 12345)) is None
     finally:
         os.close(fd)
 
 
 def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each 16th of its bytes begins what looks like a record of 65 kB, newlines and all."""
-    monkeypatch.setattr(resync, "_WORK_MIN", 0)
+    monkeypatch.setattr(scan, "_WORK_MIN", 0)
     put(path, make(path, write_every_kind) + b"\x0e\1\1\0" + b"\1\1A\1\n\1\1\0\1\n\1\1\x0e\1\1\0" * 25_000)
     with faulty_os() as faulty:
         report = verify(path)

@@ -138,7 +138,7 @@ EXPLAINED: dict[str, str] = {
     "_chain_at: if not record.RECORD_MIN <= length *| size - offset -> Add": "after the end nothing is read",
     "find_next: if budget < 0: |*": "a bound on work, which one step does not matter to",
     "find_next: if record.record_length(prefix, bad.chain) >= 0: | 0 -> 1": RECORD_MIN,
-    "_open: header, found = None, resync.find_next(fd, LogPosition(0, 0)) | 0*": "no record begins where a header does",
+    "_open: header, found = None, scan.find_next(fd, LogPosition(0, 0)) | 0*": "no record begins where a header does",
     "_open: stack.callback(lockout.release) -> pass": "to close the descriptor gives the lock back as well",
     "_find_successor: if named.generation > known: *> known -> GtE": "both name the same one",
     "WriterLockout.acquire: if waited >= self._limit: | waited >= self._limit -> Gt": CLOCK,

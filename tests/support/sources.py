@@ -31,7 +31,7 @@ def tree(name: str) -> ast.Module:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Yield every dotted name that this one node imports; ``from a import b`` is ``a.b``, as ``import_uninterrupted("a.b")`` is."""
+    """Yield every dotted name that this one node imports; ``from a import b`` is ``a.b``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

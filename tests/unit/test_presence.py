@@ -11,7 +11,7 @@ import pytest
 
 from fscoord import FileStore, SessionDeadError
 from fscoord._log.liveness.liveness_file import LivenessFile
-from fscoord._log.liveness.own_byte import CHECK_S
+from fscoord._log.liveness.own_session import CHECK_S
 from fscoord._log.recovery import POSITION
 from fscoord.stores.file import death_watch
 
@@ -41,7 +41,7 @@ class Alive:
     def hold(self, _: int) -> bool:
         return self._holds
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
 

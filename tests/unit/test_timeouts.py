@@ -24,6 +24,7 @@ from fscoord import (
     barriers,
     broadcast,
     gather,
+    inspect as inspect_logs,
     open_store,
     recipes,
     rendezvous,
@@ -44,7 +45,6 @@ from fscoord.recipes import (
     Semaphore,
     once,
 )
-from fscoord.stores import copying, repair as repairing, verify as verifying
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ SHORT_S = 0.02
 def public_callables() -> dict[str, Any]:
     """Return every public function, class and method, by its name."""
     found: dict[str, Any] = {}
-    for module in (fscoord, recipes, aio, barriers, verifying, repairing, copying, rendezvous):
+    for module in (fscoord, recipes, aio, barriers, inspect_logs, rendezvous):
         for name in module.__all__:
             each = getattr(module, name)
             if inspect.isclass(each):

@@ -13,7 +13,7 @@ from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition
-from fscoord._log.inspect import resync
+from fscoord._log.inspect import scan
 from fscoord._log.inspect.verify import Generation, Report
 from fscoord._log.locking.log_lock import OFD
 from fscoord.inspect import verify
@@ -261,7 +261,7 @@ def test_the_smallest_record_is_found_behind_a_few_bytes_of_anything(more: int, 
     put(path, header + b"?" * more + data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        assert resync.find_next(fd, LogPosition(len(header), 3)) == LogPosition(len(header) + more, 5)
+        assert scan.find_next(fd, LogPosition(len(header), 3)) == LogPosition(len(header) + more, 5)
     finally:
         os.close(fd)
 
@@ -271,7 +271,7 @@ def found_behind(path: str, junk: bytes, data: bytes) -> LogPosition | None:
     put(path, b"?" + junk + data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        return resync.find_next(fd, LogPosition(0, 3))
+        return scan.find_next(fd, LogPosition(0, 3))
     finally:
         os.close(fd)
 
@@ -279,14 +279,14 @@ def found_behind(path: str, junk: bytes, data: bytes) -> LogPosition | None:
 def test_a_record_is_found_wherever_it_begins_in_what_is_searched_at_once(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resync, "_WINDOW", 64)
+    monkeypatch.setattr(scan, "_WINDOW", 64)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     for size in range(200):
         assert found_behind(path, b"?" * size, data) == LogPosition(1 + size, 5)
 
 
 def test_what_promises_more_than_the_file_holds_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resync, "_WORK_MIN", 0)
+    monkeypatch.setattr(scan, "_WORK_MIN", 0)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     junk = b"\1\1\1\0\1\1A\1\1\1\1\0\1\1\1\1" * 500  # each the beginning of a record of 65 kB
     assert found_behind(path, junk, data) == LogPosition(1 + len(junk), 5)

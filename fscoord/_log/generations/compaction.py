@@ -24,8 +24,7 @@ from fscoord._log.io.descriptors import open_root
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.safe_files import copy_permissions
 from fscoord._log.io.writer import LogWriter
-from fscoord._log.liveness.own_byte import Liveness
-from fscoord._log.liveness.registration import Registration
+from fscoord._log.liveness.own_session import Liveness, Registration
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.recovery import POSITION

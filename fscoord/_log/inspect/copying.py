@@ -28,7 +28,7 @@ class LogCopy:
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._temporary, self._life = safe_files.temporary_name(path), system.process_epoch()
+        self._temporary, self._epoch = safe_files.temporary_name(path), system.process_epoch()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0
@@ -48,7 +48,7 @@ class LogCopy:
 
     def __exit__(self, *_: object) -> None:
         system.close_all(system.os.close, self._opened)
-        safe_files.unlink_quietly(self._temporary, self._life)
+        safe_files.unlink_quietly(self._temporary, self._epoch)
 
     def add(self, found: Record) -> None:
         """Append a record with its own writer and time, chained to the record before it."""

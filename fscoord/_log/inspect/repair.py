@@ -16,7 +16,7 @@ from fscoord._log.format.control_records import Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
-from fscoord._log.inspect import resync
+from fscoord._log.inspect import scan
 from fscoord._log.inspect.copying import LogCopy
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
 from fscoord._log.inspect.verify import ignore_progress
@@ -286,7 +286,7 @@ def _open(
     except MalformedRecord as error:
         if not salvage:
             raise _refused(path, file, str(error)) from None
-        header, found = None, resync.find_next(fd, LogPosition(0, 0))
+        header, found = None, scan.find_next(fd, LogPosition(0, 0))
         if found is None:
             reason = f"{error}, and no record can be found in it"
             raise CorruptLogError(f"{file}: {reason}", path=path, offset=0, reason=reason) from None

@@ -233,15 +233,15 @@ def names_same_file(path: str, identity: tuple[int, int]) -> bool:
     return (named.st_dev, named.st_ino) == identity
 
 
-def unlink_quietly(path: str, life: int | None = None) -> None:
+def unlink_quietly(path: str, epoch: int | None = None) -> None:
     """Remove the name `path`, if it exists and may be removed.
 
-    With a `life` (see `system.process_epoch`), the name is removed only in that process. If a signal handler forks in
+    With an `epoch` (see `system.process_epoch`), the name is removed only in that process. If a signal handler forks in
     the middle of an operation, the operation continues in the child as well and cleans up, but the file belongs to the
     parent.
     """
     try:
-        if life is None or system.process_epoch() == life:  # no signal handler runs between this check and the call
+        if epoch is None or system.process_epoch() == epoch:  # no signal handler runs between this check and the call
             system.os.unlink(path)
     except OSError as error:
         raise_if_foreign(error)
@@ -266,7 +266,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         durable: sync the file and its directory.
         like: a file whose group and access control list the new file gets, as far as this process may set them.
     """
-    life, temporary = system.process_epoch(), temporary_name(path)
+    epoch, temporary = system.process_epoch(), temporary_name(path)
     opened = system.Descriptors()
     try:
         try:
@@ -292,7 +292,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
                 raise
             _create_empty(path, mode)
     finally:
-        unlink_quietly(temporary, life)
+        unlink_quietly(temporary, epoch)
     if durable:
         opened = system.Descriptors()
         try:

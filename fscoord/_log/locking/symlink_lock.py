@@ -97,7 +97,7 @@ class SymlinkLock:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._life = 0
+        self._epoch = 0
         self._owner = self._text = ""
         self._count = self._released = 0
         self._may_hold = self._is_unchecked = False
@@ -112,7 +112,7 @@ class SymlinkLock:
             OSError: the file system failed. The link may exist; `release` then removes it.
         """
         self.release()  # a link that an interruption or an error has left
-        if self._life != system.process_epoch():
+        if self._epoch != system.process_epoch():
             self._begin()
         self._count += 1
         self._text = f"{self._owner}.{self._count}"
@@ -131,7 +131,7 @@ class SymlinkLock:
         Raises:
             OSError: the file system failed. The link may still exist, and this may be called again.
         """
-        if not self._may_hold or self._life != system.process_epoch():
+        if not self._may_hold or self._epoch != system.process_epoch():
             return
         if _read(self.path) == self._text:  # otherwise a person has removed it, as an error message may advise
             _remove(self.path)
@@ -141,7 +141,7 @@ class SymlinkLock:
     def close(self) -> None:
         """Remove the link if it is that of any attempt, because this handle makes no more attempts."""
         try:
-            if self._is_unchecked and self._life == system.process_epoch():
+            if self._is_unchecked and self._epoch == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
@@ -162,7 +162,7 @@ class SymlinkLock:
         )
         self._network = system.namespace("net")
         self._owner = f"{_Owner(session, self._network).encode()}:{system.random_bytes(8).hex()}"
-        self._life, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
+        self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
     def _holds_existing(self) -> bool:
         """Return whether the existing link is that of this handle, and remove it if it is stale.

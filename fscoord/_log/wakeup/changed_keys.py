@@ -13,7 +13,7 @@ __all__ = ["ChangedKeys"]
 
 
 class ChangedKeys:
-    """A `Consumer` that passes every call on to `consumer`, and remembers the buckets of the keys in the records.
+    """A state machine that passes every call on to `state_machine`, and remembers the buckets of all keys it saw.
 
     Attributes:
         covers_all: whether any key may have changed, so that `take` returns all buckets.
@@ -39,19 +39,19 @@ class ChangedKeys:
         self.covers_all = True
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """See `Consumer.mark_spilled`."""
+        """See `StateMachine.mark_spilled`."""
         self._state_machine.mark_spilled(keys)
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """See `Consumer.relocate_spilled`."""
+        """See `StateMachine.relocate_spilled`."""
         return self._state_machine.relocate_spilled(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """See `Consumer.snapshot`."""
+        """See `StateMachine.snapshot`."""
         return self._state_machine.snapshot(fetch)
 
     def live_size(self) -> int:
-        """See `Consumer.live_size`."""
+        """See `StateMachine.live_size`."""
         return self._state_machine.live_size()
 
     def mark_all(self) -> None:

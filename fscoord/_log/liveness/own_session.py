@@ -1,4 +1,4 @@
-"""`Liveness`: hold the byte of this handle's session in the liveness file, and probe the bytes of others.
+"""The session of one handle: `Liveness` holds its byte and probes those of others, `Registration` appends its record.
 
 A death is a record, appended with the log's lock after another probe, so that all agree on it: an unlocked byte may
 also be that of a host which was cut off, and comes back.
@@ -7,18 +7,23 @@ also be that of a host which was cut off, and comes back.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Final
 
+from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files
+from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
-from fscoord.errors import FscoordError
+from fscoord.errors import FscoordError, LimitExceededError
 
-__all__ = ["Liveness"]
+__all__ = ["Liveness", "Registration"]
+
 
 BYTE_TRIES: Final = 64
 """How many bytes of the liveness file are tried for a new session, before it goes on without one."""
@@ -135,3 +140,40 @@ class Liveness:
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             return None
+
+
+class Registration:
+    """The session record of one handle, which it appends before its first write.
+
+    Args:
+        introduce: returns the session record's content: host, process, label.
+
+    Attributes:
+        rank: the rank that the next session record names.
+    """
+
+    def __init__(
+        self, handle: HandleState, liveness: Liveness, writer: LogWriter, introduce: Callable[[], Session]
+    ) -> None:
+        self._handle = handle
+        self._liveness = liveness
+        self._writer = writer
+        self._introduce = introduce
+        self.rank: int | None = None
+
+    def append(self) -> int:
+        """With the log's lock: register this handle; return its number, which the lock's range shows from now on."""
+        handle, liveness = self._handle, self._liveness
+        session = self._introduce()
+        if self.rank is not None:
+            session = session._replace(rank=self.rank)
+        number = liveness.take_byte()
+        if number > record.WRITER_MAX:
+            raise LimitExceededError(
+                f"{handle.path}: all numbers for sessions are used up; begin another log, or another run",
+                path=handle.path,
+            )
+        alive_id = bytes(16) if liveness.file is None else liveness.file.id
+        self._writer.append(record.SESSION, b"", session._replace(alive_id=alive_id).encode(), number)
+        handle.lock.bind(handle.lock.fd, number)
+        return number
