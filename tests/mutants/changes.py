@@ -194,7 +194,7 @@ MUTANTS = (
         "Cursor.examine",
         "            if handle.may_lie:\n                handle.zeros.forget()\n",
         "",
-        ("tests/unit/test_coherence.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
+        ("tests/unit/test_network_access.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
     ),
     Mutant(
         "zeros of one file are believed of the next",
@@ -225,7 +225,7 @@ MUTANTS = (
         "Cursor.advance",
         "                data = data[: record.end_of_first(data, record.SEAL)]\n",
         "",
-        ("tests/unit/test_following.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
+        ("tests/unit/test_recovery.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
     ),
     Mutant(
         "two records of a session may have one time",
@@ -239,14 +239,14 @@ MUTANTS = (
         "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return header.generation <= newest\n",
-        ("tests/unit/test_signpost.py",),
+        ("tests/unit/test_forwarding.py",),
     ),
     Mutant(
         "a generation that is later than the newest goes, too",
         "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return owner.owns(header, system.os.fstat(fd).st_ino)\n",
-        ("tests/unit/test_signpost.py::test_a_later_generation_than_the_newest_stays",),
+        ("tests/unit/test_forwarding.py::test_a_later_generation_than_the_newest_stays",),
     ),
     Mutant(
         "where inode numbers do not last all files belong to the log",
@@ -447,7 +447,7 @@ MUTANTS = (
         "Vigil._watch",
         "        if session is None or number in self._watched or not home",
         "        if number in self._watched or not home",
-        ("tests/unit/test_presence.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
+        ("tests/unit/test_own_session.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
     ),
     Mutant(
         "a long value is given out whatever its checksum",
