@@ -82,7 +82,7 @@ def be_killed(place: Place, rank: int, done: int) -> None:
     """Have the store open as `rank`, and wait for the end."""
     try:
         store = fscoord.FileStore(place.address, rank=rank, timeout=LIMIT_S)
-        os.write(done, b"%d" % store.session)
+        os.write(done, b"%d" % store.register())
         signal.alarm(int(LIMIT_S))
         signal.pause()
     finally:

@@ -22,8 +22,8 @@ from benchmarks.stores import ETCD, ETCD_REREADING, OURS, Place, fresh
 from benchmarks.uncontended import OPERATIONS
 from benchmarks.wakeup import exchange
 from fscoord.errors import StoreTimeoutError
-from fscoord.stores.etcd.handle import Look, Watched
-from fscoord.stores.etcd.requests import after_prefix, compare, decoded, found, put, range_of
+from fscoord.stores.etcd.requests import after_prefix, compare, key_values, put, range_of, unb64
+from fscoord.stores.etcd.transactions import KeySnapshot, WatchRange
 
 STORES = (ETCD, ETCD_REREADING, OURS)
 DIFFERENT = ("get", "add", "check")
@@ -44,21 +44,23 @@ class ReReading(fscoord.EtcdStore):
     """
 
     def _everything(self, limit: float) -> tuple[dict[bytes, bytes], int]:
-        values = self._names.values
-        answers, revision = self._read([range_of(values, after_prefix(values))], limit)
-        return {decoded(each["key"])[len(values) :]: decoded(each.get("value")) for each in found(answers[0])}, revision
+        values = self._keys.values
+        answers, revision = self._transactions.read([range_of(values, after_prefix(values))], limit)
+        found = key_values(answers[0])
+        return {unb64(each["key"])[len(values) :]: unb64(each.get("value")) for each in found}, revision
 
     def get(self, key: Any) -> bytes:
         """Read all keys until the one is there."""
         ends = time.monotonic() + self._timeout
-        name, values = key.encode(), self._names.values
+        name, values = key.encode(), self._keys.values
         while True:
             everything, revision = self._everything(self._timeout)
             if name in everything:
                 return everything[name]
             if time.monotonic() >= ends:
                 raise StoreTimeoutError("late")
-            self._sleep(Look(revision, [name], [[Watched(values, after_prefix(values))]]), ends - time.monotonic())
+            seen = KeySnapshot(revision, [name], [[WatchRange(values, after_prefix(values))]])
+            self._watcher.watch(seen, ends - time.monotonic())
 
     def check(self, keys: Any) -> bool:
         """Read all keys."""
@@ -67,14 +69,15 @@ class ReReading(fscoord.EtcdStore):
 
     def add(self, key: Any, amount: int) -> int:
         """Create the counter, or else read it and exchange it, until nobody is quicker."""
-        place = self._names.value(key.encode())
-        if self._write([put(place, b"%d" % amount)], [compare(place, "create", 0)]).is_done:
+        place, limit = self._keys.value(key.encode()), self._timeout
+        write = self._transactions.write
+        if write([put(place, b"%d" % amount)], limit, [compare(place, "create", 0)]).is_done:
             return amount
         while True:
-            answers, _ = self._read([range_of(place)])
-            now = found(answers[0])[0]
-            total = int(decoded(now["value"])) + amount
-            if self._write([put(place, b"%d" % total)], [compare(place, "mod", int(now["mod_revision"]))]).is_done:
+            answers, _ = self._transactions.read([range_of(place)], limit)
+            now = key_values(answers[0])[0]
+            total = int(unb64(now["value"])) + amount
+            if write([put(place, b"%d" % total)], limit, [compare(place, "mod", int(now["mod_revision"]))]).is_done:
                 return total
             time.sleep(random.uniform(0, 0.1))
 

@@ -11,12 +11,13 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz", "sphin
 exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore_regex = [
-    # Type variables, and a base and an argument of what nobody makes, which have no page; names of the standard library
-    # and of type aliases: this build looks nothing up on the network.
+    # Type variables, and a base, an argument and a coroutine of what nobody makes, which have no page; names of the
+    # standard library and of type aliases: this build looks nothing up on the network.
     (
         "py:class",
-        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.Items|_claim\.Claim))",
+        r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.(Items|Claim)))",
     ),
+    ("py:class", r"fscoord\.aio\.opening\.Opening"),
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),
 ]
 default_role = "py:obj"

@@ -1,15 +1,14 @@
-"""Processes that share nothing but a directory find each other and agree."""
+"""Coordination of processes through a shared file system: stores, barriers, locks, queues."""
 
-from fscoord.capabilities import Capabilities
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
 from fscoord.errors import (
     BarrierError,
     BrokenBarrierError,
     CorruptLogError,
     FscoordError,
-    HoldLostError,
     InsecurePathError,
     LimitExceededError,
+    LockLostError,
     NoProcessGroupError,
     QueueEmptyError,
     RendezvousClosedError,
@@ -18,6 +17,7 @@ from fscoord.errors import (
     RendezvousGracefulExit,
     RendezvousStateError,
     RendezvousTimeoutError,
+    SessionDeadError,
     StaleRunError,
     StaleTokenError,
     StoreClosedError,
@@ -28,8 +28,7 @@ from fscoord.errors import (
     UnsupportedFilesystemError,
     WorkFailedError,
 )
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.etcd import EtcdStore
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
@@ -62,9 +61,9 @@ __all__ = [
     "BrokenBarrierError",
     "CorruptLogError",
     "FscoordError",
-    "HoldLostError",
     "InsecurePathError",
     "LimitExceededError",
+    "LockLostError",
     "NoProcessGroupError",
     "QueueEmptyError",
     "RendezvousClosedError",
@@ -73,6 +72,7 @@ __all__ = [
     "RendezvousGracefulExit",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "SessionDeadError",
     "StaleRunError",
     "StaleTokenError",
     "StoreClosedError",

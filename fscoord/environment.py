@@ -1,11 +1,11 @@
-"""What this process's launcher says of it: its rank, the world's size, the same on its host, and which run this is.
+"""The environment variables of launchers: rank, world size, local rank, local world size and run of this process.
 
-`detect` reads environment variables and says what it found, and where. The nearest launcher counts: a rank that
-torchrun or mpirun starts inside a Slurm step inherits the step's variables, which are those of the agent or daemon that
-started it. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx, PALS (HPE Cray), Flux, Slurm and
-pytest-xdist.
+`detect` reads them and returns what it found, and in which variables. The nearest launcher counts: a rank that
+torchrun or mpirun starts inside a Slurm step inherits the variables of the step, which describe the agent or daemon
+that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx, PALS (HPE Cray), Flux, Slurm
+and pytest-xdist.
 
-The variables are those of the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
+The variables are in the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
 ``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and
 sbatch(1), *OUTPUT ENVIRONMENT VARIABLES*; pytest-xdist's *How-tos*.
 """
@@ -22,29 +22,29 @@ from fscoord._runtime import system
 __all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
 
 RunId = tuple[str, int] | str
-"""A job and how often it was restarted, so that the later of two runs is known; or a text that tells nothing but
-whether two runs are one."""
+"""A job and its restart count, by which runs are ordered; or a text, by which runs are only the same or different."""
 
 SLURM_STEP_MAX = 0xFFFFFFF0
-"""The last id of a step that srun starts (slurm.h); above are the batch script's own and the interactive shell's."""
+"""The largest id of a step that srun starts (slurm.h). Larger ids are those of batch scripts and interactive shells."""
 
 _TASKS_PER_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What `detect` found. What nobody said is None.
+    """The result of `detect`. What no variable tells is None.
 
     Attributes:
-        launcher: who started this process: ``"torchrun"``, ``"Open MPI"``, ``"PMI"``, ``"PMIx"``, ``"PALS"``,
-            ``"Flux"``, ``"Slurm"`` or ``"pytest-xdist"``. Whoever sets ``RANK`` and ``WORLD_SIZE`` counts as torchrun.
-        rank: which process this is, from 0.
-        world_size: how many there are.
-        local_rank: which of those on this host.
-        local_world_size: how many are on this host.
-        run_id: which run of which job this is; it stays when a worker is restarted, and changes when the job is.
-        sources: for each attribute that was found, the variables that said so.
-        ignored: what looked like an answer and was none, one sentence each.
+        launcher: the launcher of this process: ``"torchrun"``, ``"Open MPI"``, ``"PMI"``, ``"PMIx"``, ``"PALS"``,
+            ``"Flux"``, ``"Slurm"`` or ``"pytest-xdist"``. Any launcher that sets ``RANK`` and ``WORLD_SIZE`` counts as
+            torchrun.
+        rank: the number of this process, from 0.
+        world_size: the number of processes.
+        local_rank: the number of this process among those on its host, from 0.
+        local_world_size: the number of processes on this host.
+        run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
+        sources: for each attribute that was found, the names of its variables.
+        ignored: variables that were set but do not count, one sentence for each.
     """
 
     launcher: str | None = None
@@ -57,7 +57,7 @@ class Environment:
     ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what was found and where, for people."""
+        """Return what was found and in which variables, for people."""
         found = [
             f"{name.replace('_', ' ')} {getattr(self, name)} ({source})" for name, source in self.sources.items()
         ] or ["nothing"]
@@ -67,15 +67,16 @@ class Environment:
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """Return what the launcher of this process says of it, and where it says so.
+    """Return what the nearest launcher's environment variables tell about this process.
 
-    ``SLURM_PROCID`` is believed only inside a step: in a batch script it is 0 for everything that the script starts.
+    ``SLURM_PROCID`` counts only inside a step, because in a batch script it is 0 for all processes of the script.
 
     Args:
-        variables: the environment to look at; the process's own if None.
+        variables: the environment variables; None: those of this process.
 
     Raises:
-        ValueError: the nearest launcher's variables make no sense. Another launcher's would be the wrong ones.
+        ValueError: the nearest launcher's variables contradict each other or can't be parsed. Those of another launcher
+            are not used instead.
     """
     values = {name: value for name, value in (system.os.environ if variables is None else variables).items() if value}
     ignored: list[str] = []
@@ -92,10 +93,10 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return `rank` and `world_size`; what is None is what the environment says.
+    """Return `rank` and `world_size`; each that is None is taken from the environment.
 
     Raises:
-        ValueError: one is not given and the environment does not say it. The message says what it does say.
+        ValueError: one is None and the environment does not have it. The message lists what the environment has.
     """
     if rank is not None and world_size is not None:
         return rank, world_size
@@ -104,7 +105,7 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     known["world_size"] = found.world_size if world_size is None else world_size
     for name, value in known.items():
         if value is None:
-            raise ValueError(f"{name} is not given, and the environment does not say it: it says {found}")
+            raise ValueError(f"{name} is not given and not in the environment, which has {found}")
     return known["rank"], known["world_size"]  # type: ignore[return-value]
 
 
@@ -117,7 +118,7 @@ _Answers = dict[str, _Answer]
 
 
 class _Launcher(NamedTuple):
-    """The variables in which a launcher says things; of several for one thing the first that is set counts."""
+    """The variables of a launcher. If there are several for one value, the first that is set counts."""
 
     name: str
     rank: str
@@ -137,7 +138,7 @@ _OPEN_MPI = _Launcher(
 _PMI = _Launcher(
     "PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"), ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
 )
-_PMIX = _Launcher("PMIx", "PMIX_RANK")  # it says no size
+_PMIX = _Launcher("PMIx", "PMIX_RANK")  # without the world size
 _PALS = _Launcher("PALS", "PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",), ("PALS_LOCAL_SIZE",))
 _FLUX = _Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",))
 _SLURM = _Launcher(
@@ -147,11 +148,11 @@ _SIZE_MAY_BE_MISSING = {"PMIx", "PALS"}
 
 
 def _nearest(values: Mapping[str, str], ignored: list[str]) -> tuple[str | None, _Answers]:
-    """Return the launcher that counts, and what it says."""
+    """Return the nearest launcher, and the values of its variables."""
     for launcher in (_TORCHRUN, _OPEN_MPI, _PMI, _PMIX, _PALS, _FLUX):
         answers = _ask(launcher, values, ignored)
         if launcher is _PMIX and answers and _is_slurms_own_pmix(values):
-            continue  # the step says the same, and the size too
+            continue  # the variables of the step have the same, and the world size
         if answers:
             return launcher.name, answers
     answers = _ask_slurm(values, ignored)
@@ -170,9 +171,9 @@ def _ask(launcher: _Launcher, values: Mapping[str, str], ignored: list[str]) -> 
         ("local_world_size", launcher.local_world_size),
     ]
     for what, names in fields:
-        said = next((name for name in names if name in values), None)
-        if said:
-            answers[what] = _Answer(_number(said, values[said]), said)
+        source = next((name for name in names if name in values), None)
+        if source:
+            answers[what] = _Answer(_number(source, values[source]), source)
     if "rank" not in answers or ("world_size" not in answers and launcher.name not in _SIZE_MAY_BE_MISSING):
         if "rank" in answers:
             ignored.append(f"{launcher.rank} is set, but no {' or '.join(launcher.world_size)}")
@@ -187,7 +188,7 @@ def _ask_slurm(values: Mapping[str, str], ignored: list[str]) -> _Answers:
         return {}
     step = values.get("SLURM_STEP_ID") or values.get("SLURM_STEPID", "")
     if not step.isdecimal() or int(step) > SLURM_STEP_MAX:
-        ignored.append("SLURM_PROCID is that of a batch script or a shell, not of a step: start the ranks with srun")
+        ignored.append("SLURM_PROCID is of a batch script or a shell, not of a step: start the ranks with srun")
         return {}
     answers = _ask(_SLURM, values, ignored)
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
@@ -199,22 +200,18 @@ def _ask_slurm(values: Mapping[str, str], ignored: list[str]) -> _Answers:
 
 
 def _tasks_on_node(name: str, text: str, node: int) -> int:
-    """Return how many tasks node number `node` has, out of Slurm's ``2(x3),1``: three nodes with 2, one with 1."""
+    """Return the number of tasks on node number `node`. Slurm's ``2(x3),1`` means three nodes with 2, one with 1."""
     counts: list[tuple[int, int]] = []
     for part in text.split(","):
         match = _TASKS_PER_NODE.fullmatch(part)
         if match is None:
-            raise ValueError(
-                f"the environment says {name}={text}, which is not of the form 2(x3),1; correct or unset it"
-            )
+            raise ValueError(f"environment variable {name}={text!r} is not of the form 2(x3),1; fix or unset it")
         counts.append((int(match[1]), int(match[2] or 1)))
     for tasks, nodes in counts:
         if node < nodes:
             return tasks
         node -= nodes
-    raise ValueError(
-        f"the environment says {name}={text}, which has no node for its SLURM_NODEID; correct or unset them"
-    )
+    raise ValueError(f"environment variable {name}={text!r} has fewer nodes than SLURM_NODEID needs; fix or unset both")
 
 
 def _ask_xdist(values: Mapping[str, str], ignored: list[str]) -> _Answers:
@@ -224,18 +221,18 @@ def _ask_xdist(values: Mapping[str, str], ignored: list[str]) -> _Answers:
     rank = _Answer(int(worker[2:]), "PYTEST_XDIST_WORKER")
     size = _Answer(_number("PYTEST_XDIST_WORKER_COUNT", count), "PYTEST_XDIST_WORKER_COUNT")
     if rank.value >= size.value:
-        ignored.append(f"{worker} of {size.value} workers is there in place of one that crashed, and has no rank")
+        ignored.append(f"{worker} of {size.value} workers replaces one that crashed, and has no rank")
         return {}
     return {"rank": rank, "world_size": size, "local_rank": rank, "local_world_size": size}
 
 
 def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
-    """Return whether the PMIx server is Slurm's, whose name space is of the job and step: slurm.pmix.JOB.STEP."""
+    """Return whether the PMIx server is Slurm's. Its namespaces are named slurm.pmix.JOB.STEP."""
     return values.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.") and bool(_ask_slurm(values, []))
 
 
 def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
-    """Return what is said of this host by a launcher that says the same of the world: it is the one that has PMI."""
+    """Return the local values of another launcher with the same rank and world size: that one provides PMI."""
     world = [answers["rank"].value, answers["world_size"].value]
     for other in (_ask(_PALS, values, []), _ask(_FLUX, values, []), _ask_slurm(values, [])):
         if [other[name].value for name in ("rank", "world_size") if name in other] == world:
@@ -245,7 +242,7 @@ def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
 
 def _number(name: str, text: str) -> int:
     if not text.isdecimal() or not text.isascii():
-        raise ValueError(f"the environment says {name}={text!r}, which is no number from 0; correct or unset it")
+        raise ValueError(f"environment variable {name}={text!r} is not a non-negative integer; fix or unset it")
     return int(text)
 
 
@@ -254,15 +251,15 @@ def _refuse_impossible(answers: _Answers) -> None:
         if which in answers and of in answers and answers[which].value >= answers[of].value:
             rank, size = answers[which], answers[of]
             raise ValueError(
-                f"the environment says {rank.source}={rank.value} and {of.replace('_', ' ')} {size.value}"
-                f" ({size.source}): ranks go from 0 to one less; correct or unset them"
+                f"environment variable {rank.source}={rank.value} is not below the {of.replace('_', ' ')} {size.value}"
+                f" ({size.source}); fix or unset them"
             )
 
 
 def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[RunId, str]]:
-    """Yield the runs that this process belongs to, and who says so, the nearest first.
+    """Yield the runs that this process belongs to with their variables, the nearest first.
 
-    Not among them are torchrun's and the other launchers' counts of restarts of *workers*: the run goes on.
+    Launchers also count restarts of *workers*. Those are not part of a run id, because the run continues.
     """
     if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
         yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"
@@ -274,5 +271,5 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
             yield (values[name], count), f"{name}, SLURM_RESTART_COUNT"
     if "PALS_APID" in values:
         yield values["PALS_APID"], "PALS_APID"
-    if values.get("TORCHELASTIC_RUN_ID", "none") != "none":  # what torchrun calls a run that got no --rdzv-id
+    if values.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's name of a run without --rdzv-id
         yield values["TORCHELASTIC_RUN_ID"], "TORCHELASTIC_RUN_ID"

@@ -1,8 +1,8 @@
-"""Every exception that fscoord raises on purpose, in one tree.
+"""The exceptions of fscoord, in one tree.
 
-The root is a `RuntimeError`, because callers of torch's c10d stores catch that; each leaf is also the
-built-in exception that a reader of Python would expect (`TimeoutError`, `ValueError`, `OSError`...).
-A message says what happened, to which path, and what to do next.
+The root is a `RuntimeError`, because callers of torch's c10d stores catch that. Many leaves are also the built-in
+exception that fits (`TimeoutError`, `ValueError`, `OSError`...). A message says what happened, to which path or key,
+and what to do next.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = [
     "BrokenBarrierError",
     "CorruptLogError",
     "FscoordError",
-    "HoldLostError",
     "InsecurePathError",
     "LimitExceededError",
+    "LockLostError",
     "NoProcessGroupError",
     "QueueEmptyError",
     "RendezvousClosedError",
@@ -26,6 +26,7 @@ __all__ = [
     "RendezvousGracefulExit",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "SessionDeadError",
     "StaleRunError",
     "StaleTokenError",
     "StoreClosedError",
@@ -39,13 +40,13 @@ __all__ = [
 
 
 def missing_extra(user: str, module: str, extra: str) -> ImportError:
-    """Return the error of `user` for a `module` that is not installed; its ``name`` is ``fscoord[extra]``."""
+    """Return the error of `user` for a missing `module` of `extra`; its ``name`` is ``fscoord[extra]``."""
     name = f"fscoord[{extra}]"
     return ImportError(f"{user} needs {module}: install the extra, pip install '{name}'", name=name)
 
 
 def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> FscoordError:
-    # RuntimeError comes first in the order of bases, but its __new__ refuses what has an OSError's layout.
+    # RuntimeError is the first base, but its __new__ rejects a class with the layout of OSError.
     error = OSError.__new__(cls, message) if issubclass(cls, OSError) else cls.__new__(cls, message)
     error.args = (message,)
     for name, value in details.items():
@@ -54,7 +55,7 @@ def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> 
 
 
 class FscoordError(RuntimeError):
-    """The root of the tree: catch it to catch whatever fscoord raises on purpose."""
+    """The base of all exceptions of fscoord."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -65,27 +66,27 @@ class FscoordError(RuntimeError):
     def __reduce__(self) -> tuple[Callable[..., FscoordError], tuple[Any, ...]]:
         details = dict(self.__dict__)
         if isinstance(self, OSError):
-            details["errno"] = self.errno  # it is a slot of OSError
+            details["errno"] = self.errno  # a slot of OSError, not in __dict__
         return _rebuild, (type(self), str(self), details)
 
 
 def _timeout_message(message: str) -> str:
-    """Return `message` with the word "timeout" in it, which callers of torch's stores look for.
+    """Return `message`, which begins with "timeout" or contains "timeout=" afterwards.
 
-    That a path or a key in it may have the word is not enough. torch's own words for barriers have ``timeout=``.
+    Callers of torch's stores search messages for "timeout". That a path or key contains it is not enough.
     """
     return message if message.startswith("timeout") or "timeout=" in message else f"timeout: {message}"
 
 
 class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
-    """A wait reached its deadline. The word "timeout" is in its message, which callers of torch's stores look for.
+    """A wait reached its deadline. Its message contains "timeout", which callers of torch's stores search for.
 
     Attributes:
         keys: the keys that were still missing, as text.
-        missing_ranks: the ranks that had not arrived (a barrier's time-out), as the decoder names them.
-        dead_ranks: the numbers, as text, of those of them that are known dead; the others are late.
-        holder: who held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
-        waited: the seconds waited.
+        missing_ranks: the ranks that had not arrived at a barrier, as its decoder names them.
+        dead_ranks: those missing ranks that are known dead, as text; the others are late.
+        holder: the process that held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
+        waited: the time waited, in seconds.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
 
 
 class StoreError(FscoordError):
-    """A store could not do what it was asked.
+    """An operation of a store failed.
 
     Attributes:
         path: the path of the store's log, or None for stores without one.
-        maybe_applied: whether the failed write may have taken effect all the same.
+        maybe_applied: whether the failed write may have taken effect.
     """
 
     def __init__(self, message: str, *, path: str | None = None, maybe_applied: bool = False) -> None:
@@ -121,22 +122,29 @@ class StoreError(FscoordError):
 
 
 class StoreClosedError(StoreError):
-    """The handle was closed; open the store again."""
+    """The handle has been closed; open the store again."""
 
 
 class StoreGoneError(StoreError):
-    """The log was deleted, replaced or truncated under the handle, or says that its session is dead; open it again."""
+    """The log was deleted, replaced or truncated, or its life has ended; open the store again."""
+
+
+class SessionDeadError(StoreGoneError):
+    """The store has recorded this handle's session as dead; open the store again.
+
+    This happens to a process that was cut off from the others for long. The handle has written nothing since.
+    """
 
 
 class StaleRunError(StoreError):
-    """The handle belongs to a run that a newer one has superseded."""
+    """The handle belongs to a run that a newer run has superseded."""
 
 
 class StoreUnavailableError(StoreError, OSError):
-    """The file system refused a call: no space, read-only, input/output error.
+    """A call of the system failed: no space, read-only file system, input/output error.
 
     Attributes:
-        errno: the system's error number, also as ``__cause__``.
+        errno: the system's error number, as in the `OSError` that is the ``__cause__``.
     """
 
     def __init__(
@@ -152,10 +160,10 @@ class StoreUnavailableError(StoreError, OSError):
 
 
 class CorruptLogError(StoreError):
-    """The log holds bytes that no writer of fscoord leaves behind; nothing was repaired.
+    """The log contains bytes that no writer of fscoord leaves there; nothing was repaired.
 
     Attributes:
-        offset: where the damage begins, in bytes from the start of the file.
+        offset: the beginning of the damage, in bytes from the start of the file.
         reason: what is wrong there.
     """
 
@@ -166,35 +174,35 @@ class CorruptLogError(StoreError):
 
 
 class QueueEmptyError(StoreError):
-    """`queue_pop(block=False)` found nothing."""
+    """`Store.queue_pop` with ``block=False`` on an empty queue."""
 
 
 class LimitExceededError(StoreError, ValueError):
-    """A key, a value or a log is larger than the format allows; nothing was written."""
+    """A key, a value or a log would exceed a limit of the format; nothing was written."""
 
 
 class InsecurePathError(StoreError, PermissionError):
-    """The path is a symbolic link, no regular file, or open to users it should not be open to."""
+    """The path is a symbolic link, is not a regular file, or has an owner or permissions that are too open."""
 
 
 class UnsupportedFilesystemError(StoreError, OSError):
-    """The file system (or the platform) cannot do what the store needs, and nothing weaker is used instead."""
+    """The file system or platform lacks something that the store needs, and fscoord uses no weaker substitute."""
 
 
 class BarrierError(FscoordError):
-    """A barrier was used wrongly: too many arrivals, a finished key used again, a rank out of range."""
+    """Wrong use of a barrier: too many arrivals, a finished key used again, a rank out of range."""
 
 
 class NoProcessGroupError(BarrierError, AssertionError):
-    """torch has no process group yet, whose barrier this was to be."""
+    """The barrier needs torch's default process group, which has not been initialized."""
 
 
 class BrokenBarrierError(BarrierError):
-    """A barrier can't complete any more, because ranks that it needs are dead.
+    """A barrier cannot complete, because ranks that had not arrived are dead.
 
     Attributes:
-        missing: the ranks that had not arrived, as the decoder names them.
-        dead: those of them that are known dead.
+        missing: the ranks that had not arrived, as the barrier's decoder names them.
+        dead: those missing ranks that are known dead, as text.
     """
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), dead: Sequence[str] = ()) -> None:
@@ -203,40 +211,40 @@ class BrokenBarrierError(BarrierError):
         self.dead = tuple(dead)
 
 
-class HoldLostError(FscoordError):
-    """A lock, or another hold on something, was taken away: its holder was taken for dead, or somebody broke it."""
+class LockLostError(FscoordError):
+    """A lock or another hold was lost: its holder was taken for dead, or `recipes.force_release` released it."""
 
 
-class StaleTokenError(HoldLostError):
-    """A write was refused, because a newer fencing token than its own has been seen: its lock is another's by now."""
+class StaleTokenError(LockLostError):
+    """A write was refused because of a newer fencing token: another process has the lock by now."""
 
 
 class WorkFailedError(FscoordError):
-    """What one process did for all of them (`fscoord.recipes.once`) raised an exception there."""
+    """The work that one process does for all (`fscoord.recipes.once`) raised an exception in that process."""
 
 
 class RendezvousError(FscoordError):
-    """Nodes could not find each other, or could not agree on who takes part. (The names are those of torch.)"""
+    """A rendezvous failed: nodes did not find each other or did not agree. The names of its kinds are torch's."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """The rendezvous has been closed: this job is over, or ending."""
+    """The rendezvous has been closed, because the job has ended or is ending."""
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Too few nodes came in time. The word "timeout" is in its message, too."""
+    """Too few nodes joined in time. Its message contains "timeout"."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_timeout_message(message))
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The store under the rendezvous failed; ``__cause__`` is its own error."""
+    """The store of the rendezvous failed; ``__cause__`` is the store's error."""
 
 
 class RendezvousStateError(RendezvousError):
-    """The state in the store is damaged, or was written by something else."""
+    """The state of the rendezvous in the store is damaged, or another program wrote it."""
 
 
 class RendezvousGracefulExit(RendezvousError):
-    """This node was spare, and the rendezvous closed without having needed it: there is nothing left to do."""
+    """This node was a spare, and the rendezvous closed without needing it. The node can exit."""

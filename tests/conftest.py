@@ -30,9 +30,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from fscoord._log import log as log_file
-from fscoord._log.access import direct, mount
-from fscoord._runtime.signals import lose_none
+from fscoord._log import log as log_file, opened
+from fscoord._log.access import mount
+from fscoord._runtime.signals import resend_lost_signals
 
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))
@@ -59,6 +59,11 @@ def pytest_configure() -> None:
             signal.signal(number, handler)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say in the report which tests need not run on every Python, for .ci/count.py."""
+    item.user_properties += [("marker", name) for name in ("exhaustive", "once") if item.get_closest_marker(name)]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under coverage leave out who interrupts itself: within coverage that leaves its lock taken, and everything hangs.
 
@@ -74,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def no_ctrl_c_is_lost() -> Iterator[None]:
     """For tests that interrupt themselves: what Python loses, in a weak reference's callback for one, comes again."""
-    with lose_none():
+    with resend_lost_signals():
         yield
 
 
@@ -149,7 +154,7 @@ def mounts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that open logs by the thousand on one mount: it is looked up once, which is a third of an open."""
     look_up = functools.cache(mount.find_mount)
     monkeypatch.setattr(log_file, "find_mount", look_up)
-    monkeypatch.setattr(direct, "find_mount", look_up)
+    monkeypatch.setattr(opened, "find_mount", look_up)
 
 
 # Leaks: what a test opens, starts or forks is gone when it ends

@@ -15,6 +15,8 @@ import pytest
 import fscoord
 from fscoord._log.format import record
 
+pytestmark = pytest.mark.once
+
 PACKAGE = Path(fscoord.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.exhaustive
+
 REPOSITORY = Path(__file__).parent.parent
 HIDE_TORCH = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('benchmarks', run_name='__main__')"
 NO_TORCH = "torch is not installed: pip install 'fscoord[torch]'"

@@ -11,7 +11,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from campaign import PARTS
+
+pytestmark = pytest.mark.exhaustive
 
 TESTS = Path(__file__).parent
 ELSEWHERE = {"mounts", "with_etcd", "with_torch"}

@@ -46,6 +46,16 @@ def test_importing_fscoord_loads_no_dependency() -> None:
     assert not loaded & heavy
 
 
+def test_the_functions_that_inspect_a_log_have_one_home_which_a_store_does_not_load(tmp_path: Path) -> None:
+    from fscoord import inspect
+
+    assert {"copy", "dump", "repair", "verify"} <= set(inspect.__all__)
+    code = "import fscoord; fscoord.FileStore(sys.argv[1]).set('k', 'v'); print(*sys.modules)"
+    loaded = run(NEW_MODULES.format(code), str(tmp_path / "store")).split()
+    assert "fscoord.stores.file" in loaded
+    assert not [name for name in loaded if name == "fscoord.inspect" or name.startswith("fscoord._log.inspect")]
+
+
 def test_a_store_that_nobody_waits_on_loads_no_dependency_either(tmp_path: Path) -> None:
     code = "import fscoord; fscoord.FileStore(sys.argv[1]).set('k', 'v')"
     loaded = set(run(NEW_MODULES.format(code), str(tmp_path / "store")).split())

@@ -19,6 +19,8 @@ from soaking.verdict import MANY, SINGLE, Left, judge_journals, judge_keys, judg
 
 import fscoord
 
+pytestmark = pytest.mark.exhaustive
+
 SOAK = Path(__file__).with_name("soak.py")
 
 

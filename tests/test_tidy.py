@@ -16,10 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.sources import MODULES, imported, module_of, tree
 
 import fscoord
 
-PACKAGE = Path(fscoord.__file__).parent
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parent.parent
 
 MODULE_LINES_MAX = 600
@@ -28,22 +30,154 @@ MODULE_LINES_MAX = 600
 LAYERS = [
     ("errors", []),
     ("_runtime", []),
-    ("_runtime.words", []),
-    ("_runtime.foreign", ["errors"]),
+    ("_runtime.escaping", []),
     ("_runtime.forks", []),
-    ("_runtime.imports", ["_runtime.forks"]),
-    ("_runtime.logger", ["_runtime.foreign", "_runtime.imports"]),
-    ("_runtime.system", ["_runtime.foreign", "_runtime.forks", "_runtime.imports", "_runtime.words", "errors"]),
-    ("_runtime.*", ["_runtime.foreign", "_runtime.system", "errors"]),
+    ("_runtime.interrupts", ["_runtime.forks", "errors"]),
+    ("_runtime.logging", ["_runtime.interrupts"]),
+    ("_runtime.system", ["_runtime.escaping", "_runtime.forks", "_runtime.interrupts", "errors"]),
+    ("_runtime.*", ["_runtime.interrupts", "_runtime.system", "errors"]),
     ("_waiting", []),
     ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
-    ("_log.format.*", ["_log.format.*", "_runtime.words", "errors"]),
+    # The log, from the bottom up: each module may import those of entries above its own, and of its own.
     ("_log", []),
-    ("_log.*", ["_log.*", "_runtime.*", "_waiting.wait", "errors"]),
-    ("arguments", ["errors"]),
-    ("capabilities", ["arguments"]),
-    ("members", ["arguments", "_runtime.system", "errors"]),
-    ("store", ["_waiting.*", "arguments", "capabilities", "members", "_runtime.system", "errors"]),
+    ("_log.format.*", ["_log.format.*", "_runtime.escaping", "errors"]),
+    ("_log.recovery", []),
+    ("_log.io.safe_files", ["_runtime.*", "errors"]),
+    ("_log.io.spill", ["_log.format.record", "_runtime.system"]),
+    ("_log.io.torn_tail", ["_log.format.record", "_runtime.*"]),
+    ("_log.state_machine", ["_log.io.spill"]),
+    ("_log.liveness.session_table", ["_log.format.control_records"]),
+    ("_log.liveness.liveness_file", ["_log.format.control_records", "_log.io.safe_files", "_runtime.*", "errors"]),
+    ("_log.locking.*", ["_log.locking.*", "_log.format.*", "_log.liveness.liveness_file", "_runtime.*", "errors"]),
+    ("_log.io.opening", ["_log.format.*", "_log.io.safe_files", "_log.locking.log_lock", "_runtime.*", "errors"]),
+    (
+        "_log.handle",  # what the parts below this line share
+        [
+            "_log.format.*",
+            "_log.recovery",
+            "_log.io.safe_files",
+            "_log.io.spill",
+            "_log.io.torn_tail",
+            "_log.locking.*",
+            "_log.io.opening",
+            "_runtime.system",
+            "errors",
+        ],
+    ),
+    (
+        "_log.io.*",
+        [
+            "_log.io.*",
+            "_log.format.*",
+            "_log.recovery",
+            "_log.state_machine",
+            "_log.liveness.session_table",
+            "_log.handle",
+            "_runtime.*",
+            "errors",
+        ],
+    ),
+    ("_log.liveness.*", ["_log.liveness.*", "_log.format.*", "_log.io.*", "_log.handle", "_runtime.*", "errors"]),
+    ("_log.access.mount", ["_runtime.*"]),
+    ("_log.access.hang_watchdog", ["_runtime.*"]),
+    (
+        "_log.access.*",
+        [
+            "_log.access.*",
+            "_log.format.*",
+            "_log.recovery",
+            "_log.io.*",
+            "_log.locking.log_lock",
+            "_log.handle",
+            "_log.liveness.*",
+            "_runtime.*",
+            "errors",
+        ],
+    ),
+    (
+        "_log.generations.*",
+        [
+            "_log.generations.*",
+            "_log.format.*",
+            "_log.recovery",
+            "_log.io.*",
+            "_log.state_machine",
+            "_log.locking.*",
+            "_log.handle",
+            "_log.liveness.*",
+            "_runtime.*",
+            "errors",
+        ],
+    ),
+    ("_log.wakeup.doorbell", ["_log.io.safe_files", "_runtime.*"]),
+    (
+        "_log.wakeup.changed_keys",
+        ["_log.format.record", "_log.io.spill", "_log.state_machine", "_log.wakeup.doorbell"],
+    ),
+    (
+        "_log.wakeup.*",  # it never reads the log: its callers do
+        [
+            "_log.wakeup.*",
+            "_log.io.safe_files",
+            "_log.locking.process_mutex",
+            "_log.access.mount",
+            "_runtime.*",
+            "_waiting.*",
+            "errors",
+        ],
+    ),
+    (
+        "_log.log",
+        [
+            "_log.format.*",
+            "_log.recovery",
+            "_log.io.*",
+            "_log.state_machine",
+            "_log.liveness.*",
+            "_log.locking.log_lock",
+            "_log.handle",
+            "_log.access.local",
+            "_log.access.mount",
+            "_log.access.network",
+            "_log.generations.*",
+            "_log.wakeup.changed_keys",
+            "_runtime.*",
+            "errors",
+        ],
+    ),
+    (
+        "_log.opened",
+        [
+            "_log.format.control_records",
+            "_log.state_machine",
+            "_log.locking.log_lock",
+            "_log.io.opening",
+            "_log.access.mount",
+            "_log.access.hang_watchdog",
+            "_log.log",
+            "_runtime.logging",
+            "errors",
+        ],
+    ),
+    (
+        "_log.inspect.*",  # apart from handles: a log that is damaged can't be opened
+        [
+            "_log.inspect.*",
+            "_log.format.*",
+            "_log.io.safe_files",
+            "_log.io.torn_tail",
+            "_log.io.opening",
+            "_log.locking.log_lock",
+            "_log.access.mount",
+            "_log.generations.forwarding",
+            "_runtime.*",
+            "_arguments",
+            "errors",
+        ],
+    ),
+    ("_arguments", ["errors"]),
+    ("store", ["_waiting.*", "_arguments", "_runtime.system", "errors"]),
+    ("inspect", ["_log.inspect.*"]),
     ("environment", ["_runtime.system", "errors"]),
     (
         "stores.file*",
@@ -52,33 +186,27 @@ LAYERS = [
             "_log.*",
             "_runtime.*",
             "_waiting.*",
-            "arguments",
-            "capabilities",
-            "members",
+            "_arguments",
             "store",
             "errors",
         ],
     ),
     (
         "stores.tcp*",
-        ["stores.tcp*", "_runtime.*", "_waiting.*", "arguments", "capabilities", "members", "store", "errors"],
+        ["stores.tcp*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
     (
         "stores.etcd*",
-        ["stores.etcd*", "_runtime.*", "_waiting.*", "arguments", "capabilities", "members", "store", "errors"],
+        ["stores.etcd*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
-    ("stores.copying", ["_log.*", "arguments"]),
-    ("stores.dump", ["_log.*"]),
-    ("stores.verify", ["_log.*"]),
-    ("stores.repair", ["_log.*"]),
-    ("stores.url", ["stores.*", "arguments", "store", "_runtime.system", "errors"]),
+    ("stores.url", ["stores.*", "_arguments", "store", "_runtime.system", "errors"]),
     (
         "stores.*",
-        ["_waiting.*", "arguments", "capabilities", "members", "store", "_runtime.system", "errors"],
+        ["_waiting.*", "_arguments", "store", "_runtime.system", "errors"],
     ),
-    ("collectives*", ["collectives.*", "_runtime.*", "_waiting.*", "arguments", "members", "store", "errors"]),
+    ("collectives*", ["collectives.*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"]),
     ("barriers", ["barriers.*"]),
-    ("barriers.base", ["arguments", "environment", "errors"]),
+    ("barriers.base", ["_arguments", "environment", "errors"]),
     (
         "barriers.*",
         [
@@ -86,7 +214,7 @@ LAYERS = [
             "collectives",
             "collectives.*",
             "_runtime.*",
-            "arguments",
+            "_arguments",
             "environment",
             "store",
             "stores.url",
@@ -96,7 +224,7 @@ LAYERS = [
     ("recipes", ["recipes.*"]),
     (
         "recipes.*",
-        ["recipes.*", "collectives.*", "_runtime.*", "_waiting.*", "arguments", "store", "errors"],
+        ["recipes.*", "collectives.*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
     ),
     ("aio", ["aio.*"]),
     (
@@ -106,8 +234,7 @@ LAYERS = [
             "collectives.*",
             "_runtime.*",
             "_waiting.*",
-            "arguments",
-            "members",
+            "_arguments",
             "recipes",
             "recipes.*",
             "store",
@@ -118,26 +245,26 @@ LAYERS = [
     ("rendezvous", ["rendezvous.*", "errors"]),
     (
         "rendezvous.creation",  # a temporary file has no address, so that stores.url can't open it
-        ["rendezvous.*", "stores.file", "stores.url", "store", "arguments", "_runtime.*", "errors"],
+        ["rendezvous.*", "stores.file", "stores.url", "store", "_arguments", "_runtime.*", "errors"],
     ),
     (
         "rendezvous.*",
-        ["rendezvous.*", "_runtime.*", "_waiting.*", "collectives", "stores.prefix", "store", "arguments", "errors"],
+        ["rendezvous.*", "_runtime.*", "_waiting.*", "collectives", "stores.prefix", "store", "_arguments", "errors"],
     ),
     ("launch", ["launch.*"]),
     ("launch.warden", []),  # a program by itself
     ("launch.held", ["launch.warden", "_runtime.*", "errors"]),
     (
         "launch.*",
-        ["launch.*", "rendezvous.*", "stores.prefix", "store", "arguments", "_runtime.*", "_waiting.*", "errors"],
+        ["launch.*", "rendezvous.*", "stores.prefix", "store", "_arguments", "_runtime.*", "_waiting.*", "errors"],
     ),
     (
         "demo.*",
-        ["demo.*", "_runtime.*", "arguments", "collectives", "members", "store", "stores.*", "errors"],
+        ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
     ),
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
-    ("testing.*", ["testing.*", "arguments", "members", "store", "_runtime.*", "errors"]),
+    ("testing.*", ["testing.*", "_arguments", "store", "_runtime.*", "errors"]),
     ("integrations.*", ["*"]),
     # What the doctor tries must be the very locks, mounts and paths that a log uses, so it may import those of `_log`.
     (
@@ -184,12 +311,12 @@ SYSTEM_ALLOWED = {
     ),
     "launch.held": ({"signal", "subprocess"}, "starts a process and stops it"),
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
-    "testing.contract.interrupts": ({"signal"}, "interrupts itself"),
+    "testing.contract.waiting": ({"signal"}, "interrupts itself"),
     "cli.run": ({"signal"}, "names the signals that killed workers"),
-    "cli.once": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
+    "cli.collectives": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
-    "doctor.child": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
+    "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
 
 # Extras, and the only modules that may ask for them.
@@ -202,45 +329,17 @@ EXTRAS = {
 }
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the package by its name without `fscoord.`; the package itself is the empty name."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
 every_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "fscoord")
 
 
-def tree(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
-
-
 def imports(name: str) -> Iterator[str]:
-    """Every dotted name that the module imports, wherever in it; `from a import b` is `a.b`, as `load("a.b")` is."""
-    for node in ast.walk(tree(name)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name} imports relatively in line {node.lineno}"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"load", "system.load"}:
-            yield ast.literal_eval(node.args[0])
+    """Every dotted name that the module imports, wherever in it."""
+    return (dotted for node in ast.walk(tree(name)) for dotted in imported(node))
 
 
 def own_imports(name: str) -> set[str]:
     """The modules of fscoord that the module imports."""
-    found = set()
-    for dotted in imports(name):
-        if dotted == "fscoord" or dotted.startswith("fscoord."):
-            target = dotted.removeprefix("fscoord").removeprefix(".")
-            while target not in MODULES:
-                target = target.rpartition(".")[0]
-            found.add(target)
-    return found
+    return {target for target in map(module_of, imports(name)) if target is not None}
 
 
 @every_module
@@ -252,6 +351,30 @@ def test_imports_point_downward(name: str) -> None:
     assert allowed is not None, f"{name} is in no layer: give it its place in LAYERS and in docs/contributing"
     wrong = {target for target in own_imports(name) if not any(fnmatchcase(target, pattern) for pattern in allowed)}
     assert not wrong, f"{name} may import {allowed}, not {sorted(wrong)}"
+
+
+def test_layers_of_the_log_are_in_order() -> None:
+    """No part of the log imports one that comes after it in `LAYERS`, so that there is no cycle of parts."""
+    parts = [module for module in MODULES if module.startswith("_log.") and module not in PACKAGES]
+    assert len(parts) > 30
+    wrong = [
+        f"{module} imports {target}"
+        for module in parts
+        for target in own_imports(module)
+        if target.startswith("_log.") and layer_of(target) > layer_of(module)
+    ]
+    assert wrong == []
+
+
+def layer_of(name: str) -> int:
+    """Return the place in `LAYERS` of the entry that holds the module `name`."""
+    return next(place for place, (pattern, _) in enumerate(LAYERS) if fnmatchcase(name, pattern))
+
+
+def test_every_layer_holds_a_module() -> None:
+    held = {layer_of(name) for name in MODULES if name not in PACKAGES}
+    empty = [pattern for place, (pattern, _) in enumerate(LAYERS) if place not in held and pattern not in PACKAGES]
+    assert empty == []
 
 
 @every_module

@@ -1,216 +1,488 @@
-"""`LogFile`: one handle on one log: what `LogReader` follows, and records appended under the lock.
+"""`Log`: one handle on one log: a transaction, or a read, from lock to unlock, and recovery at its start.
 
-A writer holds the lock, has read to the end, and appends each record with one write(2). Nothing is ever cut or
-overwritten: what a dying writer left torn is voided by the next.
+This module knows all the parts of the log, and no part knows this module. A writer holds the log's lock, has read to
+the end, and appends each record with one write(2).
+
+It is one thing, though long: every method is a transaction, or the recovery and the wait for the lock around one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
-from fscoord._log.access.mount import Mount, find_mount
-from fscoord._log.consumer import Consumer
-from fscoord._log.contention import said_first
+from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
+from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
+from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.format import record
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.runs import judge
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session, encode_death
+from fscoord._log.format.header import LogIdentity
+from fscoord._log.format.runs import classify_run
 from fscoord._log.generations import forwarding
-from fscoord._log.generations.compaction import MOVED, NEVER, Compactor
-from fscoord._log.io import safe_files, spill, torn_tail
-from fscoord._log.io.cursor import CHUNK, DIRTY, LOOK_S, REOPEN, Suspect, Vanished
-from fscoord._log.io.opening import Wanted
+from fscoord._log.generations.compaction import MOVED, Compactor
+from fscoord._log.generations.follower import GenerationFollower
+from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
+from fscoord._log.io import safe_files, torn_tail
+from fscoord._log.io.cursor import Cursor
+from fscoord._log.io.large_values import LargeValues
+from fscoord._log.io.opening import LogOptions
+from fscoord._log.io.writer import LogWriter
+from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.liveness.own_session import Liveness, Registration
+from fscoord._log.liveness.session_table import SessionTable
+from fscoord._log.locking.log_lock import SOFT
+from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
+from fscoord._log.state_machine import StateMachine
+from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreUnavailableError
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord.errors import (
+    FscoordError,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
 
-__all__ = ["Decide", "LogFile"]
+__all__ = ["Decide", "Log"]
+
+T = TypeVar("T")
 
 Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
-"""Called with the lock, up to date, with key and value; returns ``(result, kind, value)``, kind 0 to write nothing."""
+"""Called with the lock, caught up, with key and value; returns ``(result, kind, value)``, kind 0 to write nothing."""
 
 LOCK_GRACE_S: Final = 0.03
-"""How long the lock is waited for even by who does not want to wait: it is held for microseconds."""
+"""How long a caller that does not want to wait waits for the lock all the same: it is held for microseconds."""
+
+SHARED_CHECK_S: Final = 1.0
+"""As `PATH_CHECK_S`, while the lock of a log that hosts share is waited for: each check is a request to the server."""
+
+_handles: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
-class LogFile(Compactor):
+def _after_fork_in_child() -> None:
+    for log in list(_handles):
+        log.after_fork()
+
+
+system.after_fork_in_child("handles", _after_fork_in_child)
+
+
+class Log:
     """One handle on the log at `path`, which appears, with its header, if it is not there.
 
     Args:
-        path: an absolute path, as `path.resolve` returns it.
-        consumer: is given every data record once, in order.
-        wanted: what the log must be like.
-        introduce: returns who this handle is, when it first writes.
+        path: an absolute path, as `safe_files.resolve` returns it.
+        machine: is given every data record once, in order.
+        options: what the log must be like.
+        introduce: returns the content of the handle's session record, when it first writes.
         participants: the handle is over when so many have left; 0 for never.
-        mount: what `path` is on, if that is known.
+        mount: the mount of `path`, if that is known.
+        coherence: how the mount is read: ``"local"``, ``"direct"`` or ``"locked"``.
+
+    Attributes:
+        handle: the state that the parts of the handle share, which the log's process mutex guards.
+        table: the sessions that the log has recorded.
+        read_locked, read_unlocked: return the bytes of a long value; see `LargeValues`.
     """
 
     def __init__(
         self,
         path: str,
-        consumer: Consumer,
-        wanted: Wanted,
+        machine: StateMachine,
+        options: LogOptions,
         introduce: Callable[[], Session],
         participants: int = 0,
         mount: Mount | None = None,
+        coherence: str = LOCAL,
     ) -> None:
-        super().__init__(path, consumer, participants, introduce)
-        self.read_only = wanted.read_only
-        self._directory_synced = False
+        self.path = path
         self.mount: Mount = mount or find_mount(path)
-        self._wanted = wanted = wanted._replace(inodes_last=wanted.inodes_last and self.mount.inodes_last)
-        self._zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_faked())
-        self._compact_at = wanted.compact_bytes or NEVER
-        self._spill_at = wanted.spill_bytes or spill.NEVER
+        options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
+        self.read_only = options.read_only
+        self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
+        self.machine: StateMachine = self.changed_keys or machine
+        self.handle = handle = HandleState(path, options)
+        handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
+        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds)
+        self._finalizer.atexit = False
+        # Parts refer to `handle` and to parts above them here, never to this object: a handle that is dropped is freed
+        # at once, and with it its descriptors.
+        self.table = SessionTable(participants)
+        on_control = None if self.changed_keys is None else self.changed_keys.mark_all
+        self.cursor = Cursor(handle, self.machine, self.table, on_control)
+        self.liveness = Liveness(handle, self.table)
+        self.access = self._choose_access(coherence)
+        self.writer = LogWriter(handle, self.cursor, self.machine, self.access.write)
+        self.large_values = LargeValues(handle, self.cursor, self.machine)
+        self.registration = Registration(handle, self.liveness, self.writer, introduce)
+        self.follower = GenerationFollower(handle, self.cursor, self.table, self.large_values)
+        self.compactor = Compactor(
+            handle,
+            self.machine,
+            self.table,
+            self.liveness,
+            self.writer,
+            self.registration,
+            self.large_values,
+            self.follower,
+        )
+        # What varies by mount is bound once: these are called for every operation.
+        self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
+        self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
         try:
-            self._open()
+            self.access.open(self._open)
         except (FscoordError, OSError) as error:
             raise_if_foreign(error)
-            self._drop_all()  # whoever keeps the error keeps what is half open
+            self._close_all()  # a caller that keeps the error keeps this half-open object
             if isinstance(error, FscoordError):
                 raise
             raise safe_files.unavailable(error, path, "opening the log") from error
 
+    def _choose_access(self, coherence: str) -> Access:
+        if coherence == LOCAL:
+            return LocalAccess(self.handle, self.cursor, self.table, self.liveness)
+        is_direct = self.handle.options.is_soft and coherence == DIRECT
+        kind = SymlinkLockAccess if is_direct else NetworkAccess
+        return kind(self.handle, self.cursor, self.liveness, self.mount, coherence)
+
+    def _open(self) -> None:
+        self.machine.reset()  # forget a log that was removed while it was opened
+        self.follower.open(lambda: _handles.add(self))
+
+    # -- forks -----------------------------------------------------------------------------------------------------
+
     def after_fork(self) -> None:
-        """In a forked child: the descriptors are closed, and nothing is unlocked; the next operation opens its own."""
-        self._lock.after_fork(self._shared.mutex)
-        super().after_fork()
+        """In a forked child: the descriptors are closed, and nothing is unlocked; the next operation opens its own.
+
+        The liveness byte is the parent's: the child becomes another session as soon as it writes. The shared state of
+        the log has a new mutex by then (see ``forks.ORDER``).
+        """
+        handle = self.handle
+        handle.lock.after_fork(handle.shared.mutex)
+        self.liveness.lose()
+        handle.lock.session = 0
+        handle.mutex = handle.shared.mutex
+        handle.reader_fd = handle.root_fd = -1
+        handle.recovery |= DESCRIPTORS
 
     def be_closed_by_fork(self) -> None:
         """In a forked child, after `after_fork`: a thread of the parent was closing this handle, and is not here."""
-        self._finish(StoreClosedError, "was being closed by another thread when this process was forked; open it again")
+        self.handle.finish(
+            StoreClosedError, "was being closed by another thread when this process was forked; open it again"
+        )
 
-    # -- the two things that one does with a log -------------------------------------------------------------------
+    # -- a read, and a transaction ---------------------------------------------------------------------------------
 
     def refresh(self, limit: float) -> None:
-        """Give the consumer every record that is complete by now.
+        """Apply every record that is complete by now, without the log's lock if the mount allows.
 
         Raises:
             StoreGoneError: the file was deleted, replaced or truncated.
             CorruptLogError: the log is damaged.
             StoreTimeoutError: the lock was needed (to be sure of damage, or on a shared file system) and did not come.
         """
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
-        shared = self._shared
+        handle = self.handle
+        shared = handle.shared
         with shared.mutex:
-            if shared.busy:
+            if shared.is_inside:
                 raise self._entered_twice()
             try:
-                shared.busy = True
-                self._limit = limit
-                if self._trouble:
-                    self._sort_out()
-                self._trouble = DIRTY
-                self._read()
-                self._trouble = 0
+                shared.is_inside = True
+                handle.time_left = limit
+                if handle.recovery:
+                    self._recover()
+                handle.recovery = POSITION
+                while self._read():
+                    self.follower.follow()
+                handle.recovery = 0
                 return
-            except Suspect:
+            except NeedsLock:
                 pass
             except FscoordError:
                 raise
             except OSError as error:
                 raise_if_foreign(error)
-                self._misread(error)
+                if not self.access.retries_read(error) and not self._is_cut_by_fork():
+                    raise safe_files.unavailable(error, self.path, "reading the log") from error
             finally:
-                shared.busy = False
+                shared.is_inside = False
         self.refresh_locked(limit)
 
+    def refresh_locked(self, limit: float) -> None:
+        """As `refresh`, but with the lock: its verdict is final."""
+        self.update(0, b"", b"", None, limit)
+
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
-        """With the lock, and up to date, append the record ``(kind, key, value)`` or what `decide` makes of it.
+        """With the lock, caught up, append the record ``(kind, key, value)`` or the one that `decide` returns.
 
         Raises:
-            StoreTimeoutError: the lock did not come within `limit` seconds; its ``holder`` names who has it.
+            StoreTimeoutError: the lock did not come within `limit` seconds; ``holder`` names the session that holds it.
             StoreUnavailableError: the file system refused; ``maybe_applied`` says whether the record may be there.
             StoreGoneError, CorruptLogError: as in `refresh`.
         """
         if self.read_only and kind:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started, left, result = 0, 0.0, limit, MOVED
+        handle = self.handle
         while True:
-            if not system.own_process[0]:
+            if not system.fork_marker[0]:
                 system.recover_from_fork()
-            shared = self._shared
+            shared = handle.shared
+            first: BaseException | None = None  # what ended the transaction, should the unlock fail as well
             with shared.mutex:
-                if shared.busy:
+                if shared.is_inside:
                     raise self._entered_twice()
                 try:
-                    shared.busy = True
-                    self._limit = left
-                    if self._trouble:
-                        self._sort_out()
-                    lock = self._lock
+                    shared.is_inside = True
+                    handle.time_left = left
+                    if handle.recovery:
+                        self._recover()
+                    lock = handle.lock
                     try:
-                        grant = lock.grant
-                        if grant is None:
+                        handover = lock.handover
+                        if handover is None:
                             lock.try_lock()
                         else:
-                            lock.grant = None  # before anything that can be interrupted: ``finally`` unlocks
-                            grant.release()
-                        self._trouble = DIRTY
+                            lock.handover = None  # before anything that can be interrupted: ``finally`` unlocks
+                            handover.release()
+                        handle.recovery = POSITION
                         result = self._update_locked(kind, key, value, decide)
                         if result is MOVED:
-                            self._trouble = DIRTY
+                            handle.recovery = POSITION
                             continue
-                        self._trouble = 0
+                        handle.recovery = 0
                         return result
+                    except BaseException as error:
+                        first = error
+                        raise
                     finally:
+                        # For the kernel's kinds of lock this is a C function. Python handles signals when it enters a
+                        # Python function and between statements, so nothing can interrupt on the way here: an
+                        # exception, even a KeyboardInterrupt, can't leave the log locked.
                         lock.unlock()
                 except FscoordError:
                     raise
                 except OSError as error:
-                    if error.errno is None:  # a signal handler's
-                        self._lock.unlock()
+                    if error.errno is None:  # raised by a signal handler, and not by the system
+                        handle.lock.unlock()
                         raise
-                    first = said_first(error)
-                    if first is not None and not self._is_cut_by_fork():
-                        self._explain(first, maybe_applied=result is not MOVED and kind > 0)
-                except Vanished:  # the next attempt mends it
+                    cause = _cause_of(first, error)
+                    if cause is not None and not self._is_cut_by_fork():
+                        self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind > 0)
+                except GenerationUnlinked:  # the next attempt recovers
                     pass
                 except BaseException:
-                    self._lock.unlock()  # a soft lock's is Python's, which an interruption can keep from running
+                    handle.lock.unlock()  # that of a soft lock is a Python function, which may have been interrupted
                     raise
                 finally:
-                    shared.busy = False
+                    shared.is_inside = False
+                    first = None  # the error refers to this frame by its traceback: no cycle of the two
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
             self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S))
             left = limit - (system.time.monotonic() - started)
 
-    def refresh_locked(self, limit: float) -> None:
-        """As `refresh`, but with the lock: what it finds is final."""
-        self.update(0, b"", b"", None, limit)
+    def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
+        """With the lock: catch up, decide, append. Return `MOVED` if the log goes on in another file."""
+        if self._catch_up():
+            self.follower.follow()
+            return MOVED  # the lock was that of the generation that has ended
+        handle = self.handle
+        handle.recovery = 0  # while it decides, nothing is in doubt
+        result = None
+        if decide is not None:
+            result, kind, value = decide(key, value)
+        if not kind:
+            return result
+        handle.recovery = POSITION
+        if handle.pending or handle.is_torn:
+            self.writer.void_tail()
+        session = handle.lock.session
+        if not session:
+            session = self.registration.append()
+            if kind == record.SESSION:
+                return result
+        if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
+            return MOVED
+        self._append(kind, key, value, session)
+        return result
 
-    def leave(self, participants: int, limit: float, clear: Callable[[str], object]) -> None:
-        """Say that this participant will not come back. If it is the last of `participants`, that ends the log.
+    def inspect(self, answer: Callable[[], T]) -> T:
+        """Return ``answer()``, called under the mutex: no thread, nor a signal handler, changes the state meanwhile."""
+        if not system.fork_marker[0]:
+            system.recover_from_fork()
+        shared = self.handle.shared
+        with shared.mutex:
+            if shared.is_inside:
+                raise self._entered_twice()
+            try:
+                shared.is_inside = True
+                return answer()
+            finally:
+                shared.is_inside = False
 
-        The record of its end is its removal. Its names go as well if they can, after ``clear(path)`` has removed what
-        stands beside it. Errors as in `update`.
+    def position(self) -> tuple[int, int]:
+        """Return how far the log was read: the generation, and the offset in its file."""
+        return self.inspect(lambda: (self.handle.header.generation, self.handle.offset))
+
+    def refuse_reentry(self) -> None:
+        """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
+        if not system.fork_marker[0]:
+            system.recover_from_fork()
+        with self.handle.mutex:
+            if self.handle.shared.is_inside:
+                raise self._entered_twice()
+
+    def _entered_twice(self) -> StoreError:
+        return StoreError(
+            f"{self.path}: the store was called by a signal handler or finalizer that interrupted a call of the"
+            " same thread; hand the work to another thread",
+            path=self.path,
+        )
+
+    # -- recovery --------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """At the start of an operation: recover what an interruption or a fork left in doubt.
+
+        Raises:
+            OSError: the server has forgotten a file meanwhile, and the transaction must begin again.
         """
-        self._participants = 0
+        handle = self.handle
+        if handle.recovery & CLOSED:
+            kind, message = handle.final_error
+            raise kind(f"{self.path} {message}", path=self.path)
+        try:
+            try:
+                self._recover_parts()
+            except OSError as error:
+                if isinstance(error, FscoordError):
+                    raise
+                raise_if_foreign(error)
+                raise safe_files.unavailable(error, self.path, "opening the log again") from error
+        except StoreUnavailableError as error:
+            if not self.access.retries_recovery(error):
+                raise
+            raise error.__cause__ or error from None
+        handle.recovery = 0
 
-        def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            if self.left + 1 < participants:
-                return None, record.LEAVE, b""
-            self._trouble = DIRTY
-            if self._pending or self._torn:
-                self._void_tail()
-            session = self._lock.session or self._introduce()
-            self._is_settled = False
-            self._append(record.FINISHED, b"", b"", session)
-            owner = Identity(self.header.lineage, self.root.inode)
-            flags = forwarding.Flags(self._read_flags, self._write_flags)
-            forwarding.remove_log(self.path, self.root, owner, clear, flags, self._descriptors)
-            return None, 0, b""
+    def _recover_parts(self) -> None:
+        handle = self.handle
+        if handle.recovery & (DESCRIPTORS | SERVER_STATE):
+            self.follower.open_again()
+            self.access.reopened()
+        if handle.recovery & GENERATION:
+            self.follower.restart()
+        elif handle.recovery & APPLYING:
+            self.cursor.reset()
+        try:
+            if handle.seal is None:
+                self.cursor.move(handle.offset, handle.chain)
+            else:
+                self.follower.follow()
+        except GenerationUnlinked:
+            self.follower.restart()
+        for fd in handle.owned_fds - handle.fds_in_use():  # an interruption came between opening and use, or close
+            handle.close_fd(fd)
 
-        self.update(record.LEAVE, b"", b"", decide, limit)
+    def _is_cut_by_fork(self) -> bool:
+        """Return whether a signal handler has forked in the middle of an operation, which goes on in the child.
+
+        Its descriptors are closed there. So the child's next attempt opens its own.
+        """
+        handle = self.handle
+        is_cut = handle.reader_fd < 0 or handle.lock.fd < 0
+        if is_cut:
+            handle.recovery |= DESCRIPTORS
+        return is_cut
+
+    # -- the wait for the lock -------------------------------------------------------------------------------------
+
+    def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
+        """Return if the transaction that `error` ended should begin again; raise it as one of our own otherwise.
+
+        If the transaction's record is there, or may be (`maybe_applied`), the lock could not be given back.
+        """
+        handle = self.handle
+        if self.access.retries_transaction(error, maybe_applied=maybe_applied):
+            return
+        if handle.recovery or maybe_applied:
+            applied = maybe_applied or bool(handle.recovery & APPLYING)
+            raise safe_files.unavailable(error, self.path, "using the log", maybe_applied=applied) from error
+        if not handle.lock.is_taken(error):
+            raise handle.lock.refuse(error) or safe_files.unavailable(error, self.path, "locking the log") from error
+
+    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
+        """Return when it is worth trying again."""
+        handle = self.handle
+        waited = system.time.monotonic() - started
+        if waited >= limit:
+            raise self._lock_timeout(waited)
+        if handle.recovery & SERVER_STATE:  # no process holds the lock of a file that is gone
+            return
+        oldest = SHARED_CHECK_S if handle.is_shared else PATH_CHECK_S
+        if not handle.lock.can_block and system.time.monotonic() - handle.path_checked_at > oldest:
+            self.read_ahead()  # so that the next attempt raises if the log has gone meanwhile
+        handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not handle.is_shared)
+
+    def _reopen_for_lock(self) -> int:
+        """Return another descriptor of the file in use, for the thread that waits for its lock in the kernel.
+
+        Other threads use this handle meanwhile, and may go on in another file. So nothing is concluded here, nor
+        changed: that thread compares the file with the one that its waiters wait for.
+        """
+        return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
+
+    def _lock_timeout(self, waited: float) -> StoreTimeoutError:
+        lock, sessions = self.handle.lock, self.table.sessions
+        number = lock.holder()
+        if isinstance(number, int) and number not in sessions:
+            self.read_ahead()
+        holder = str(sessions.get(number, f"session {number}")) if isinstance(number, int) else number
+        if number == 0:
+            holder = "a process that has not written yet"
+        remedy = ""
+        if lock.kind == SOFT:
+            remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
+        return StoreTimeoutError(
+            f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
+            f" and is stopped, or stuck in a call{remedy}",
+            holder=holder,
+            waited=waited,
+        )
+
+    def read_ahead(self) -> None:
+        """Read on without the lock, which does not come: the log may name its holder, or may have gone.
+
+        Errors are left to the next operation, which meets them, too.
+        """
+        handle = self.handle
+        with handle.mutex:
+            if handle.shared.is_inside:
+                return
+            try:
+                handle.shared.is_inside = True
+                self._recover()
+                handle.recovery = POSITION
+                while self._read():
+                    self.follower.follow()
+                handle.recovery = 0
+            except (OSError, FscoordError, NeedsLock) as error:
+                raise_if_foreign(error)
+            finally:
+                handle.shared.is_inside = False
+
+    # -- runs, lives and generations -------------------------------------------------------------------------------
 
     def join_run(self, limit: float, *, shows: bool = False) -> None:
-        """Belong to the run that was asked for, which begins if it is a new one; without one, to that which there is.
+        """Join the run of the options, which begins if it is a new one; without one, the run that there is.
 
-        A finished log begins a new life. If it `shows`, the handle introduces itself at once.
+        A finished log begins a new life. If it `shows`, the handle registers at once.
 
         Raises:
             StaleRunError: the run is over.
@@ -218,31 +490,56 @@ class LogFile(Compactor):
             StoreUnavailableError: the log is finished, and this handle only reads.
             StoreUnavailableError, StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
         """
-        run, begun = self._wanted.run, list[bool]()
+        handle, table = self.handle, self.table
+        run, begun = handle.options.run, list[bool]()
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
-            verdict = "join" if run is None else judge(self.header.runs, run)
+            verdict = "join" if run is None else classify_run(handle.header.runs, run)
             if verdict == "stale":
-                raise self._superseded(self.header.runs[0])
-            if verdict == "join" and not self.is_finished:
+                raise self.follower.superseded(handle.header.runs[0])
+            if verdict == "join" and not table.is_finished:
                 return None, 0, b""
             if self.read_only and verdict == "join":
                 message = f"{self.path} is finished, and no writer has opened it since"
                 raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
                 raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
-            self._begin_life(run)
+            self.compactor.begin_life(run)
             begun.append(True)
             return MOVED, 0, b""
 
-        if self.is_finished or (run is not None and self.header.runs[:1] != (run,)):
+        if table.is_finished or (run is not None and handle.header.runs[:1] != (run,)):
             self._change_generation(decide, begun, limit)
-        self.settle()
+        self.follower.settle()
         if shows and not self.read_only:
-            self.introduce(limit)
+            self.register(limit)
+
+    def leave(self, participants: int, limit: float, clear: Callable[[str], object]) -> None:
+        """Record that this participant will not come back. The last of `participants` ends the log.
+
+        The record of its end is its removal. Its names are removed as well if they can be, after ``clear(path)`` has
+        removed the files beside it. Errors as in `update`.
+        """
+        handle, table = self.handle, self.table
+        table.participants = 0
+
+        def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+            if table.left + 1 < participants:
+                return None, record.LEAVE, b""
+            handle.recovery = POSITION
+            self.writer.void_tail()
+            session = handle.lock.session or self.registration.append()
+            handle.is_settled = False
+            self._append(record.FINISHED, b"", b"", session)
+            owner = LogIdentity(handle.header.lineage, handle.root.inode)
+            flags = forwarding.Flags(handle.read_flags, handle.write_flags)
+            forwarding.remove_log(self.path, handle.root, owner, clear, flags, handle.owned_fds)
+            return None, 0, b""
+
+        self.update(record.LEAVE, b"", b"", decide, limit)
 
     def compact(self, limit: float) -> None:
-        """Go on in a new generation that holds nothing but what the log amounts to.
+        """Go on in a new generation that holds only what the log amounts to.
 
         Raises:
             StoreUnavailableError: the file system refused, and all is as it was.
@@ -255,7 +552,7 @@ class LogFile(Compactor):
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
             if done:
                 return None, 0, b""
-            self._compact()
+            self.compactor.compact()
             done.append(True)
             return MOVED, 0, b""
 
@@ -269,81 +566,118 @@ class LogFile(Compactor):
             error.maybe_applied = error.maybe_applied or bool(done)
             raise
 
-    def refuse_reentry(self) -> None:
-        """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
-        if not system.own_process[0]:
-            system.recover_from_fork()
-        with self.mutex:
-            if self._shared.busy:
-                raise self._entered_twice()
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> dict[int, Session]:
+        """The sessions that the log has recorded, by number; those that a compaction left out are missing."""
+        return self.table.sessions
+
+    @property
+    def deaths(self) -> dict[int, int]:
+        """When a session was found dead (wall time in ns), by its number."""
+        return self.table.deaths
+
+    @property
+    def has_liveness(self) -> bool:
+        """Whether other processes can tell whether this handle's session lives."""
+        return self.liveness.is_supported
+
+    @property
+    def session(self) -> int:
+        """The number of this handle's session, 0 if it has not registered."""
+        return self.handle.lock.session
+
+    @property
+    def session_if_ready(self) -> int:
+        """`session` for a caller that does nothing else: 0 also if the next operation must recover first."""
+        return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
+
+    def register(self, limit: float, rank: int | None = None) -> int:
+        """Make this handle a session, of `rank` if that is given; return its number. Errors as in `update`."""
+        table = self.table
+        if rank is not None:
+            self.registration.rank = rank
+        number = self.handle.lock.session
+        if number and (rank is None or number in table.ranks.get(rank, ())):
+            return number
+
+        def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+            known = table.sessions.get(self.handle.lock.session)
+            return None, record.SESSION, b"" if known is None else known._replace(rank=rank).encode()
+
+        self.update(record.SESSION, b"", b"", decide, limit)
+        return self.handle.lock.session
+
+    def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
+        """See `Liveness.is_alive`."""
+        return self.inspect(lambda: self.liveness.is_alive(number, home))
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """See `SessionTable.dead_ranks`."""
+        return self.inspect(lambda: self.table.dead_ranks(ranks))
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """See `SessionTable.dead_sessions`."""
+        return self.inspect(lambda: self.table.dead_sessions(numbers))
+
+    def presumed_alive(self, ranks: Iterable[int] | None) -> list[int]:
+        """See `SessionTable.presumed_alive`."""
+        return self.inspect(lambda: self.table.presumed_alive(ranks))
+
+    def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
+        """See `SessionTable.presumed_alive_among`."""
+        return self.inspect(lambda: self.table.presumed_alive_among(numbers))
+
+    def record_death(self, number: int, limit: float) -> bool:
+        """Record that session `number` is dead, if with the lock it still seems so; return whether that is recorded.
+
+        Errors as in `update`.
+        """
+        table = self.table
+        self.refresh(limit)
+        if number in table.deaths:  # all waiters that watch it find it at the same moment, and one record is enough
+            return True
+
+        def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
+            if number in table.deaths:
+                return True, 0, b""
+            if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
+                return False, 0, b""
+            return True, record.DEATH, encode_death(number, table.sessions[number].alive_id)
+
+        return bool(self.update(record.DEATH, b"", b"", decide, limit))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give the descriptors back; every later operation raises `StoreClosedError`."""
-        with self.mutex:
+        handle = self.handle
+        with handle.mutex:
             self.refuse_reentry()
-            self._finish(StoreClosedError, "is closed; open the store again")
-            self._lock.close()
-            if self._alive is not None:
-                self._alive.give_back()
-            self._drop_all()
-            self._lose_alive()
+            handle.finish(StoreClosedError, "is closed; open the store again")
+            handle.lock.close()
+            self.liveness.unlock()
+            self._close_all()
+            self.liveness.lose()
 
-    def _drop_all(self) -> None:
-        for fd in list(self._descriptors):
-            self._drop(fd)
+    def _close_all(self) -> None:
+        for fd in list(self.handle.owned_fds):
+            self.handle.close_fd(fd)
 
-    def _misread(self, error: OSError) -> None:
-        """Say what `error`, met while reading without the lock, means; or return if it is worth trying with it."""
-        if self._is_cut_by_fork():
-            return
-        raise safe_files.unavailable(error, self.path, "reading the log") from error
 
-    def _is_cut_by_fork(self) -> bool:
-        """Return whether a signal handler has forked in the middle of an operation, which goes on in the child.
+def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:
+    """Return the error that ended the transaction: `first`, or `error` of the unlock if nothing went wrong before.
 
-        Its descriptors are closed there. So the child's next attempt opens its own.
-        """
-        is_cut = self._rfd < 0 or self._lock.fd < 0
-        if is_cut:
-            self._trouble |= REOPEN
-        return is_cut
+    None: nothing went wrong, the log just goes on elsewhere. NFS 3 does not unlock a file that another host removed.
 
-    # -- with the lock ---------------------------------------------------------------------------------------------
-
-    def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
-        lock = self._lock
-        if self._is_shared:
-            self._catch_up()
-        else:
-            data = system.os.read(self._rfd, CHUNK)
-            if data:
-                self._advance(data, locked=True)
-                if lock is not self._lock:  # of what follows not all may have been read
-                    return MOVED
-            now = system.time.monotonic()
-            if now - self._looked > LOOK_S:
-                self._look(now)
-        if lock is not self._lock:
-            return MOVED
-        self._trouble = 0
-        result = None
-        if decide is not None:
-            result, kind, value = decide(key, value)
-        if not kind:
-            return result
-        self._trouble = DIRTY
-        if self._pending or self._torn:
-            self._void_tail()
-        session = self._lock.session
-        if not session:
-            session = self._introduce()
-            if kind == record.SESSION:
-                return result
-        if self._offset + len(value) >= self._compact_at and self._tries_to_compact(len(value)):
-            return MOVED
-        self._append(kind, key, value, session)
-        return result
-
-    if TYPE_CHECKING:
-
-        def _catch_up(self) -> None: ...  # of `coherence`, for logs that hosts share
+    Raises:
+        BaseException: `first`, if it is one of our own, or an interruption.
+    """
+    if first is None or first is error:
+        return error
+    if isinstance(first, GenerationUnlinked):
+        return None
+    if isinstance(first, OSError) and not isinstance(first, FscoordError) and first.errno is not None:
+        return first
+    raise first from first.__cause__

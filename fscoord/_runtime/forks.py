@@ -1,13 +1,13 @@
-"""What a forked child does before it uses anything that it has inherited: one hook, whose order stands here.
+"""Recovery of a forked child: one hook, and the order in which it runs the steps of all modules.
 
-fork(2) copies the memory of all threads, and one thread. Whatever another thread was in the middle of stays as it was:
-its locks are taken for ever, its half of a change is never followed by the other half, and descriptors that the child
-has inherited keep the parent's locks. So a child renews every lock of the package and closes every descriptor.
+fork(2) copies the memory of all threads, but only the thread that calls it. What another thread was in the middle of
+stays as it was: its locks stay locked, and the second half of its change never comes. Descriptors that the child
+inherits keep the parent's file locks. So a child makes every mutex of the package anew and closes every descriptor.
 
-The modules that have such things say what a child does to them, under one of the names of `ORDER`. The steps are taken
-in that order, whatever the order of imports, and all of them again if the child is interrupted (by Ctrl-C, say) before
-the last. A step takes no lock that an earlier one has not renewed, asks nobody for the `life`, and does no harm when it
-is taken twice. docs/forks.md lists what each does.
+A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in
+that order, whatever the order of imports. If the child is interrupted, for example by Ctrl-C, all of them run again. A
+step acquires no mutex that an earlier step has not made anew, does not call `process_epoch`, and may run twice.
+docs/forks.md lists what each step does.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["ORDER", "after_fork_in_child", "life", "own_process", "recover_from_fork"]
+__all__ = ["ORDER", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork"]
 
 ORDER: Final = (
-    "imports",  # first, because any later step may have to import something
+    "imports",  # first, because a later step may import a module
     "descriptors",  # closed before anything is opened
-    "faked files",  # the mutex of all logs on files that are not real
+    "faked files",  # the mutex of all logs under pyfakefs
     "mutexes",  # of each log
-    "handles",  # which take the mutexes that are new by now
-    "stores",  # those that were being closed; needs `handles`
-    "lines",
+    "handles",  # each takes its log's new mutex
+    "stores",  # closes those that another thread was closing; needs `handles`
+    "lock waits",
     "poller elections",
     "bells",
     "events",
@@ -44,45 +44,51 @@ ORDER: Final = (
     "keepers",
     "faults",
 )
-"""The names of the steps."""
+"""The names of the steps, first to last."""
 
 _steps: dict[str, Callable[[], None]] = {}
 _life = [1]
 _guards: dict[int, Any] = {}
-"""Keeps the threads of one child apart that find out at once that it was forked; by process, for no child can use the
-guard of its parent."""
+"""A mutex for each process id: after a fork in C several threads of the child may call `recover_from_fork` at once. A
+child never uses its parent's, which may be locked."""
 
 
 def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
-    """Have `call` be the step of this name: taken by Python's own hook, or at the next operation after a fork in C."""
+    """Register `call` as the step of this name.
+
+    Python's hook runs it in the child of `os.fork`; after a fork in C, the first operation of the child does.
+
+    Raises:
+        ValueError: `ORDER` has no such name.
+    """
     if step not in ORDER:
-        raise ValueError(f"{step!r} is not a step of a forked child: give it its place in {__name__}.ORDER")
+        raise ValueError(f"{step!r} is not a step of fork recovery: add it to {__name__}.ORDER")
     _steps[step] = call
 
 
 def recover_from_fork() -> None:
-    """In a forked child: take the steps. A child that has taken them does nothing."""
+    """Run all steps, in a forked child that has not run them yet."""
     with _guards.setdefault(os.getpid(), threading.RLock()):
-        if own_process[0]:
+        if fork_marker[0]:
             return
         _life[0] += 1
         for name in ORDER:
             step = _steps.get(name)
             if step is not None:
                 step()
-        own_process[0] = 1
+        fork_marker[0] = 1
         _guards.clear()
 
 
-def life() -> int:
-    """Return a number that is another one in a forked child than in its parent; getpid(2) takes ten times as long."""
-    if not own_process[0]:
+def process_epoch() -> int:
+    """Return a number that differs between a process and its forked children, in a tenth of the time of getpid(2)."""
+    if not fork_marker[0]:
         recover_from_fork()
     return _life[0]
 
 
 class _PidMark:
-    """`own_process` where the kernel has no MADV_WIPEONFORK."""
+    """The `fork_marker` of a kernel without MADV_WIPEONFORK: compares process ids."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -105,10 +111,10 @@ def _make_mark() -> Any:
     return page
 
 
-own_process = _make_mark()
-"""``own_process[0]`` is 0 in a child that was forked without Python's knowledge, until `recover_from_fork`.
+fork_marker = _make_mark()
+"""``fork_marker[0]`` is 0 in a forked child until `recover_from_fork` has run, also after a fork in C.
 
-The kernel wipes this page in a child. Looking at it takes 15 ns; getpid(2), which says as much, ten times that.
+The kernel fills this page with zeros in a child. Reading it takes 15 ns, a tenth of the time of getpid(2).
 """
 
 if hasattr(os, "register_at_fork"):

@@ -1,6 +1,7 @@
-"""The network as fscoord sees it: names and addresses of this host, free ports, connections, names that one can take.
+"""The network as fscoord sees it: host names, addresses, ports, connections, and a mutex of the host.
 
-It stands beside `_system`, as the only module that imports `socket`, because few need it and it takes a while to load.
+It is the only module that imports `socket`, and separate from `system`, because few programs need it and it loads
+slowly.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Endpoint", "connect", "drop_unsent", "free_port", "is_ip_address", "is_this_host", "resolve", "take_name"]
+__all__ = [
+    "Endpoint",
+    "acquire_host_mutex",
+    "connect",
+    "drop_unsent",
+    "free_port",
+    "is_ip_address",
+    "is_this_host",
+    "resolve",
+]
 
 Endpoint = tuple[socket.AddressFamily, Any]
-"""A kind of network, and an address with a port in it."""
+"""An address family, and an address of it with a port."""
 
 LONGEST_S: Final = 1e6
-"""The longest time limit that a socket is given; the system takes none of many years."""
+"""The longest timeout that is passed to a socket: the system rejects one of many years."""
 
 
 def is_ip_address(text: str) -> bool:
@@ -30,7 +40,7 @@ def is_ip_address(text: str) -> bool:
 
 
 def is_this_host(name: str) -> bool:
-    """Return whether `name`, a host name or an IP address, leads to this host, as far as the resolver knows."""
+    """Return whether `name`, a host name or an IP address, means this host, as far as the resolver knows."""
     address = _address(name)
     if name.lower() == "localhost" or (address is not None and address.is_loopback):
         return True
@@ -44,7 +54,7 @@ def is_this_host(name: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on at this moment; somebody else may take it in the next."""
+    """Return a TCP port that is free now. Another process may bind it before the caller does."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         port: int = server.getsockname()[1]
@@ -52,10 +62,10 @@ def free_port() -> int:
 
 
 def resolve(host: str, port: int) -> list[Endpoint]:
-    """Return where to find `port` of `host`; how long the resolver takes, nobody can limit.
+    """Return the endpoints of `port` on `host`. The time that the resolver takes can't be limited.
 
     Raises:
-        OSError: there is no such host, as far as the resolver knows.
+        OSError: the resolver knows no such host.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -65,12 +75,14 @@ def resolve(host: str, port: int) -> list[Endpoint]:
 
 
 def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
-    """Return a connection to the first of `endpoints` that takes one, by the moment `ends`.
+    """Return a connection to the first of `endpoints` that accepts one, with ``TCP_NODELAY`` set.
 
-    Nothing is held back on it to be sent with more (``TCP_NODELAY``).
+    Args:
+        endpoints: tried in this order.
+        ends: the deadline, as of `time.monotonic`.
 
     Raises:
-        OSError: none of them does; why the last one did not.
+        OSError: no endpoint accepted; the error of the last one.
     """
     failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
     for number, (family, address) in enumerate(endpoints):
@@ -97,19 +109,20 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
 
 
 def drop_unsent(connection: socket.socket) -> None:
-    """Have `connection`, when it is closed, reset at once, so that the kernel sends nothing of it any more."""
+    """Make the closing of `connection` reset it, so that the kernel discards unsent data."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    except OSError:  # it is closed already
+    except OSError:  # closed already
         pass
 
 
-def take_name(name: str) -> socket.socket | None:
-    """Return what keeps `name` from all others on this host's network until its ``with`` ends, or this process does.
+def acquire_host_mutex(name: str) -> socket.socket | None:
+    """Acquire a mutex of this host's network namespace; None if it is held, or if the system has none.
 
-    None if somebody has it, or if there is nothing of that kind here: it is an abstract socket address (unix(7)).
+    It is the abstract socket address `name` (unix(7)). Closing the returned socket, or the end of the process, releases
+    it.
     """
-    if system.platform() != "linux" or system.is_faked():
+    if system.platform() != "linux" or system.is_fake_fs():
         return None
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     _names.add(found)
@@ -125,7 +138,7 @@ _names: WeakSet[socket.socket] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Close what would keep a name from all others for as long as the child lives."""
+    """Close the inherited sockets, which would hold the parent's mutexes for as long as the child lives."""
     for found in list(_names):
         found.close()
 
@@ -141,7 +154,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _resolve(name: str) -> tuple[set[str], set[str]]:
-    """Return the addresses and the canonical names of `name`; none where it can't be resolved."""
+    """Return the addresses and the canonical names of `name`; none if it can't be resolved."""
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP, flags=socket.AI_CANONNAME)
     except (OSError, UnicodeError) as error:

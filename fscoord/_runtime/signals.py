@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM in a whole program: none is lost, and both end it in good order.
+"""Signals of a program: none is lost, and the program cleans up before one ends it.
 
-For programs alone, such as the command and the demonstration: a library leaves its caller's signals alone.
+Only programs use this module, such as the command and the demonstration. A library does not change its caller's
+signal handlers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import NoReturn
 
 from fscoord._runtime import system
 
-__all__ = ["Ended", "interruptions_wait", "lose_none", "signals_end_it", "signals_go_to"]
+__all__ = ["Terminated", "defer_signals", "forward_signals", "raise_on_termination", "resend_lost_signals"]
 
-AGAIN_AFTER_S = 0.01
-"""How long until a lost interruption comes again: by then, as a rule, what lost it is over; if not, it comes again."""
+RESEND_AFTER_S = 0.01
+"""Delay before a lost signal is sent again. If it is lost again, it is sent again."""
 
 
-class Ended(SystemExit):
-    """A signal is to end this process; ``number`` is the signal's, and the exit code 128 more, as shells have it."""
+class Terminated(SystemExit):
+    """Raised when a signal asks this process to end. The exit code is 128 plus the signal's number, as in shells.
+
+    Attributes:
+        number: the number of the signal.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -30,12 +35,12 @@ class Ended(SystemExit):
 
 
 @contextmanager
-def lose_none() -> Iterator[None]:
-    """Have an interruption that Python loses come again, until something takes it; in the main thread.
+def resend_lost_signals() -> Iterator[None]:
+    """Within the ``with``, send a Ctrl-C or a termination signal again if Python drops its exception.
 
-    A signal handler runs wherever the main thread is, also in a weak reference's callback, in ``__del__`` or in a
-    finalizer. Nobody can catch what it raises there: Python reports it to `sys.unraisablehook` and goes on. That is not
-    rare: each import ends with such a callback (``_get_module_lock`` in importlib), and a wait's first moments import.
+    A signal handler may run in the main thread during a weak reference's callback, a ``__del__`` or a finalizer. An
+    exception that it raises there cannot be caught: Python passes it to `sys.unraisablehook` and continues. This is not
+    rare, because each import ends with such a callback (``_get_module_lock`` in importlib).
     """
     before = sys.unraisablehook
 
@@ -44,9 +49,9 @@ def lose_none() -> Iterator[None]:
         if number is None or system.threading.current_thread() is not system.threading.main_thread():
             before(lost)
             return
-        # Raised right here it would be lost again. A bare thread: whatever has been interrupted may hold a lock that
-        # it takes to start one of `threading`.
-        _thread.start_new_thread(_come_again, (number,))
+        # An exception raised here would be lost again, so another thread sends the signal. It is a bare thread, because
+        # the interrupted code may hold the lock that starting a `threading.Thread` needs.
+        _thread.start_new_thread(_resend, (number,))
 
     sys.unraisablehook = hook
     try:
@@ -58,54 +63,54 @@ def lose_none() -> Iterator[None]:
 def _number(error: BaseException | None) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
-    return error.number if isinstance(error, Ended) else None
+    return error.number if isinstance(error, Terminated) else None
 
 
-def _come_again(number: int) -> None:
-    system.time.sleep(AGAIN_AFTER_S)
+def _resend(number: int) -> None:
+    system.time.sleep(RESEND_AFTER_S)
     main = system.threading.main_thread().ident
     if main is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(main, number)  # the main thread, which may be asleep in the kernel, and no other
+        signal.pthread_kill(main, number)  # to the main thread, which may be blocked in the kernel
     else:
         signal.raise_signal(number)
 
 
 @contextmanager
-def signals_end_it() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, which would end this process on the spot, raise `Ended`, so that it can clean up first.
+def raise_on_termination() -> Iterator[None]:
+    """Within the ``with``, SIGTERM and SIGHUP raise `Terminated`, so that the process cleans up before it ends.
 
-    One that is ignored, as ``nohup`` does, stays ignored. Outside of the main thread, where no handler can be set, this
-    does nothing.
+    An ignored signal stays ignored (``nohup``). In any thread but the main one this does nothing, because Python sets
+    handlers in the main thread only.
     """
 
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise Ended(number)
+    def terminate(number: int, _: FrameType | None) -> NoReturn:
+        raise Terminated(number)
 
-    with _handling(leave, "SIGTERM", "SIGHUP"):
+    with _handling(terminate, "SIGTERM", "SIGHUP"):
         yield
 
 
 @contextmanager
-def interruptions_wait() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP wait until what must not be left half done is done, and come then.
+def defer_signals() -> Iterator[None]:
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the ``with``, whose body must be short.
 
-    For what is over soon. Blocked in the kernel, they would stay blocked in a process that is started meanwhile.
+    They are not blocked in the kernel, because a process that is started meanwhile would inherit that.
     """
-    came: list[int] = []
+    deferred: list[int] = []
     try:
-        with _handling(lambda number, _: came.append(number), "SIGINT", "SIGTERM", "SIGHUP"):
+        with _handling(lambda number, _: deferred.append(number), "SIGINT", "SIGTERM", "SIGHUP"):
             yield
     finally:
-        for number in came:
+        for number in deferred:
             signal.raise_signal(number)
 
 
 @contextmanager
-def signals_go_to(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
-    """Have `call` called with the number of each of these signals that comes, and let it do nothing else.
+def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
+    """Within the ``with``, each of the signals `names` calls `call` with its number and has no other effect.
 
-    `call` runs in the main thread between any two of its steps. One that is ignored stays ignored; outside of the main
-    thread this does nothing.
+    `call` runs in the main thread, at any point of the body. An ignored signal stays ignored. In any thread but the
+    main one this does nothing.
     """
     with _handling(lambda number, _: call(number), *names):
         yield
@@ -113,7 +118,7 @@ def signals_go_to(call: Callable[[int], object], names: Iterable[str]) -> Iterat
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], object], *names: str) -> Iterator[None]:
-    """Handle these signals, as far as there are such here and this is the main thread, but none that is ignored."""
+    """Set `handler` for the signals `names` that exist here and are not ignored; in the main thread only."""
     if system.threading.current_thread() is not system.threading.main_thread():
         yield
         return

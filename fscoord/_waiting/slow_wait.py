@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 
 __all__ = ["FIRST_S", "SlowWaitLogger"]
 

@@ -46,7 +46,7 @@ class WaitBackend:
 
     def new_waker(self) -> Waker:
         """Return the waker of a new wait."""
-        return system.Wakeup()
+        return system.AutoResetEvent()
 
     def subscribe(self, events: Any, on_readable: Callable[[], None]) -> bool:  # noqa: ARG002 - see there
         """Have `on_readable` called whenever `events` is readable; False if a waiting thread must read it instead."""

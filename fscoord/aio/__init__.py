@@ -2,9 +2,10 @@
 
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize
 from fscoord.aio.groups import DoubleBarrier, Fenced, Latch, Membership, once
-from fscoord.aio.holds import Election, Hold, Lock, ReadWriteLock, RLock, Semaphore, break_hold
+from fscoord.aio.holds import Election, Hold, Lock, ReadWriteLock, RLock, Semaphore, force_release
+from fscoord.aio.opening import open_store
 from fscoord.aio.queue import Item, PriorityQueue, Queue
-from fscoord.aio.store import AsyncStore, open_store
+from fscoord.aio.store import AsyncStore
 
 __all__ = [
     "AsyncStore",
@@ -22,8 +23,8 @@ __all__ = [
     "ReadWriteLock",
     "Semaphore",
     "barrier",
-    "break_hold",
     "broadcast",
+    "force_release",
     "gather",
     "get_all",
     "once",

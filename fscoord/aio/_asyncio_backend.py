@@ -18,7 +18,7 @@ LONGEST_S: Final = 86400.0
 
 
 class AsyncioWaker:
-    """Ends the sleep of a task. It is set from any thread, and used up by a sleep, like `system.Wakeup`."""
+    """Ends the sleep of a task. It is set from any thread, and used up by a sleep, like `system.AutoResetEvent`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,7 +39,7 @@ class AsyncioWaker:
         """Wait until set, or for `seconds`, then reset."""
         if not self._is_set and seconds > 0:
             sleep = self._loop.create_future()
-            # Weakly, because the store knows this waker: a task whose loop is gone must be collected, to close its wait.
+            # Weakly, because the store knows this waker: a task whose loop is gone must be collected to close its wait.
             self._sleep = weakref.ref(sleep)
             timer = self._loop.call_later(min(seconds, LONGEST_S), _finish, sleep)
             try:
@@ -55,11 +55,11 @@ class AsyncioBackend(WaitBackend):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._life = system.life()
+        self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether this is the backend of `loop`, in this process."""
-        return self.loop is loop and self._life == system.life()
+        return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:
         """Return the waker of a new wait."""
@@ -81,7 +81,7 @@ class AsyncioBackend(WaitBackend):
         is_here = False
         with suppress(RuntimeError):
             is_here = asyncio.get_running_loop() is self.loop
-        if self._life != system.life() or self.loop.is_closed():
+        if self._life != system.process_epoch() or self.loop.is_closed():
             events.close()
         elif is_here or not call_soon(self.loop, self._remove, events):
             self._remove(events)

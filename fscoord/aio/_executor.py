@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.request import BarrierRequest, WaitRequest, WaitSteps
 from fscoord._waiting.wait import NotYet, Wait, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon
@@ -48,7 +48,7 @@ class PendingCall(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self.value: Any = None
-        self._wakeup = system.Wakeup()
+        self._wakeup = system.AutoResetEvent()
         self.is_over = False
         self.error: BaseException | None = None
         self.cancelled: asyncio.CancelledError | None = None
@@ -101,7 +101,7 @@ class CallExecutor:
         self._mutex = system.threading.Lock()  # guards the calls, the count of the threads, and the idle ones
         self._calls: deque[PendingCall[Any]] = deque()
         self._threads = 0
-        self._idle: list[system.Wakeup] = []
+        self._idle: list[system.AutoResetEvent] = []
 
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Call `function` in a thread, and return what it returns.
@@ -219,14 +219,14 @@ class CallExecutor:
 
     def dismiss(self) -> None:
         """Have the threads end as soon as there is nothing to do."""
-        system.life()  # after a fork in C it makes the child begin anew
+        system.process_epoch()  # after a fork in C it makes the child begin anew
         with self._mutex:
             self._idle_s = 0.0
             while self._idle:
                 self._idle.pop().set()
 
     def _submit(self, call: PendingCall[Any]) -> None:
-        system.life()
+        system.process_epoch()
         with self._mutex:
             self._calls.append(call)
             if self._idle:
@@ -255,7 +255,9 @@ class CallExecutor:
 
     def _work(self) -> None:
         while True:
-            wakeup = system.Wakeup()  # a new one each time: it is taken out of the list for good before it is set
+            wakeup = (
+                system.AutoResetEvent()
+            )  # a new one each time: it is taken out of the list for good before it is set
             with self._mutex:
                 call = self._calls.popleft() if self._calls else None
                 if call is None:

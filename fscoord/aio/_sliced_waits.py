@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
+from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.request import ITEM, KEYS, VALUES, WaitRequest
 from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord.aio._executor import CallExecutor
-from fscoord.arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import Store, wait_on
 
@@ -94,7 +94,7 @@ class SlicedWaits:
                 return None
         if not self._store.check(request.keys):  # cheaper than a wait that is too late
             return None
-        system.life()
+        system.process_epoch()
         with self._mutex:
             if self._reader is None:
                 self._reader = self._store.clone()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import overload
+
+from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.aio.store import AsyncStore, driver_of
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
 
+@overload
 async def barrier(
     store: AsyncStore,
     world_size: int,
@@ -19,18 +22,74 @@ async def barrier(
     rank_tracing_decoder: Decoder | None = None,
     trace_timeout: Timeout = 10.0,
     *,
+    timeout: Timeout | None = None,
+    fail_fast: bool = False,
+) -> None: ...
+
+
+@overload
+async def barrier(
+    store: AsyncStore,
+    world_size: int,
+    *,
+    key: Key,
+    timeout: Timeout | None = None,
+    rank: int | None = None,
+    rank_tracing_decoder: Decoder | None = None,
+    trace_timeout: Timeout = 10.0,
+    fail_fast: bool = False,
+) -> None: ...
+
+
+async def barrier(
+    store: AsyncStore,
+    world_size: int,
+    key_prefix: Key | None = None,
+    barrier_timeout: Timeout | None = None,
+    rank: int | None = None,
+    rank_tracing_decoder: Decoder | None = None,
+    trace_timeout: Timeout = 10.0,
+    *,
+    key: Key | None = None,
+    timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
-    """Wait until `world_size` callers have come; see `fscoord.barrier`. Who is cancelled counts as one who came."""
-    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+    """Wait until `world_size` callers have come; see `fscoord.barrier`. A task that is cancelled counts as come."""
+    prefix = key_given(key, "key_prefix", key_prefix)
+    limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
+    arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)
     await driver_of(store).drive(steps.barrier(store.store, *arguments, fail_fast=fail_fast))
 
 
-async def get_all(store: AsyncStore, rank: int, prefix: Key, world_size: int) -> list[bytes]:
+@overload
+async def get_all(
+    store: AsyncStore, rank: int, prefix: Key, world_size: int, *, timeout: Timeout | None = None
+) -> list[bytes]: ...
+
+
+@overload
+async def get_all(
+    store: AsyncStore, rank: int, *, key: Key, world_size: int, timeout: Timeout | None = None
+) -> list[bytes]: ...
+
+
+async def get_all(
+    store: AsyncStore,
+    rank: int,
+    prefix: Key | None = None,
+    world_size: int | None = None,
+    *,
+    key: Key | None = None,
+    timeout: Timeout | None = None,
+) -> list[bytes]:
     """Return the values of all ranks; see `fscoord.get_all`."""
-    return await driver_of(store).drive(steps.get_all(store.store, rank, prefix, world_size))
+    if world_size is None:
+        raise TypeError("world_size is missing")
+    start = key_given(key, "prefix", prefix)
+    return await driver_of(store).drive(steps.get_all(store.store, rank, start, world_size, timeout))
 
 
+@overload
 async def synchronize(
     store: AsyncStore,
     data: Value,
@@ -38,9 +97,34 @@ async def synchronize(
     world_size: int,
     key_prefix: Key,
     timeout: Timeout | None = None,
+) -> list[bytes]: ...
+
+
+@overload
+async def synchronize(
+    store: AsyncStore,
+    data: Value,
+    rank: int,
+    world_size: int,
+    *,
+    key: Key,
+    timeout: Timeout | None = None,
+) -> list[bytes]: ...
+
+
+async def synchronize(
+    store: AsyncStore,
+    data: Value,
+    rank: int,
+    world_size: int,
+    key_prefix: Key | None = None,
+    timeout: Timeout | None = None,
+    *,
+    key: Key | None = None,
 ) -> list[bytes]:
     """Give `data` to all ranks and return the data of all; see `fscoord.synchronize`."""
-    return await driver_of(store).drive(steps.synchronize(store.store, data, rank, world_size, key_prefix, timeout))
+    prefix = key_given(key, "key_prefix", key_prefix)
+    return await driver_of(store).drive(steps.synchronize(store.store, data, rank, world_size, prefix, timeout))
 
 
 async def broadcast(
@@ -48,15 +132,13 @@ async def broadcast(
     data: Value | None,
     rank: int,
     world_size: int,
-    key_prefix: Key,
+    key: Key,
     timeout: Timeout | None = None,
     *,
     source: int = 0,
 ) -> bytes:
     """Give the `data` of rank `source` to all ranks, and return it; see `fscoord.broadcast`."""
-    return await driver_of(store).drive(
-        steps.broadcast(store.store, data, rank, world_size, key_prefix, timeout, source)
-    )
+    return await driver_of(store).drive(steps.broadcast(store.store, data, rank, world_size, key, timeout, source))
 
 
 async def gather(
@@ -64,10 +146,10 @@ async def gather(
     data: Value,
     rank: int,
     world_size: int,
-    key_prefix: Key,
+    key: Key,
     timeout: Timeout | None = None,
     *,
     target: int = 0,
 ) -> list[bytes] | None:
     """Give the `data` of all ranks to rank `target`; see `fscoord.gather`."""
-    return await driver_of(store).drive(steps.gather(store.store, data, rank, world_size, key_prefix, timeout, target))
+    return await driver_of(store).drive(steps.gather(store.store, data, rank, world_size, key, timeout, target))

@@ -8,12 +8,12 @@ from functools import partial, wraps
 from typing import TypeVar, overload
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value, key_bytes
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.holds import Hold
 from fscoord.aio.store import AsyncStore, driver_of
-from fscoord.arguments import Key, Timeout, Value, key_bytes
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes.once import Turn, failure, result_key, success, value_of
+from fscoord.recipes.once import OnceLock, failure, result_key, success, value_of
 
 __all__ = ["DoubleBarrier", "Fenced", "Latch", "Membership", "once"]
 
@@ -198,7 +198,7 @@ class Fenced:
 
     async def token(self) -> int:
         """Return the highest token that it has seen; 0 before the first value."""
-        return await self._driver.run(lambda: self._core.token)
+        return await self._driver.run(self._core.token)
 
 
 @overload
@@ -235,7 +235,7 @@ def once(
 async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
     if not await store.check([key]):
-        async with Hold(store, Turn(store.store, name, timeout)):
+        async with Hold(store, OnceLock(store.store, name, timeout)):
             if not await store.check([key]):
                 await _do(store, key, work)
     return value_of(name, await store.get(key))

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value, to_seconds
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.store import AsyncStore, driver_of
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
-__all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "break_hold"]
+__all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "force_release"]
 
 H = TypeVar("H", bound="Hold")
 
@@ -42,15 +42,15 @@ class Hold:
         """The fencing token; see `fscoord.recipes.Lock.token`."""
         return self._core.token
 
-    async def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+    async def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire it, and return whether that was done.
 
         Args:
             blocking: whether to wait.
-            timeout: how long, in seconds or as a `timedelta`; -1 is no limit.
+            timeout: how long, in seconds or as a `timedelta`; -1 is no limit. See `fscoord.recipes.Lock.acquire`.
 
         Raises:
-            HoldLostError: somebody took this one out of the line.
+            LockLostError: somebody took this one out of the line.
         """
         got: list[str] = []
         over: list[object] = []
@@ -73,7 +73,7 @@ class Hold:
 
         Raises:
             RuntimeError: this object does not hold it.
-            HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
+            LockLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
         gone: list[Any] = []
         over: list[object] = []
@@ -107,15 +107,15 @@ class Hold:
         """Look whether this object still holds it.
 
         Raises:
-            HoldLostError: it does not.
+            LockLostError: it does not.
         """
         await self._driver.run(self._core.check)
 
-    async def owners(self) -> list[recipes.Waiter]:
+    async def holders(self) -> list[recipes.Contender]:
         """Return who holds it, in the order of their tokens."""
-        return await self._driver.run(self._core.owners)
+        return await self._driver.run(self._core.holders)
 
-    async def waiters(self) -> list[recipes.Waiter]:
+    async def waiters(self) -> list[recipes.Contender]:
         """Return who waits for it, first come first."""
         return await self._driver.run(self._core.waiters)
 
@@ -157,7 +157,7 @@ class Lock(Hold):
 
     async def locked(self) -> bool:
         """Return whether anybody holds it."""
-        return bool(await self.owners())
+        return bool(await self.holders())
 
 
 class RLock(Lock):
@@ -170,7 +170,7 @@ class RLock(Lock):
         self._owner: asyncio.Task[Any] | None = None
         self._depth = 0
 
-    async def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+    async def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire it, once more if this task holds it; see `Hold.acquire`."""
         task = asyncio.current_task()
         if self._owner is None or self._owner is not task:
@@ -185,7 +185,7 @@ class RLock(Lock):
 
         Raises:
             RuntimeError: this task does not hold it.
-            HoldLostError: it was taken away meanwhile.
+            LockLostError: it was taken away meanwhile.
         """
         await super().release()
 
@@ -235,11 +235,11 @@ class ReadWriteLock:
         self.reader = Hold(store, core.reader)
         self.writer = Hold(store, core.writer)
 
-    async def owners(self) -> list[recipes.Waiter]:
+    async def holders(self) -> list[recipes.Contender]:
         """Return who holds it, the readers or the writer, in the order of their tokens."""
-        return await self.reader.owners()
+        return await self.reader.holders()
 
-    async def waiters(self) -> list[recipes.Waiter]:
+    async def waiters(self) -> list[recipes.Contender]:
         """Return who waits for it, first come first."""
         return await self.reader.waiters()
 
@@ -258,9 +258,9 @@ class Election(Hold):
         self._election = recipes.Election(store.store, name, data, timeout, ttl)
         super().__init__(store, self._election)
 
-    async def campaign(self, timeout: Timeout = -1) -> bool:
-        """Stand in line until this candidate leads, and return whether it does; -1 is no limit."""
-        return await self.acquire(timeout=timeout)
+    async def campaign(self, timeout: Timeout | None = math.inf) -> bool:
+        """Wait in line until this candidate leads; see `fscoord.recipes.Election.campaign`."""
+        return await self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     async def resign(self) -> None:
         """Let the next one lead; see `Hold.release` for errors."""
@@ -291,8 +291,8 @@ class Election(Hold):
         """Yield each leader, for ever.
 
         Args:
-            timeout: how long to wait for each, in seconds or as a `timedelta`; for ever, unless it is given. None means
-                the store's.
+            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
+                means the store's.
 
         Raises:
             StoreTimeoutError: there was no other for that long.
@@ -304,9 +304,9 @@ class Election(Hold):
             yield leader
 
 
-async def break_hold(store: AsyncStore, name: Key, token: int) -> bool:
-    """Take the hold with this fencing token away, and return whether somebody had it; see `fscoord.recipes.break_hold`.
+async def force_release(store: AsyncStore, name: Key, token: int) -> bool:
+    """Release the hold with the fencing token `token`, whoever has it; see `fscoord.recipes.force_release`.
 
-    Who is cancelled meanwhile has broken it all the same, if it was to be broken.
+    A task that is cancelled meanwhile has released it all the same.
     """
-    return await driver_of(store).run(partial(recipes.break_hold, store.store, name, token))
+    return await driver_of(store).run(partial(recipes.force_release, store.store, name, token))

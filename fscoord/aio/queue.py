@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 from fscoord import recipes
+from fscoord._arguments import Key, Timeout, Value
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.store import AsyncStore, driver_of
-from fscoord.arguments import Key, Timeout, Value
 from fscoord.errors import FscoordError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._item import Taken
@@ -18,10 +18,10 @@ __all__ = ["Item", "PriorityQueue", "Queue"]
 
 
 class Item:
-    """What was taken from a queue, until it is done or given back; see `fscoord.recipes.Item`.
+    """What was taken from a queue, until it is acknowledged or released; see `fscoord.recipes.Item`.
 
-    As an asynchronous context manager it is done at the end of the ``async with``, and given back if that raises, or is
-    cancelled.
+    As an asynchronous context manager it is acknowledged at the end of the ``async with``, and released if that raises
+    or is cancelled.
 
     Attributes:
         data: what was put.
@@ -32,16 +32,16 @@ class Item:
         self._core = core
         self.data = core.data
 
-    async def done(self) -> None:
-        """Remove it for good; for errors see `fscoord.recipes.Item.done`."""
-        await self._driver.run(self._core.done)
+    async def ack(self) -> None:
+        """Remove it for good; for errors see `fscoord.recipes.Item.ack`."""
+        await self._driver.run(self._core.ack)
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Let somebody else take it, at the place in the order that it had."""
-        await self._driver.run(self._core.give_back)
+        await self._driver.run(self._core.release)
 
     async def check(self) -> None:
-        """Raise an error if this process has it no longer; see `fscoord.recipes.Item.done`."""
+        """Raise an error if this process has it no longer; see `fscoord.recipes.Item.ack`."""
         await self._driver.run(self._core.check)
 
     async def __aenter__(self) -> Item:
@@ -53,10 +53,10 @@ class Item:
             if self._core._is_over:
                 return
             if kind is None:
-                await self.done()
+                await self.ack()
             else:
                 with suppress(FscoordError):  # what was raised matters more
-                    await self.give_back()
+                    await self.release()
         except CALL_WAS_MADE:
             raise
         except BaseException:  # see `fscoord.recipes._cleanup`
@@ -117,13 +117,13 @@ class Queue:
                 raise
             raise
 
-    async def taken(self) -> list[recipes.Waiter]:
+    async def taken(self) -> list[recipes.Contender]:
         """Return who has items, in the order of these."""
         return await self._driver.run(self._core.taken)
 
     async def size(self) -> int:
-        """Return how many items nobody has taken."""
-        return await self._driver.run(self._core.__len__)
+        """Return how many items may be taken; see `fscoord.recipes.Queue.size`."""
+        return await self._driver.run(self._core.size)
 
 
 class PriorityQueue(Queue):

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-from fscoord._runtime import system
+from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._waiting.request import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
 from fscoord.aio._driver import StoreDriver
-from fscoord.aio._executor import CallExecutor
-from fscoord.arguments import Key, Timeout, Value, integer, key_bytes, keys_bytes, seconds
-from fscoord.members import Member
-from fscoord.store import Store
-from fscoord.stores.url import open_store as open_sync_store
+from fscoord.store import Capabilities, Member, Store
 
-__all__ = ["AsyncStore", "driver_of", "open_store"]
+__all__ = ["AsyncStore", "driver_of"]
 
 
 class AsyncStore:
@@ -46,6 +42,11 @@ class AsyncStore:
     def store(self) -> Store:
         """The store that does the work."""
         return self._store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """In what the store differs from others; see `~fscoord.Capabilities`."""
+        return self._store.capabilities
 
     @property
     def timeout(self) -> timedelta:
@@ -111,17 +112,17 @@ class AsyncStore:
         """See `~fscoord.Store.queue_len`."""
         return await self._driver.run(partial(self._store.queue_len, key))
 
-    async def session(self) -> int:
-        """Return the number of this handle among the members; see `~fscoord.Store.session`."""
-        return await self._driver.run(lambda: self._store.session)
+    async def register(self) -> int:
+        """See `~fscoord.Store.register`."""
+        return await self._driver.run(self._store.register)
 
     async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `~fscoord.Store.members`."""
         return await self._driver.run(partial(self._store.members, None if ranks is None else list(ranks)))
 
-    async def be_rank(self, rank: int) -> None:
-        """See `~fscoord.Store.be_rank`."""
-        await self._driver.run(partial(self._store.be_rank, rank))
+    async def announce_rank(self, rank: int) -> None:
+        """See `~fscoord.Store.announce_rank`."""
+        await self._driver.run(partial(self._store.announce_rank, rank))
 
     async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `~fscoord.Store.dead_ranks`."""
@@ -147,7 +148,7 @@ class AsyncStore:
 
     async def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `~fscoord.Store.wait_alive`."""
-        needed = [integer("rank", rank) for rank in ranks]
+        needed = [check_int64("rank", rank) for rank in ranks]
         request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), ranks=needed)
         return cast(list[int], await self._driver.wait(request))
 
@@ -155,7 +156,7 @@ class AsyncStore:
         self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None
     ) -> list[int]:
         """See `~fscoord.Store.wait_sessions`."""
-        needed = [integer("session", number) for number in numbers]
+        needed = [check_int64("session", number) for number in numbers]
         request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)
         return cast(list[int], await self._driver.wait(request))
 
@@ -188,17 +189,9 @@ class AsyncStore:
         await self.close()
 
     def _limit(self, timeout: Timeout | None) -> float:
-        return seconds(self._store.timeout if timeout is None else timeout)
+        return to_seconds(self._store.timeout if timeout is None else timeout)
 
 
 def driver_of(store: AsyncStore) -> StoreDriver:
     """Return what makes the calls and waits of `store`, for the recipes."""
     return store._driver
-
-
-async def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> AsyncStore:
-    """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
-
-    What it returns is an asynchronous context manager: ``async with await open_store(url) as store:``.
-    """
-    return AsyncStore(await CallExecutor(1, 0.0).run(partial(open_sync_store, url, **options), Store.close))

@@ -1,9 +1,10 @@
-"""Barriers that are made once and executed again and again, by name and from a configuration.
+"""Barriers that are created once and executed many times, by name and from a configuration.
 
 The shape, `Barrier`, `register_barrier`, `BarrierConfig` and `create_barrier_from_config`, is that of
-``torch.distributed.checkpoint._experimental.barriers``, for code that coordinates checkpoints. What differs: rank and
-world size really come from the environment when they are not given, `Barrier.execute_barrier` takes a timeout, the
-error of a time-out names the missing ranks, and a rank that was restarted goes on where it was.
+``torch.distributed.checkpoint._experimental.barriers``, for code that coordinates checkpoints. There are four
+differences: rank and world size are read from the environment when they are not given, `Barrier.execute_barrier` takes
+a timeout, the error of a timeout names the missing ranks, and a restarted rank continues with the barrier that it was
+in.
 """
 
 from fscoord.barriers.base import (

@@ -1,4 +1,4 @@
-"""`Barrier`, the registry of its kinds, and a configuration to make one from."""
+"""`Barrier`, the registry of its subclasses, and the configuration that one is created from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
-from fscoord.arguments import Timeout
+from fscoord._arguments import Timeout
 from fscoord.environment import detect
 
 __all__ = [
@@ -24,7 +24,7 @@ C = TypeVar("C", bound="type[Barrier]")
 
 
 class Barrier(ABC):
-    """A place where all ranks wait for each other, as often as they come there; also a context manager.
+    """A barrier that all ranks execute any number of times; also a context manager.
 
     Attributes:
         barrier_type: the name under which `register_barrier` finds the class.
@@ -34,14 +34,14 @@ class Barrier(ABC):
 
     @abstractmethod
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until all ranks have called this as often as this one has.
+        """Wait until every rank has called this as often as this rank has.
 
         Args:
             timeout: seconds or a `timedelta`; None means the barrier's own.
         """
 
     def close(self) -> None:  # noqa: B027 - most barriers hold nothing
-        """Give back what the barrier holds. Closing twice is harmless."""
+        """Release what the barrier holds. Closing twice is harmless."""
 
     def __enter__(self: B) -> B:
         return self
@@ -63,15 +63,15 @@ def register_barrier(barrier_class: C) -> C:
     """Register a class under its ``barrier_type``, and return it: a decorator.
 
     Raises:
-        TypeError: it is no subclass of `Barrier`.
-        ValueError: it has no ``barrier_type``, or another class has the same.
+        TypeError: it is not a subclass of `Barrier`.
+        ValueError: it has no ``barrier_type``, or that of another class.
     """
     given: object = barrier_class
     if not (isinstance(given, type) and issubclass(given, Barrier)):
-        raise TypeError(f"{barrier_class!r} is no subclass of fscoord.barriers.Barrier")
+        raise TypeError(f"{barrier_class!r} is not a subclass of fscoord.barriers.Barrier")
     name = getattr(barrier_class, "barrier_type", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{barrier_class.__name__} has no barrier_type: give it a name, as text, of its own")
+        raise ValueError(f"{barrier_class.__name__} has no barrier_type: give it a name of its own, as a str")
     if BARRIER_REGISTRY.setdefault(name, barrier_class) is not barrier_class:
         raise ValueError(
             f"{barrier_class.__name__}: the barrier_type {name!r} is that of {BARRIER_REGISTRY[name].__name__};"
@@ -82,11 +82,11 @@ def register_barrier(barrier_class: C) -> C:
 
 @dataclass
 class BarrierConfig:
-    """Which barrier to make, and how.
+    """Which barrier to create, and with which arguments.
 
     Attributes:
-        barrier_type: a registered name, or None for no barrier at all.
-        barrier_args: what its constructor is called with. Rank and world size may be left out.
+        barrier_type: a registered name, or None for no barrier.
+        barrier_args: the constructor's keyword arguments. Rank and world size may be left out.
     """
 
     barrier_type: str | None = None
@@ -105,7 +105,7 @@ class BarrierConfig:
         """Return the configuration with these values: ``{"barrier_type": ..., "barrier_args": {...}}``.
 
         Raises:
-            ValueError: there is a value of another name.
+            ValueError: a key is neither of these two.
             TypeError: a value has the wrong type.
         """
         if not isinstance(values, Mapping):
@@ -123,8 +123,8 @@ class BarrierConfig:
         """Return the configuration in a JSON object, as `from_dict` does.
 
         Raises:
-            ValueError: it is no JSON, or there is a value of another name.
-            TypeError: it is no object, or a value has the wrong type.
+            ValueError: the text is not JSON, or a key is neither of the two.
+            TypeError: the JSON is not an object, or a value has the wrong type.
         """
         import json
 
@@ -138,11 +138,12 @@ class BarrierConfig:
 def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
     """Return the barrier that `barrier_config` describes, or None if it describes none.
 
-    A constructor that takes ``rank``, ``world_size``, ``global_rank`` or ``global_world_size`` and is not given it gets
-    what `fscoord.environment.detect` finds.
+    If the constructor takes ``rank``, ``world_size``, ``global_rank`` or ``global_world_size`` and the configuration
+    does not give it, the constructor gets the value that `fscoord.environment.detect` finds.
 
     Raises:
-        ValueError: the type is not registered, or a rank or size is needed and nobody says it.
+        ValueError: the type is not registered, or neither the configuration nor the environment has a needed rank or
+            size.
         TypeError: the constructor does not take these arguments.
     """
     name = barrier_config.barrier_type
@@ -155,7 +156,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return the ranks and sizes that the constructor takes, is not given, and the environment says."""
+    """Return those ranks and sizes from the environment that the constructor takes and `given` does not contain."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters
@@ -168,5 +169,5 @@ def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> di
         if value is not None:
             found[name] = value
         elif accepted[name].default is Parameter.empty:
-            raise ValueError(f"{name} is not given, and the environment does not say it: it says {environment}")
+            raise ValueError(f"{name} is not given, and the environment has none: {environment}")
     return found

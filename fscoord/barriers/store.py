@@ -1,46 +1,111 @@
-"""`StoreBarrier`, on any store, and `FileStoreBarrier`, on a file of its own."""
+"""`StoreBarrier`, on any store, and `FileStoreBarrier`, on a file that it opens itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fscoord._arguments import (
+    Key,
+    MalformedText,
+    Timeout,
+    check_positive,
+    key_bytes,
+    key_text,
+    parse_uint63,
+    to_seconds,
+)
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, key_bytes, positive, seconds
 from fscoord.barriers.base import Barrier, register_barrier
-from fscoord.barriers.sequence import Sequence
 from fscoord.collectives import barrier
 from fscoord.collectives.arrivals import Decoder, UsedBeforeError, check_rank
 from fscoord.environment import rank_and_world_size
-from fscoord.errors import BrokenBarrierError, FscoordError, StoreTimeoutError
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["FileStoreBarrier", "StoreBarrier"]
+__all__ = ["BarrierSequence", "FileStoreBarrier", "StoreBarrier"]
+
+
+class BarrierSequence:
+    """The sequence of barriers under `prefix`, as `rank` executes it."""
+
+    def __init__(self, store: Store, prefix: bytes, rank: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._rank = rank
+
+    def barrier(self, number: int) -> bytes:
+        """Return the prefix of one barrier."""
+        return b"%s/%d" % (self._prefix, number)
+
+    def next_of(self, rank: int) -> int:
+        """Return the number of the barrier that `rank` joins next.
+
+        Raises:
+            BarrierError: the key holds something other than a number.
+        """
+        key = self._key(rank)
+        if not self._store.check([key]):
+            return 0
+        text = self._store.get(key)
+        try:
+            return parse_uint63(text)
+        except MalformedText as error:
+            raise BarrierError(
+                f"key {key_text(key)!r} holds {text[:40]!r}, which is not a sequence number: another program wrote"
+                " it; give every sequence of barriers a prefix of its own"
+            ) from error
+
+    def advance(self, passed: int) -> None:
+        """Record that this rank has passed barrier number `passed`.
+
+        Rank 0 also removes the keys of the barrier before that. All ranks have arrived at barrier `passed`, so none
+        needs the one before.
+
+        Raises:
+            BarrierError: the recorded number is not `passed`: two callers have one rank.
+        """
+        if self._rank == 0 and passed > 0:
+            for name in (b"arrivals", b"complete"):
+                self._store.delete_key(self.barrier(passed - 1) + b"/" + name)
+        key = self._key(self._rank)
+        reached = b"%d" % (passed + 1)
+        found = self._store.compare_set(key, b"%d" % passed if passed else b"", reached)
+        if found != reached:
+            raise BarrierError(
+                f"rank {self._rank} passed barrier {passed} of {key_text(self._prefix)!r}, but is at sequence"
+                f" {found[:40].decode(errors='replace')}: two callers have one rank"
+            )
+
+    def _key(self, rank: int) -> bytes:
+        return b"%s/sequence/%d" % (self._prefix, rank)
 
 
 @register_barrier
 class StoreBarrier(Barrier):
     """A barrier on any store.
 
-    How far each rank is, is kept in the store: another object, or the process that takes a dead one's place, goes on
-    with the barrier that its rank was in, and passes at once if the others have gone on. Three barriers at most leave
-    keys behind, however many are executed. One rank has one caller at a time, and a prefix belongs to one world: one of
-    another size, and a job that begins from the start on an old store, take another prefix (or the store another run).
+    The store keeps the number of barriers that each rank has passed. So another object, or the process that replaces a
+    dead one, continues with the barrier that its rank was in, and passes at once if the other ranks have passed it. At
+    most three barriers have keys in the store, however many are executed.
+
+    A rank has one caller at a time, and a prefix belongs to one world size. A world of another size, and a job that
+    starts again on an old store, must use another prefix, or open the store as another run.
 
     Args:
         store: an open store, which stays open, or an address for `~fscoord.open_store`.
-        barrier_prefix: names this row of barriers; others on the same store have other names.
-        rank: which caller this is; None means what the environment says.
-        world_size: how many there are, the same for all; None means what the environment says.
-        timeout: how long each `execute_barrier` waits, in seconds or as a `timedelta`; a store that is opened here has
-            it too. None means the store's timeout, as it is at each call.
-        fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that is needed is known dead.
-        rank_tracing_decoder: turns a missing rank into what the error says of it, such as its host.
-        options: what else `~fscoord.open_store` takes for that address.
+        barrier_prefix: names this sequence of barriers; other sequences on the same store have other names.
+        rank: the caller's rank; None means that of the environment.
+        world_size: the number of ranks, the same for all; None means that of the environment.
+        timeout: how long each `execute_barrier` waits, in seconds or as a `timedelta`; also the timeout of a store that
+            is opened here. None means the store's timeout at the time of each call.
+        fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that has not arrived is known dead.
+        rank_tracing_decoder: returns the text by which an error names a missing rank, such as its host.
+        options: further arguments of `~fscoord.open_store` for that address.
 
     Raises:
-        TypeError: there are options, and the store is open already.
-        ValueError: rank or world size is not given and the environment does not say it.
+        TypeError: there are options, although the store is open already.
+        ValueError: rank or world size is neither given nor in the environment.
         BarrierError: `rank` is not below `world_size`.
     """
 
@@ -59,51 +124,51 @@ class StoreBarrier(Barrier):
         **options: Any,
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
-        check_rank(self._rank, positive("world_size", self._world_size))
+        check_rank(self._rank, check_positive("world_size", self._world_size))
         prefix = key_bytes(barrier_prefix)
-        self._timeout = None if timeout is None else seconds(timeout)
+        self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
         self._decoder = rank_tracing_decoder
         self._owns_store = not isinstance(store, Store)
         if isinstance(store, Store) and options:
-            raise TypeError(f"an open store takes no options; these are for an address: {', '.join(options)}")
+            raise TypeError(f"options apply only to an address, and the store is open already: {', '.join(options)}")
         self._store = store if isinstance(store, Store) else self._open(store, options)
-        self._sequence = Sequence(self._store, prefix, self._rank)
+        self._sequence = BarrierSequence(self._store, prefix, self._rank)
 
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
         return open_store(address, **self._with_timeout(options))
 
     def _with_timeout(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return `options` with the barrier's timeout; without one the address, or the store's default, decides."""
+        """Return `options` with the barrier's timeout. Without one, the address or the store's default decides."""
         return options if self._timeout is None else {"timeout": self._timeout, **options}
 
     @property
     def rank(self) -> int:
-        """Which caller this is."""
+        """The caller's rank."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """How many callers there are."""
+        """The number of ranks."""
         return self._world_size
 
     @property
     def sequence(self) -> int:
-        """The number of the barrier that this rank joins next, as it stands in the store."""
+        """The number of the barrier that this rank joins next, read from the store."""
         return self._sequence.next_of(self._rank)
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until all ranks have called this as often as this one has. After a time-out a rank may try again.
+        """Wait until every rank has called this as often as this rank has. After a timeout a rank may call it again.
 
         Args:
             timeout: seconds or a `timedelta`; None means the barrier's own, or else the store's.
 
         Raises:
-            StoreTimeoutError: not all came. It names the missing ranks, and says how far each of them is.
-            BrokenBarrierError: with `fail_fast`, a rank that is needed is dead.
-            BarrierError: the callers disagree about the world's size, or two of them have one rank.
+            StoreTimeoutError: a rank did not arrive. The error names the missing ranks, and how far each of them is.
+            BrokenBarrierError: a rank that has not arrived is dead, with `fail_fast`.
+            BarrierError: the callers disagree about the world size, or two of them have one rank.
         """
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         number = self._sequence.next_of(self._rank)
         missing: list[int] = []
 
@@ -115,19 +180,19 @@ class StoreBarrier(Barrier):
         try:
             barrier(self._store, self._world_size, prefix, limit, self._rank, named, fail_fast=self._fail_fast)
         except UsedBeforeError:
-            pass  # all came, this rank too: whoever was it then never told its caller
+            pass  # the barrier completed with this rank, but the process died before it recorded that
         except (StoreTimeoutError, BrokenBarrierError) as error:
             error.args = (f"{error}{self._positions(number, missing)}",)
             raise
         self._sequence.advance(number)
 
     def close(self) -> None:
-        """Close the store, if it was opened here."""
+        """Close the store, if this barrier opened it."""
         if self._owns_store:
             self._store.close()
 
     def _positions(self, number: int, ranks: list[int]) -> str:
-        """Return the words that say how far this rank and the missing are; none if the store does not tell."""
+        """Return the text that says how far this rank and the missing ones are; empty if the store fails."""
         try:
             others = [f"rank {rank} is at sequence {self._sequence.next_of(rank)}" for rank in ranks]
         except FscoordError:
@@ -137,12 +202,12 @@ class StoreBarrier(Barrier):
 
 @register_barrier
 class FileStoreBarrier(StoreBarrier):
-    """A `StoreBarrier` on a `~fscoord.FileStore` of its own.
+    """A `StoreBarrier` on a `~fscoord.FileStore` that it opens, and closes with itself.
 
     Args:
-        path: the store's path, taken as it stands.
+        path: the store's path, not interpreted as an address.
         barrier_prefix, rank, world_size, timeout, fail_fast, rank_tracing_decoder: as for `StoreBarrier`.
-        options: whatever else `~fscoord.FileStore` takes, such as ``lock``, ``durable`` or ``label``.
+        options: further arguments of `~fscoord.FileStore`, such as ``lock``, ``durable`` or ``label``.
     """
 
     barrier_type = "file_store"
@@ -173,6 +238,6 @@ class FileStoreBarrier(StoreBarrier):
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
         from urllib.parse import quote
 
-        # An address in which nothing has a meaning: a path may hold colons and question marks.
+        # Everything is quoted: a path may contain colons and question marks, which mean something in an address.
         url = "file:" + quote(system.os.fspath(address), safe="", errors="surrogateescape")
         return open_store(url, rank=self._rank, **self._with_timeout(options))

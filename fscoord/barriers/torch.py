@@ -1,4 +1,4 @@
-"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's own module, by the names that they have there."""
+"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's own module, under the names that they have there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import DEFAULT_TIMEOUT, Key, Timeout, seconds
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder
@@ -19,23 +19,23 @@ __all__ = ["DistBarrier", "TCPStoreBarrier"]
 
 FIRST_PAUSE_S: Final = 0.00005
 LONGEST_PAUSE_S: Final = 0.01
-"""How soon, and how rarely, torch is asked whether a barrier is over."""
+"""The pauses between questions to torch whether a barrier is over."""
 
 
 @register_barrier
 class TCPStoreBarrier(StoreBarrier):
-    """A `StoreBarrier` on a `~fscoord.TCPStore`, whose server rank 0 runs: no directory in common is needed.
+    """A `StoreBarrier` on a `~fscoord.TCPStore`, whose server rank 0 runs. The ranks need no shared directory.
 
-    The names are those of torch's ``TCPStoreBarrier``. What differs: `timeout_secs` and
-    `use_checkpoint_barrier_tcpstore_libuv` count, a time-out names the missing ranks, and prefixes have numbers of
-    their own. Rank 0 must be the last to close it: with it the server ends.
+    The names are those of torch's ``TCPStoreBarrier``. There are three differences: `timeout_secs` and
+    `use_checkpoint_barrier_tcpstore_libuv` have an effect, the error of a timeout names the missing ranks, and each
+    prefix has a sequence of its own. Rank 0 must be the last to close its barrier, because that stops the server.
 
     Args:
-        global_rank: which caller this is; None means what the environment says.
-        global_world_size: how many there are; None means what the environment says.
-        barrier_prefix: names this row of barriers.
+        global_rank: the caller's rank; None means that of the environment.
+        global_world_size: the number of ranks; None means that of the environment.
+        barrier_prefix: names this sequence of barriers.
         timeout_barrier_init_secs: how long to wait for the server, in seconds.
-        use_checkpoint_barrier_tcpstore_libuv: which of torch's two servers.
+        use_checkpoint_barrier_tcpstore_libuv: whether the server is torch's with libuv, or the one without.
         tcpstore_port: the server's port.
         master_address: the host of rank 0.
         timeout_secs: how long each `execute_barrier` waits, in seconds.
@@ -43,8 +43,8 @@ class TCPStoreBarrier(StoreBarrier):
         fail_fast, rank_tracing_decoder: as for `StoreBarrier`.
 
     Raises:
-        ImportError: there is no torch; the message says which extra to install.
-        StoreUnavailableError: there is no server at that address.
+        ImportError: torch is not installed; the message names the extra to install.
+        StoreUnavailableError: no server answers at that address.
     """
 
     barrier_type = "tcp_store"
@@ -68,8 +68,8 @@ class TCPStoreBarrier(StoreBarrier):
         if len(prefixes) > 1:
             raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
-        self._init_timeout = seconds(timeout_barrier_init_secs)
-        self._store_timeout = seconds(timeout_secs)
+        self._init_timeout = to_seconds(timeout_barrier_init_secs)
+        self._store_timeout = to_seconds(timeout_secs)
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
             prefixes[0] if prefixes else "barrier",
@@ -98,8 +98,8 @@ class DistBarrier(Barrier):
     """torch's own ``torch.distributed.barrier`` of the default process group.
 
     Raises:
-        ImportError: there is no torch.
-        NoProcessGroupError: there is no process group; it is an `AssertionError` too, as in torch.
+        ImportError: torch is not installed.
+        NoProcessGroupError: there is no process group. It is also an `AssertionError`, as in torch.
     """
 
     barrier_type = "dist_barrier"
@@ -116,33 +116,34 @@ class DistBarrier(Barrier):
         self._barrier = dist.barrier
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """See `Barrier.execute_barrier`. After a time-out the process group is of no use any more.
+        """See `Barrier.execute_barrier`. After a timeout the process group can't be used any more.
 
         Args:
             timeout: seconds or a `timedelta`; None means the process group's own.
 
         Raises:
-            StoreTimeoutError: not all came.
+            StoreTimeoutError: a rank did not arrive.
             BarrierError: the process group failed.
         """
         started = system.time.monotonic()
-        limit = None if timeout is None else seconds(timeout)
+        limit = None if timeout is None else to_seconds(timeout)
         try:
             self._finish(self._barrier(async_op=True), None if limit == float("inf") else limit)
         except RuntimeError as error:
             waited = system.time.monotonic() - started
             if limit is not None and waited >= limit:
                 raise StoreTimeoutError(
-                    f"not all ranks came to the process group's barrier within {waited:.3g} s: {error}", waited=waited
+                    f"not all ranks arrived at the process group's barrier within {waited:.3g} s: {error}",
+                    waited=waited,
                 ) from error
             raise BarrierError(f"the process group's barrier failed: {error}") from error
 
     def _finish(self, work: Any, limit: float | None) -> None:
         """Wait for `work`, at most `limit` seconds.
 
-        torch's own wait hears no Ctrl-C, so it is called only at the end: it raises what is wrong then.
+        Ctrl-C does not interrupt torch's own wait. So that is called only at the end, to raise the error, if any.
         """
-        if work is None:  # this process is no member of the group
+        if work is None:  # this process is not a member of the group
             return
         started = system.time.monotonic()
         pause, left = FIRST_PAUSE_S, float("inf")

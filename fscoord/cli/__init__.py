@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 
 __all__ = ["main"]
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: the words behind ``fscoord``; those of this process by default.
     """
     try:
-        with lose_none():
+        with resend_lost_signals():
             from fscoord.cli.app import run
 
             code = run(arguments)

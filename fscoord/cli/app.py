@@ -7,30 +7,20 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import get_completion_class
 
 import fscoord
-from fscoord.cli import exits, output
-from fscoord.cli.barrier import barrier
-from fscoord.cli.breaking import break_lock, holders
-from fscoord.cli.compact import compact
-from fscoord.cli.completion import completion
-from fscoord.cli.copying import cp
+from fscoord.cli import exit_codes, output
+from fscoord.cli.collectives import barrier, once
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
-from fscoord.cli.dump import dump
-from fscoord.cli.elections import elect, leader
-from fscoord.cli.groups import group, join
-from fscoord.cli.locks import lock, rwlock, sem
-from fscoord.cli.members import members
-from fscoord.cli.once import once
+from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, sem
+from fscoord.cli.log_files import compact, cp, dump, repair, verify
+from fscoord.cli.members import group, join, members
 from fscoord.cli.options import common
-from fscoord.cli.queues import length, pop, push
-from fscoord.cli.repair import repair
+from fscoord.cli.queues import items, length, pop, push, put, take
 from fscoord.cli.run import run as launch
-from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait
-from fscoord.cli.verify import verify
-from fscoord.cli.watch import watch
-from fscoord.cli.work import items, put, take
+from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait, watch
 
 __all__ = ["cli", "run"]
 
@@ -67,8 +57,28 @@ def cli(ctx: click.Context) -> int:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
-        return exits.USAGE
+        return exit_codes.USAGE
     return 0
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that lets SHELL complete command lines.
+
+    SHELL is bash, zsh or fish.
+
+    \b
+    Examples:
+      eval "$(fscoord completion bash)"             # in ~/.bashrc
+      eval "$(fscoord completion zsh)"              # in ~/.zshrc, behind compinit
+      fscoord completion fish > ~/.config/fish/completions/fscoord.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, "click completes for all three"
+    script = kind(ctx.find_root().command, {}, "fscoord", "_FSCOORD_COMPLETE").source()
+    output.write(script.encode())
 
 
 VERBS = (
@@ -93,11 +103,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _fail(error: BaseException) -> int:
     if logging.getLogger("fscoord").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
-    if isinstance(error, exits.OutputError):
-        output.abandon()
-    if not exits.is_silent(error):
-        words = exits.message(error).encode(
+    if isinstance(error, exit_codes.OutputError):
+        output.detach_stdout()
+    if not exit_codes.is_silent(error):
+        words = exit_codes.message(error).encode(
             "utf-8", "surrogateescape"
         )  # of others, too, such as a host's name in a log
         click.echo(f"fscoord: {output.printable(words)}", err=True)
-    return exits.exit_code(error)
+    return exit_codes.exit_code(error)

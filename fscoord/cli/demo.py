@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.exits import FALSE
+from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, printable, write, write_json
 from fscoord.demo.launcher import PROCESSES_MAX, run

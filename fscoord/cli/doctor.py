@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.exits import FALSE, UNAVAILABLE
+from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import printable, write, write_json
-from fscoord.doctor.examination import COMPANY_S, STRANGERS_S, examine
+from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
 from fscoord.environment import detect
 
@@ -43,8 +43,8 @@ class _Unseen(click.Path):
     "--wait",
     type=time_limit,
     metavar="SECONDS",
-    help=f"How long to wait for the others. [default: {COMPANY_S:g} if they are expected, {STRANGERS_S:g} on a mount"
-    " that hosts share, else 0]",
+    help=f"How long to wait for the others. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on a"
+    " mount that hosts share, else 0]",
 )
 @as_json
 @verbose

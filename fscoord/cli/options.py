@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
-from fscoord.arguments import VALUE_MAX, seconds
 from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LOOK_S = 0.5
+INPUT_POLL_S = 0.5
 """How long the process sleeps in one system call while nothing comes, in seconds."""
 CHUNK = 1 << 20
 
@@ -52,7 +52,7 @@ def raw(text: str) -> bytes:
 def time_limit(text: str) -> float:
     """Return a time-out in seconds, checked by the rules that the library has for them."""
     try:
-        return seconds(float(text))
+        return to_seconds(float(text))
     except ValueError:
         raise click.BadParameter(f"{text!r} is no number of seconds; 0 looks once, inf has no limit.") from None
 
@@ -195,7 +195,7 @@ def _read_input(size: int) -> bytes:
     """Read standard input to its end, or `size` bytes of it.
 
     A signal that comes just before read(2) begins does not end it: Python looks for signals before and after. So the
-    process sleeps in poll(2) instead, for `LOOK_S` seconds at a time.
+    process sleeps in poll(2) instead, for `INPUT_POLL_S` seconds at a time.
     """
     try:
         descriptor = sys.stdin.fileno()
@@ -205,7 +205,7 @@ def _read_input(size: int) -> bytes:
     poll.register(descriptor, system.select.POLLIN)
     parts: list[bytes] = []
     while size > 0:
-        if poll.poll(LOOK_S * 1000):
+        if poll.poll(INPUT_POLL_S * 1000):
             part = system.os.read(descriptor, min(size, CHUNK))
             if not part:
                 break

@@ -1,4 +1,4 @@
-"""Results on standard output: bytes as they are, lines for people, JSON for programs."""
+"""Results on standard output, as bytes, lines of text or JSON; the progress of slow verbs on standard error."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import base64
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscoord._runtime import system
-from fscoord.cli.exits import OutputError
+from fscoord.cli.exit_codes import OutputError
 
-__all__ = ["abandon", "field", "flush", "is_terminal", "printable", "write", "write_json", "write_value"]
+__all__ = [
+    "Progress",
+    "detach_stdout",
+    "field",
+    "flush",
+    "is_terminal",
+    "printable",
+    "write",
+    "write_json",
+    "write_value",
+]
 
 
 def write(data: bytes) -> None:
@@ -35,7 +45,7 @@ def write_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
 
 
 def flush() -> None:
-    """Write out what is still buffered, so that an error comes while it can be told."""
+    """Write out what is still buffered, so that an error is raised while it can be reported."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -43,8 +53,8 @@ def flush() -> None:
         raise OutputError(f"standard output: {error.strerror}") from error
 
 
-def abandon() -> None:
-    """Give up standard output, or the interpreter would try to flush it once more and complain."""
+def detach_stdout() -> None:
+    """Replace standard output by /dev/null, or the interpreter would flush it once more at exit and print an error."""
     if sys.stdout is not None:
         nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY)
         system.os.dup2(nowhere, sys.stdout.fileno())
@@ -57,7 +67,7 @@ def is_terminal() -> bool:
 
 
 def field(name: str, data: bytes) -> dict[str, str]:
-    """Return `data` as a JSON field: `name` if it is UTF-8, else `name` with ``_base64`` behind it."""
+    """Return `data` as a JSON field: ``NAME`` if it is UTF-8, else ``NAME_base64``."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -65,6 +75,51 @@ def field(name: str, data: bytes) -> dict[str, str]:
 
 
 def printable(data: bytes) -> str:
-    r"""Return `data` as text that a terminal can't misunderstand: what is no printable UTF-8 becomes ``\x..``."""
+    r"""Return `data` as text without control characters: everything but printable UTF-8 becomes ``\x..``."""
     text = data.decode("utf-8", "backslashreplace")
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar, TaskID
+
+
+BEGIN_S = 1.0
+"""A verb that takes less shows no bar, and does not spend the time to load one."""
+
+
+class Progress:
+    """A bar for the bytes of each file in turn, gone at the end: ``with Progress("reading") as progress``."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._begin = system.time.monotonic() + BEGIN_S
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def report(self, file: str, done: int, size: int) -> None:
+        """Show that `done` of the `size` bytes of `file` have been processed."""
+        if not self._is_shown or (self._bar is None and system.time.monotonic() < self._begin):
+            return
+        if self._bar is None or self._task is None:
+            self._bar = _make_bar()
+            self._task = self._bar.add_task("")
+            self._bar.start()
+        name = printable(system.os.fsencode(system.os.path.basename(file)))
+        self._bar.update(self._task, description=f"{self._doing} {name}", completed=done, total=size)
+
+
+def _make_bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Bar(*columns, console=Console(stderr=True), transient=True)

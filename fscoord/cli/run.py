@@ -12,8 +12,8 @@ import click
 
 from fscoord import environment
 from fscoord._runtime import network, system
-from fscoord._runtime.signals import signals_end_it
-from fscoord.cli.exits import FALSE
+from fscoord._runtime.signals import raise_on_termination
+from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
 from fscoord.rendezvous import (
@@ -108,7 +108,7 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
       fscoord run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint /scratch/job --rdzv-id 7 train.py
       fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
     """
-    with signals_end_it():
+    with raise_on_termination():
         outcome = _run(_command(program, arguments, is_module=options["module"]), options)
     if not outcome.is_success:
         _show(outcome)

@@ -1,19 +1,25 @@
-"""The verbs on keys and their values: get, set, add, cas, append, delete, wait, keys."""
+"""The verbs on keys and their values: get, set, add, cas, append, delete, wait, keys, watch."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Iterator
+from contextlib import suppress
 
 import click
 
-from fscoord.arguments import key_bytes
-from fscoord.cli.exits import FALSE
-from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, is_terminal, printable, write, write_json, write_value
+from fscoord._arguments import key_bytes, key_text, to_seconds
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
+from fscoord.cli.exit_codes import FALSE
+from fscoord.cli.options import as_json, content, given_timeout, raw, time_limit, with_existing_store, with_store
+from fscoord.cli.output import field, flush, is_terminal, printable, write, write_json, write_value
+from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
-from fscoord.store import Store
+from fscoord.store import Store, wait_for_change
 
-__all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait"]
+__all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait", "watch"]
 
 log = logging.getLogger(__name__)
 
@@ -196,3 +202,102 @@ def keys(store: Store, prefix: bytes, null: bool, as_json: bool) -> None:
     ending = b"\0" if null else b"\n"
     for name in names:
         write((printable(name).encode() if is_terminal() else name) + ending)
+
+
+SHOWN = 120
+"""How many bytes of a value are shown on a line of text."""
+
+READ_S = 5.0
+"""The time limit for reading all values once."""
+
+Values = dict[bytes, bytes]
+
+
+@click.command()
+@click.argument("prefix", type=raw, default="")
+@click.option("-a", "--all", "is_all", is_flag=True, help="Begin with what is there.")
+@click.option("--count", type=click.IntRange(min=1), help="End after so many changes.")
+@click.option(
+    "--interval", metavar="SECONDS", type=time_limit, default="0.1", show_default=True, help="Rest after each look."
+)
+@as_json
+@with_existing_store
+def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
+    """Print what changes below PREFIX, as it comes.
+
+    That is, among the keys that begin with it. A change is a line: "set KEY VALUE", the value cut short if it is long,
+    or "delete KEY". A file store is looked at when it has changed, any other one again and again. Of several changes of
+    a key between two looks the last one counts. Queues are not shown. Each look reads all values, so this is for small
+    ones.
+
+    Ends after --timeout, if that is given, with exit code 0, or 75 if --count changes have not come by then.
+
+    \b
+    Examples:
+      fscoord watch progress/
+      fscoord watch --all --json result/ | jq -r .value
+      fscoord watch --count 1 --timeout 60 config   # wait for the next change
+    """
+    limit = given_timeout(click.get_current_context())
+    end = system.time.monotonic() + (math.inf if limit is None else limit)
+    store.set_timeout(min(READ_S, to_seconds(store.timeout)))
+    left = math.inf if count is None else count
+    for changes in _changes(store, prefix, is_all=is_all, interval=interval, end=end):
+        for key, value in changes:
+            _print_change(key, value, as_json=as_json)
+            left -= 1
+            if left == 0:
+                return
+        flush()  # before the next look, which may be the last before a Ctrl-C
+    if count is not None:
+        raise StoreTimeoutError(
+            f"{count - left} of {count} changes below {key_text(prefix)!r} came within {limit:g} s",
+            keys=[key_text(prefix)],
+            waited=limit or 0.0,
+        )
+
+
+def _changes(
+    store: Store, prefix: bytes, *, is_all: bool, interval: float, end: float
+) -> Iterator[list[tuple[bytes, bytes | None]]]:
+    """Yield what has changed between two reads: sorted keys with their values, None for a key that was deleted."""
+    heard = wait_for_change(store, None, READ_S)
+    known: Values = {} if is_all else _read_all(store, prefix)
+    log.info("watching the keys that begin with %r", key_text(prefix))
+    while True:
+        found = _read_all(store, prefix)
+        changed = {key for key, value in found.items() if known.get(key) != value}
+        yield [(key, found.get(key)) for key in sorted(changed | (known.keys() - found.keys()))]
+        known = found
+        left = end - system.time.monotonic()
+        if left <= 0:
+            return
+        system.time.sleep(min(interval, left))
+        heard = wait_for_change(store, heard, max(end - system.time.monotonic(), 0.0))
+
+
+def _read_all(store: Store, prefix: bytes) -> Values:
+    backoff = Backoff(to_seconds(store.timeout))
+    while True:
+        names = [key_bytes(name) for name in store.list_keys(prefix)]
+        if store.check(names):  # else one was deleted meanwhile, and would be waited for
+            with suppress(StoreTimeoutError):
+                return dict(zip(names, store.multi_get(names), strict=True))
+        if not backoff.pause():
+            raise StoreTimeoutError(
+                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} looks at them within"
+                f" {backoff.waited():.3g} s; watch a longer prefix",
+                keys=[key_text(prefix)],
+                waited=backoff.waited(),
+            )
+
+
+def _print_change(key: bytes, value: bytes | None, *, as_json: bool) -> None:
+    if as_json:
+        change = {"change": "delete" if value is None else "set", **field("key", key)}
+        write_json(change if value is None else {**change, **field("value", value)})
+    elif value is None:
+        write(f"delete {printable(key)}\n".encode())
+    else:
+        more = "..." if len(value) > SHOWN else ""
+        write(f"set {printable(key)} {printable(value[:SHOWN])}{more}".rstrip().encode() + b"\n")

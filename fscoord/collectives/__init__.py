@@ -1,29 +1,32 @@
 """Barriers and exchanges of data between ranks, on the contract of `~fscoord.Store` alone.
 
-Names, arguments and the words of a time-out follow ``torch.distributed.elastic.utils.store``. A key prefix serves
-once: nothing is removed afterwards, and whoever uses a finished prefix again gets a `~fscoord.BarrierError`.
+Names, positional arguments and the messages of time-outs follow ``torch.distributed.elastic.utils.store``. All
+functions also take the keyword arguments ``world_size``, ``key`` and ``timeout``, where torch has other names. A key
+prefix can be used once: its keys stay in the store, and a second use raises `~fscoord.BarrierError`.
 
-**Keys.** Of torch's keys these are kept:
+**Keys.** These are torch's:
 
-- ``{prefix}/num_members`` and ``{prefix}/last_member`` for a barrier without ranks: it is `Store.barrier`, which is
-  c10d's, so that torch's processes can meet ours at it, and some stores do it in one round trip.
-- ``{prefix}{i}`` for the data of `get_all`, because its callers write that data; and ``{prefix}/finished`` for what
-  follows, as the prefix of a barrier with ranks.
+- ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. It is `Store.barrier`, whose keys
+  are those of c10d, so that processes of torch can take part. Some stores do it in one round trip.
+- ``{prefix}{i}`` with the data of `get_all`, because its callers write that data, and ``{prefix}/finished``, the prefix
+  of the barrier with ranks that follows.
 
-A barrier with ranks can't use the first two: a counter counts a rank that tries again twice, and can't say who is
-missing. It keeps a roll instead, ``{prefix}/arrivals``, to which each arrival appends one token, and which therefore
-knows at any time, for everybody, who has come; ``{prefix}/complete`` appears when all have, and is all that the others
-wait for. So a time-out needs no second meeting to find the missing, and ``{prefix}{rank}/TRACE`` and
-``{prefix}/TRACING_GATE`` are gone, and with them the prefixes that collided (``a1`` + ``0`` = ``a`` + ``10``).
+A barrier with ranks can't use a counter: a rank that tries again would count twice, and the missing ranks would be
+unknown. Instead, each arrival appends one token to ``{prefix}/arrivals``, from which every process can read at any time
+which ranks have arrived. The last arrival sets ``{prefix}/complete``, the only key that the others wait for. So torch's
+``{prefix}{rank}/TRACE`` and ``{prefix}/TRACING_GATE``, by which the missing ranks are found after a time-out, are not
+needed. Those keys collided for some prefixes (``a1`` + ``0`` = ``a`` + ``10``).
 
-Where ``{prefix}{rank}`` holds data that is written here (`synchronize`, `gather`), a prefix that ends in a digit or a
-colon gets a colon first, ``a1:0``, so that no two prefixes share a key; all others are as in torch. `synchronize` adds
-``{prefix}/given``, which appears when all data is there: whoever waited for N keys would be woken N times.
+`synchronize` and `gather` write their data to ``{prefix}{rank}``. If the prefix ends in a digit or a colon, a colon
+comes between, ``a1:0``, so that no two prefixes share a key; otherwise the keys are torch's. `synchronize` also sets
+``{prefix}/given`` when all data is there, because a wait for N keys would be woken N times.
 """
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, Timeout, Value
+from typing import overload
+
+from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
@@ -32,6 +35,7 @@ from fscoord.store import Store, run_blocking
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
 
 
+@overload
 def barrier(
     store: Store,
     world_size: int,
@@ -41,56 +45,117 @@ def barrier(
     rank_tracing_decoder: Decoder | None = None,
     trace_timeout: Timeout = 10.0,
     *,
+    timeout: Timeout | None = None,
+    fail_fast: bool = False,
+) -> None: ...
+
+
+@overload
+def barrier(
+    store: Store,
+    world_size: int,
+    *,
+    key: Key,
+    timeout: Timeout | None = None,
+    rank: int | None = None,
+    rank_tracing_decoder: Decoder | None = None,
+    trace_timeout: Timeout = 10.0,
+    fail_fast: bool = False,
+) -> None: ...
+
+
+def barrier(
+    store: Store,
+    world_size: int,
+    key_prefix: Key | None = None,
+    barrier_timeout: Timeout | None = None,
+    rank: int | None = None,
+    rank_tracing_decoder: Decoder | None = None,
+    trace_timeout: Timeout = 10.0,
+    *,
+    key: Key | None = None,
+    timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
     """Wait until `world_size` callers have called this with `key_prefix`.
 
-    With `rank`, arriving is idempotent: a rank that tries again, here or in a new process, counts once; after a
-    time-out it passes even if the others have gone on meanwhile. Without `rank` every call counts. All callers of one
-    barrier give a rank, or none does.
+    With `rank`, arriving is idempotent: a rank that calls again, here or in a new process, counts once. After a
+    time-out it passes even if the others have passed meanwhile. Without `rank` every call counts. Either all callers of
+    a barrier give a rank, or none does.
 
-    Each rank costs one write, one read and one wait; the last one, one write more.
+    Each rank does one write, one read and one wait; the last rank does one more write.
 
     Args:
-        store: where the callers meet.
-        world_size: how many must come; the same for all.
-        key_prefix: names the barrier; it serves once.
-        barrier_timeout: how long to wait for the others, in seconds or as a `timedelta`; None means the store's
-            timeout.
-        rank: which caller this is, 0 to `world_size` - 1.
-        rank_tracing_decoder: turns a missing rank into what the error says of it, such as its host.
-        trace_timeout: how much later than `barrier_timeout` the error may come, in order to name the missing ranks.
-            (Writing one's own arrival is bounded by the store's timeout, as every write is.)
-        fail_fast: with `rank`, raise as soon as a rank that has not come is known dead (see `Store.dead_ranks`). All
-            who came before raise, with the same verdict; for who comes later the barrier begins anew, so that a rank
-            that was started again can meet the others there. All callers of one barrier ask for it, or none does. On
-            a store that can't tell the dead (see `Store.has_liveness`) it does nothing.
+        store: the store that the callers share.
+        world_size: the number of callers; the same for all.
+        key_prefix: the name of the barrier, which can be used once.
+        barrier_timeout: the time to wait for the others, in seconds or as a `timedelta`; None: the store's timeout.
+        rank: the rank of this caller, 0 to `world_size` - 1.
+        rank_tracing_decoder: returns the text by which the error names a missing rank, such as its host.
+        trace_timeout: the time that the error may take after `barrier_timeout`, in order to name the missing ranks.
+            (The store's timeout limits the write of this rank's arrival, as any write.)
+        key: another name of `key_prefix`.
+        timeout: another name of `barrier_timeout`.
+        fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead (see `Store.dead_ranks`). All
+            ranks that have arrived raise, with the same lists of ranks. For ranks that arrive later a new round of the
+            barrier begins, so that a restarted rank can meet the others there. Either all callers of a barrier ask for
+            it, or none does. It has no effect on a store that can't tell the dead (see `Store.has_liveness`).
 
     Raises:
-        StoreTimeoutError: not all came. On every rank, and on every store, it says rank, key prefix, world size,
-            timeout and the ranks that are missing (16 at most, and how many more), the dead apart from the late where
-            the store can tell them.
-        BrokenBarrierError: with `fail_fast`, ranks that are missing are dead.
-        BarrierError: more than `world_size` callers came, or the barrier was finished before, or the callers
-            disagree about `world_size`, or `rank` is not below it.
-        ValueError: there is a decoder, or `fail_fast`, but no `rank`.
+        StoreTimeoutError: not all arrived. The message has rank, key prefix, world size, timeout and the first 16
+            missing ranks, with the dead and the late apart if the store can tell. It is the same on every store.
+        BrokenBarrierError: with `fail_fast`, missing ranks are dead.
+        BarrierError: more than `world_size` callers arrived, the barrier has been used before, the callers disagree
+            about `world_size`, or `rank` is not below it.
+        ValueError: a decoder or `fail_fast` is given without `rank`.
     """
-    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+    prefix = key_given(key, "key_prefix", key_prefix)
+    limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
+    arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)
     run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
 
 
-def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> list[bytes]:
-    """Return the values of ``{prefix}0`` to ``{prefix}{world_size - 1}``, waiting for them up to the store's timeout.
+@overload
+def get_all(
+    store: Store, rank: int, prefix: Key, world_size: int, *, timeout: Timeout | None = None
+) -> list[bytes]: ...
 
-    Rank 0 returns last, after all other ranks have read everything, because its process often runs the store.
+
+@overload
+def get_all(store: Store, rank: int, *, key: Key, world_size: int, timeout: Timeout | None = None) -> list[bytes]: ...
+
+
+def get_all(
+    store: Store,
+    rank: int,
+    prefix: Key | None = None,
+    world_size: int | None = None,
+    *,
+    key: Key | None = None,
+    timeout: Timeout | None = None,
+) -> list[bytes]:
+    """Wait for the keys ``{prefix}0`` to ``{prefix}{world_size - 1}`` and return their values.
+
+    Rank 0 returns last, after all other ranks have read everything, because its process often runs the store's server.
+
+    Args:
+        store: the store that the ranks share.
+        rank: the rank of this caller, 0 to `world_size` - 1.
+        prefix: the beginning of the keys.
+        world_size: the number of ranks.
+        key: another name of `prefix`.
+        timeout: one limit for the whole call, in seconds or as a `timedelta`; None: the store's timeout.
 
     Raises:
-        StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
-        BarrierError: this rank has done this before, and all were through.
+        StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
+        BarrierError: this rank has called it before with this prefix, and all ranks had finished.
     """
-    return run_blocking(store, steps.get_all(store, rank, prefix, world_size))
+    if world_size is None:
+        raise TypeError("world_size is missing")
+    return run_blocking(store, steps.get_all(store, rank, key_given(key, "prefix", prefix), world_size, timeout))
 
 
+@overload
 def synchronize(
     store: Store,
     data: Value,
@@ -98,25 +163,51 @@ def synchronize(
     world_size: int,
     key_prefix: Key,
     timeout: Timeout | None = None,
-) -> list[bytes]:
-    """Give `data` to all ranks and return the data of all ranks, in their order.
+) -> list[bytes]: ...
 
-    Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix serves once. A rank may try
-    again after a time-out, with the same data: somebody may have read it.
+
+@overload
+def synchronize(
+    store: Store,
+    data: Value,
+    rank: int,
+    world_size: int,
+    *,
+    key: Key,
+    timeout: Timeout | None = None,
+) -> list[bytes]: ...
+
+
+def synchronize(
+    store: Store,
+    data: Value,
+    rank: int,
+    world_size: int,
+    key_prefix: Key | None = None,
+    timeout: Timeout | None = None,
+    *,
+    key: Key | None = None,
+) -> list[bytes]:
+    """Give `data` to all ranks and return the data of all ranks, in the order of the ranks.
+
+    Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix can be used once. After a
+    time-out a rank may call again with the same data, which another rank may have read.
 
     Args:
-        store: where they meet.
-        data: what this rank has to say.
-        rank: which rank this is, 0 to `world_size` - 1.
-        world_size: how many ranks there are.
-        key_prefix: names the exchange.
-        timeout: one limit for the whole of it, in seconds or as a `timedelta`; None means the store's timeout.
+        store: the store that the ranks share.
+        data: the data of this rank.
+        rank: the rank of this caller, 0 to `world_size` - 1.
+        world_size: the number of ranks.
+        key_prefix: the name of the exchange.
+        timeout: one limit for the whole call, in seconds or as a `timedelta`; None: the store's timeout.
+        key: another name of `key_prefix`.
 
     Raises:
-        StoreTimeoutError: it names the ranks whose data did not come, or, on rank 0, those who have not finished.
-        BarrierError: the prefix was used before. Nothing has been overwritten.
+        StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
+        BarrierError: the prefix has been used before. Nothing was overwritten.
     """
-    return run_blocking(store, steps.synchronize(store, data, rank, world_size, key_prefix, timeout))
+    prefix = key_given(key, "key_prefix", key_prefix)
+    return run_blocking(store, steps.synchronize(store, data, rank, world_size, prefix, timeout))
 
 
 def broadcast(
@@ -124,29 +215,29 @@ def broadcast(
     data: Value | None,
     rank: int,
     world_size: int,
-    key_prefix: Key,
+    key: Key,
     timeout: Timeout | None = None,
     *,
     source: int = 0,
 ) -> bytes:
     """Give the `data` of rank `source` to all ranks, and return it.
 
-    The source does not wait for the others; they wait for it. The data stays, under ``{key_prefix}/broadcast``.
+    The other ranks wait for the source, which does not wait. The data stays in the store, in ``{key}/broadcast``.
 
     Args:
-        store: where they meet.
-        data: what the source has to say; the others' is ignored, and may be None.
-        rank: which rank this is, 0 to `world_size` - 1.
-        world_size: how many ranks there are.
-        key_prefix: names the exchange.
-        timeout: how long to wait for the source, in seconds or as a `timedelta`; None means the store's timeout.
-        source: the rank that speaks.
+        store: the store that the ranks share.
+        data: the data of the source; that of other ranks is ignored and may be None.
+        rank: the rank of this caller, 0 to `world_size` - 1.
+        world_size: the number of ranks.
+        key: the name of the exchange.
+        timeout: the time to wait for the source, in seconds or as a `timedelta`; None: the store's timeout.
+        source: the rank that sends.
 
     Raises:
-        StoreTimeoutError: the source did not come.
-        BarrierError: on the source, other data was broadcast under this prefix before. Nothing has been overwritten.
+        StoreTimeoutError: the source has not sent data.
+        BarrierError: on the source, if other data has been sent under this key before. Nothing was overwritten.
     """
-    return run_blocking(store, steps.broadcast(store, data, rank, world_size, key_prefix, timeout, source))
+    return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source))
 
 
 def gather(
@@ -154,26 +245,26 @@ def gather(
     data: Value,
     rank: int,
     world_size: int,
-    key_prefix: Key,
+    key: Key,
     timeout: Timeout | None = None,
     *,
     target: int = 0,
 ) -> list[bytes] | None:
-    """Give the `data` of all ranks to rank `target`, which gets it in the order of the ranks; the others get None.
+    """Give the `data` of all ranks to rank `target`. It returns the data in the order of the ranks; others return None.
 
     Only the target waits. The data stays in the store.
 
     Args:
-        store: where they meet.
-        data: what this rank has to say.
-        rank: which rank this is, 0 to `world_size` - 1.
-        world_size: how many ranks there are.
-        key_prefix: names the exchange.
-        timeout: how long the target waits, in seconds or as a `timedelta`; None means the store's timeout.
-        target: the rank that listens.
+        store: the store that the ranks share.
+        data: the data of this rank.
+        rank: the rank of this caller, 0 to `world_size` - 1.
+        world_size: the number of ranks.
+        key: the name of the exchange.
+        timeout: the time that the target waits, in seconds or as a `timedelta`; None: the store's timeout.
+        target: the rank that receives.
 
     Raises:
-        StoreTimeoutError: on the target; it names the ranks whose data did not come.
-        BarrierError: the prefix was used before. Nothing has been overwritten.
+        StoreTimeoutError: on the target; it names the ranks without data.
+        BarrierError: the key has been used before. Nothing was overwritten.
     """
-    return run_blocking(store, steps.gather(store, data, rank, world_size, key_prefix, timeout, target))
+    return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

@@ -12,12 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fscoord._arguments import (
+    Key,
+    MalformedText,
+    Timeout,
+    check_int64,
+    check_positive,
+    key_bytes,
+    key_text,
+    parse_uint63,
+    to_seconds,
+)
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
 from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord.arguments import Key, MalformedText, Timeout, integer, key_bytes, key_text, natural, positive, seconds
-from fscoord.collectives.missing_ranks import find_fates
+from fscoord.collectives.missing_ranks import describe_missing
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -79,7 +89,7 @@ class Attempt(NamedTuple):
     ) -> StoreTimeoutError:
         """Return the error that names `missing`, in torch's words, and tells the dead of them from the late."""
         names, more = self._names(missing)
-        fates = find_fates(store, missing)
+        fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
         return StoreTimeoutError(
             f"Timed out {what} on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
@@ -99,7 +109,7 @@ class Attempt(NamedTuple):
         return BrokenBarrierError(
             f"Barrier broken on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
             f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], dead_ranks=[{', '.join(dead)}])"
-            f"{find_fates(store, verdict.missing).words}",
+            f"{describe_missing(store, verdict.missing).words}",
             missing=names,
             dead=dead,
         )
@@ -140,13 +150,13 @@ def attempt(
 ) -> Attempt:
     """Return the call with these arguments, checked, that begins now."""
     start = system.time.monotonic()
-    check_rank(rank, positive("world_size", world_size))
-    return Attempt(key_bytes(prefix), rank, world_size, seconds(timeout), seconds(trace_timeout), decoder, start)
+    check_rank(rank, check_positive("world_size", world_size))
+    return Attempt(key_bytes(prefix), rank, world_size, to_seconds(timeout), to_seconds(trace_timeout), decoder, start)
 
 
 def check_rank(rank: int, world_size: int) -> None:
     """Raise unless `rank` is one of `world_size`."""
-    if not 0 <= integer("rank", rank) < world_size:
+    if not 0 <= check_int64("rank", rank) < world_size:
         raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
 
 
@@ -167,7 +177,7 @@ class Roll:
         """
         rank, world_size = self._call.rank, self._call.world_size
         own = b"%d/%d " % (rank, world_size)
-        self._store.be_rank(rank)
+        self._store.announce_rank(rank)
         self._store.append(self._arrivals, own)
         text = self._arrived = self._store.get(self._arrivals)
         count, end = text.count(b" "), own[own.index(b"/") :]
@@ -313,7 +323,7 @@ class Roll:
                 continue
             name, _, size = token.partition(b"/")
             try:
-                rank, theirs = natural(name.removeprefix(b"-")), natural(size)
+                rank, theirs = parse_uint63(name.removeprefix(b"-")), parse_uint63(size)
             except MalformedText:
                 raise self._foreign(token) from None
             if rank >= theirs:

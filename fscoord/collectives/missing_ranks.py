@@ -1,4 +1,4 @@
-"""What became of the ranks that are missing: the words that tell the dead from the late, and the broken barrier."""
+"""Description of missing ranks in error messages: which are known dead, which only late, and on which hosts."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
 from fscoord.errors import FscoordError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 
-__all__ = ["Fates", "find_fates", "where"]
+__all__ = ["MissingRanks", "describe_missing", "location_of"]
 
 SHOWN_MAX = 16
-"""How many ranks are told of, as in torch."""
+"""The most ranks that a message describes, as in torch."""
 
 
-class Fates(NamedTuple):
-    """Which of the missing ranks are dead, and what a message says of each."""
+class MissingRanks(NamedTuple):
+    """The missing ranks of a barrier or an exchange.
+
+    Attributes:
+        dead: those that are known dead, as text.
+        words: the description for the message, beginning with ``"; "``; empty if nothing is known.
+    """
 
     dead: tuple[str, ...]
     words: str
 
 
-def find_fates(store: Store, missing: Sequence[int]) -> Fates:
-    """Return what `store` knows of the ranks `missing`; nothing where it can't tell or fails."""
+def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
+    """Describe the ranks `missing`; without anything if `store` can't tell which sessions are dead, or fails."""
     if not store.has_liveness:
-        return Fates((), "")
+        return MissingRanks((), "")
     try:
         members = store.members(missing)
     except FscoordError:
-        return Fates((), "")
+        return MissingRanks((), "")
     known: dict[int, list[Member]] = {}
     for member in members:
         if member.rank is not None:
@@ -41,21 +45,21 @@ def find_fates(store: Store, missing: Sequence[int]) -> Fates:
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
-            told = [f"rank {rank} ({where(known.get(rank, []))})" for rank in ranks[:SHOWN_MAX]]
+            shown = [f"rank {rank} ({location_of(known.get(rank, []))})" for rank in ranks[:SHOWN_MAX]]
             more = f" and {len(ranks) - SHOWN_MAX} more" if len(ranks) > SHOWN_MAX else ""
-            words += f"; {name}: {', '.join(told)}{more}"
-    return Fates(tuple(map(str, dead)), words)
+            words += f"; {name}: {', '.join(shown)}{more}"
+    return MissingRanks(tuple(map(str, dead)), words)
 
 
-def where(members: Sequence[Member]) -> str:
-    """Return where a rank is, or was, that has these sessions: that of the last who lives, or else of the last."""
+def location_of(members: Sequence[Member]) -> str:
+    """Return ``host:pid`` and state of the last session of a rank that may be alive, or of the last one if none is."""
     if not members:
         return "not seen here"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
-    place = f"{one_word(last.host)}:{last.pid}"
+    place = f"{escape_word(last.host)}:{last.pid}"
     if last.alive == "no":
         return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', there since', last.since)}"
-    return f"{place}, {'alive' if last.alive == 'yes' else 'nobody knows whether alive'}"
+    return f"{place}, {'alive' if last.alive == 'yes' else 'not known whether alive'}"
 
 
 def _clock(what: str, when: float | None) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, BarrierRequest, WaitRequest, WaitSteps
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, positive, seconds, value_bytes
 from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
@@ -34,8 +34,8 @@ def barrier(
             raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
         if rank_tracing_decoder is not None:
             raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
-        seconds(trace_timeout)
-        positive("world_size", world_size)
+        to_seconds(trace_timeout)
+        check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
     limit = _limit(store, barrier_timeout)
     call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
@@ -55,9 +55,9 @@ def barrier(
             raise call.time_out("waiting on barrier", missing, error, store, hint) from error
 
 
-def get_all(store: Store, rank: int, prefix: Key, world_size: int) -> WaitSteps[list[bytes]]:
+def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
     """See `fscoord.get_all`."""
-    call = attempt(prefix, rank, world_size, store.timeout)
+    call = attempt(prefix, rank, world_size, _limit(store, timeout))
     return (yield from _collect(store, call, call.prefix, "get_all"))
 
 
@@ -114,7 +114,7 @@ def gather(
 
 def _limit(store: Store, timeout: Timeout | None) -> float:
     """Return `timeout` in seconds; None means the timeout of `store`."""
-    return seconds(store.timeout if timeout is None else timeout)
+    return to_seconds(store.timeout if timeout is None else timeout)
 
 
 def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> WaitSteps[None]:

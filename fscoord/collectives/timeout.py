@@ -1,4 +1,4 @@
-"""`store_timeout`: another timeout for a while."""
+"""`store_timeout`: another timeout for the body of a ``with``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
+from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
-from fscoord.arguments import Timeout, duration, seconds
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store
 
@@ -17,20 +17,21 @@ __all__ = ["store_timeout"]
 
 @contextmanager
 def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
-    """Set the timeout of `store` for the body of the ``with``, and the old one again afterwards, after an error too.
+    """Set the timeout of `store` for the body of the ``with``, and restore the previous one at its end.
 
-    It is the handle's timeout, for all its threads: where several nest this on one handle, or on `PrefixStore` views
-    of it, the latest still in force holds, and when the last leaves, in whatever order, the handle has the timeout
-    that it had before the first. A thread that wants a timeout of its own works on a `Store.clone`.
+    The timeout is the handle's and holds for all its threads. If several threads do this on one handle, or on
+    `PrefixStore` views of it, the timeout that was set last holds among those whose body is still running. After the
+    last body, in whatever order they end, the handle has the timeout that it had before the first. A thread that needs
+    a timeout of its own uses a `Store.clone`.
 
     Args:
         store: the handle.
         timeout: seconds or a `timedelta`.
     """
-    limit = duration(seconds(timeout))
+    limit = to_timedelta(to_seconds(timeout))
     base = _base(store)
     token = _Token(limit)
-    system.life()  # after a fork in C it renews the lock
+    system.process_epoch()  # after a fork in C it makes the lock anew
     try:
         with _tokens_lock[0]:
             stack = _tokens.setdefault(base, [_Token(base.timeout)])
@@ -39,11 +40,11 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
         yield
     finally:
         with _tokens_lock[0]:
-            _take_away(base, token)
+            _pop(base, token)
 
 
 class _Token:
-    """One timeout that holds until its thread takes it away; told from others by identity."""
+    """One timeout, which holds until the body of its ``with`` ends. Compared by identity."""
 
     def __init__(self, limit: timedelta) -> None:
         self.limit = limit
@@ -55,29 +56,29 @@ _tokens_lock = [system.threading.Lock()]
 
 
 def _after_fork_in_child() -> None:
-    """Take away what threads would have to that are not here."""
+    """Remove the timeouts that other threads of the parent set: those threads do not exist in the child."""
     _tokens_lock[0] = system.threading.Lock()
     me = system.threading.get_ident()
     for base, stack in list(_tokens.items()):
         stack[1:] = [token for token in stack[1:] if token.thread == me]
-        _take_away(base, _Token(stack[-1].limit))
+        _pop(base, _Token(stack[-1].limit))
 
 
 system.after_fork_in_child("timeouts", _after_fork_in_child)
 
 
-def _take_away(base: Store, token: _Token) -> None:
+def _pop(base: Store, token: _Token) -> None:
     stack = _tokens.get(base, [])
     if token in stack:
         stack.remove(token)
     if stack:
         if len(stack) == 1:
             del _tokens[base]
-        with suppress(StoreClosedError):  # in the body: no timeout is left to restore
+        with suppress(StoreClosedError):  # closed in the body: there is no timeout to restore
             base.set_timeout(stack[-1].limit)
 
 
 def _base(store: Store) -> Store:
-    """Return the store whose timeout `store` shows: a view has none of its own."""
+    """Return the store that has the timeout of `store`: a view has none of its own."""
     inner = getattr(store, "underlying_store", None)
     return _base(inner) if isinstance(inner, Store) else store

@@ -1,4 +1,4 @@
-"""Starts the processes of the demonstration, follows what they tell, and leaves none behind."""
+"""Starts the processes of the demonstration, reads their reports, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import interruptions_wait, signals_end_it
-from fscoord.demo.words import OWN_SOURCES, text_files
+from fscoord._runtime.signals import defer_signals, raise_on_termination
+from fscoord.demo.word_count import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore
 
@@ -58,41 +58,41 @@ def run(
     if next(text_files(directory), None) is None:
         raise ValueError(f"there is no text file below {directory}")
     start = system.time.monotonic()
-    with signals_end_it(), FileStore() as store, _Crew(str(store.path)) as crew:
+    with raise_on_termination(), FileStore() as store, _Processes(str(store.path)) as group:
         for _ in range(processes):
-            crew.hire([directory, str(processes), "kill" if kill else "", str(timeout)])
-        report = crew.follow(on_event)
+            group.start([directory, str(processes), "kill" if kill else "", str(timeout)])
+        report = group.follow(on_event)
     return {"input": directory, "seconds": system.time.monotonic() - start, **report}
 
 
-class _Crew:
-    """The processes, each with a pipe that brings what it tells, and one that ends it when this process ends.
+class _Processes:
+    """The processes, each with a pipe for its reports, and one whose end tells it that this process has ended.
 
-    No threads: an interruption may come between any two steps, and what is half begun must still be undone.
+    There are no threads: a signal may come between any two steps, and a half-started process must still be stopped.
     """
 
     def __init__(self, store: str) -> None:
         self._store = store
         self._members: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with interruptions_wait():
+        with defer_signals():
             for member in self._members:
                 member.kill()  # does nothing to one that has been waited for
-        for member in self._members:  # whoever can't wait for one that is stuck in the kernel may interrupt this
+        for member in self._members:  # Ctrl-C ends the wait for a process that is stuck in the kernel
             member.wait()
             for pipe in (member.stdin, member.stdout):
                 if pipe is not None:
                     pipe.close()
 
-    def hire(self, arguments: list[str]) -> None:
+    def start(self, arguments: list[str]) -> None:
         """Start one more process."""
         # In the directory of the store nothing can be imported by mistake, and with this process's own path the same
         # fscoord is found, however this one was. A session of its own keeps the terminal's Ctrl-C from it.
-        with interruptions_wait():
+        with defer_signals():
             member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                 [sys.executable, "-m", "fscoord.demo.worker", self._store, *arguments],
                 stdin=subprocess.PIPE,

@@ -1,29 +1,31 @@
-"""One process of the demonstration: all that it knows of the others comes from the store."""
+"""One process of the demonstration: all that it knows of the others comes from the store; one makes the report."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fscoord._arguments import Key, Timeout
 from fscoord._runtime import system
 from fscoord.collectives import barrier, gather, synchronize
-from fscoord.demo.report import assemble
-from fscoord.demo.survivors import Survivors
-from fscoord.demo.words import count, text_files
+from fscoord.demo.word_count import count, text_files
 from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.stores.file import FileStore
+from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["Worker", "main"]
+__all__ = ["Survivors", "Worker", "assemble", "main"]
 
 
 class Worker:
-    """A process among equals.
+    """One process; all have the same program.
 
     It takes the next free rank and exchanges facts with the others (`synchronize`). Then rank 0 fills the queue with
-    the numbers of the files, and everybody takes files until there are none. Whose death a barrier shows is left out
-    from then on, and the files for which there is no result when all the living have met go back into the queue.
+    the numbers of the files, and every process takes files until there are none. A rank whose death a barrier reports
+    is left out from then on. Files without a result when the surviving ranks have met go back into the queue.
 
     Args:
         store: where the processes meet.
@@ -97,7 +99,7 @@ class Worker:
         tell("delivered", rank=self._rank, file=file)
 
     def _meet(self, name: str) -> None:
-        """Pass the barrier `name` with all who live, and find out on the way who does not."""
+        """Pass the barrier `name` with the surviving ranks; ranks that the barrier reports dead are left out."""
         start = system.time.monotonic()
         while not self._attempt(name, start):
             pass
@@ -172,6 +174,109 @@ def main(store: str, directory: str, world_size: str, kill: str, timeout: str) -
 def _end_with_launcher() -> None:
     system.os.read(0, 1)  # nothing is ever written there: this returns when the launcher has ended
     system.os._exit(1)
+
+
+class Survivors(PrefixStore):
+    """A view in which rank i is rank ``ranks[i]`` of `store`, so that the survivors can pass barriers without the dead.
+
+    Args:
+        ranks: the surviving ranks, in order. The keys depend on them, so only processes that agree on them meet.
+        store: the underlying store, which knows the processes by their original ranks.
+    """
+
+    def __init__(self, ranks: Sequence[int], store: Store) -> None:
+        super().__init__(f"survivors/{','.join(map(str, ranks))}", store)
+        self._ranks = tuple(ranks)
+
+    def announce_rank(self, rank: int) -> None:
+        """Say to be the rank of the underlying store that `rank` is here."""
+        super().announce_rank(self._ranks[rank])
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of `ranks` that are known dead."""
+        return self._own(super().dead_ranks(self._theirs(ranks)))
+
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        """Wait for `keys`, or until some of `ranks` are known dead, and return those."""
+        return self._own(super().wait_alive(keys, self._theirs(ranks), timeout))
+
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
+        """Return the sessions of `ranks`, or of all survivors."""
+        theirs = self._ranks if ranks is None else self._theirs(ranks)
+        return [
+            member if member.rank is None else member._replace(rank=self._ranks.index(member.rank))
+            for member in super().members(theirs)
+        ]
+
+    def _theirs(self, ranks: Iterable[int]) -> list[int]:
+        return [self._ranks[rank] for rank in ranks]
+
+    def _own(self, ranks: Iterable[int]) -> list[int]:
+        return [self._ranks.index(rank) for rank in ranks]
+
+
+TOP = 10
+
+Document = dict[str, Any]
+
+
+def assemble(
+    store: Store, files: list[str], everybody: list[Document], living: list[int], waits: list[dict[str, float]]
+) -> Document:
+    """Return the report, as it is described in ``docs/cli.md``.
+
+    Args:
+        store: where the processes have met.
+        files: the names of the files, by their number.
+        everybody: the facts of all processes, by rank.
+        living: the ranks that are there at the end.
+        waits: how long each of them waited at each barrier, in seconds.
+    """
+    results = [json.loads(each) for each in store.multi_get([f"result/{number}" for number in range(len(files))])]
+    takers = [int(each) for each in store.multi_get([f"taken/{number}" for number in range(len(files))])]
+    work = list(zip(files, takers, results, strict=True))
+    words: Counter[str] = Counter()
+    for result in results:
+        words.update(result["words"])
+    return {
+        "files": len(files),
+        "words": sum(words.values()),
+        "distinct_words": len(words),
+        "top": words.most_common(TOP),
+        "skipped": [{"file": file, "reason": result["error"]} for file, _, result in work if result["error"]],
+        "reported_by": living[0],
+        "processes": [_share(facts, results, living) for facts in everybody],
+        "barriers": [_barrier(name, [wait[name] for wait in waits]) for name in waits[0]],
+        "lost": [_loss(store, facts, work) for facts in everybody if facts["rank"] not in living],
+    }
+
+
+def _share(facts: Document, results: list[Document], living: list[int]) -> Document:
+    mine = [result for result in results if result["rank"] == facts["rank"]]
+    words = sum(sum(result["words"].values()) for result in mine)
+    return {**facts, "files": len(mine), "words": words, "lost": facts["rank"] not in living}
+
+
+def _barrier(name: str, waits: list[float]) -> Document:
+    return {"name": name, "shortest_wait_s": min(waits), "longest_wait_s": max(waits)}
+
+
+def _loss(store: Store, facts: Document, work: list[tuple[str, int, Document]]) -> Document:
+    """Return which ranks reported a lost process, at which barrier, and which ranks redid its unfinished files."""
+    rank = facts["rank"]
+    named = [json.loads(each) for each in store.multi_get(store.list_keys(f"lost/{rank}/"))]
+    return {
+        "rank": rank,
+        "pid": facts["pid"],
+        "host": facts["host"],
+        "named_by": sorted(each["by"] for each in named),
+        "barrier": named[0]["barrier"],
+        "redone": [
+            {"file": file, "by": result["rank"]}
+            for file, taker, result in work
+            if taker == rank and result["rank"] != rank
+        ],
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""One instance's examination of a directory, from the first look to the report; nothing stays behind."""
+"""`examine`: one instance's examination of a directory, from the mount's properties to the report.
+
+Nothing is left behind in the directory.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,32 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.signals import signals_end_it
-from fscoord.doctor import series
-from fscoord.doctor.checks import BAD, HOSTS, PROCESSES, UNKNOWN, Check
-from fscoord.doctor.child import ChildHand, FailedError, LostError, Scribe, SilentError
-from fscoord.doctor.meeting import BrokenOffError, LateError, Meeting, RemoteHand
-from fscoord.doctor.pair import Pair
-from fscoord.doctor.verdict import NOT_SAFE, Findings, judge
+from fscoord._runtime.signals import raise_on_termination
+from fscoord.doctor import probes
+from fscoord.doctor.agents import FailedError, LocalAgent, LostError, MailboxAgent, SilentError
+from fscoord.doctor.coordination import BrokenOffError, Coordinator, LateError, RemoteAgent
+from fscoord.doctor.probes import Pair
+from fscoord.doctor.verdict import BAD, HOSTS, NOT_SAFE, PROCESSES, UNKNOWN, Check, Findings, judge
 from fscoord.errors import InsecurePathError, StoreUnavailableError, UnsupportedFilesystemError
 
-__all__ = ["COMPANY_S", "EFFORT_S", "STRANGERS_S", "examine"]
+__all__ = ["EFFORT_S", "EXPECTED_WAIT_S", "OPEN_WAIT_S", "examine"]
 
 FACTS_S: Final = 15.0
 LEAVE_S: Final = 15.0
 SILENT_S: Final = 2.0
-"""How long to wait for an end once the directory did not answer."""
-COMPANY_S: Final = 60.0
-"""How long to wait for instances that a launcher said it started."""
-STRANGERS_S: Final = 10.0
-"""How long to wait on a network mount when nobody said how many come."""
+"""How long to wait for the mailbox agent's end after the directory has not answered."""
+EXPECTED_WAIT_S: Final = 60.0
+"""How long to wait for instances that a launcher says it started."""
+OPEN_WAIT_S: Final = 10.0
+"""How long to wait on a network mount for an unknown number of instances."""
 EFFORT_S: Final = 1.0
 OTHERS_S: Final = 180.0
-"""How long to come again when an examination without this instance is under way."""
+"""How long to retry while an examination without this instance is under way."""
 AGAIN_S: Final = 0.5
 FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence")
-"""What of the facts the report tells of the file system."""
+"""The facts about the file system that the report has."""
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
-"""What a store must be told on a mount that it refuses, so that it can be tried there."""
+"""The options with which a store can be tried on a mount that it refuses by default."""
 
 
 def examine(
@@ -73,12 +75,12 @@ def examine(
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
-    if lock not in series.KINDS:
-        raise ValueError(f"lock is one of {', '.join(series.KINDS)}, not {lock!r}")
+    if lock not in probes.KINDS:
+        raise ValueError(f"lock is one of {', '.join(probes.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
     path = system.os.path.abspath(path)  # the processes that look at it are elsewhere
     try:
-        with signals_end_it(), _Instance(path, lock, tell, effort) as instance:
+        with raise_on_termination(), _Instance(path, lock, tell, effort) as instance:
             report = instance.run(expected, wait, group, client)
     except (FailedError, LostError) as error:
         raise StoreUnavailableError(f"{path}: {error}", path=path) from None
@@ -86,7 +88,7 @@ def examine(
 
 
 class _Instance:
-    """The processes of one instance, and what it does with them."""
+    """The agents of one instance, and what it does with them."""
 
     def __init__(self, path: str, lock: str, tell: Callable[[str], None], effort: float) -> None:
         self.path = path
@@ -94,10 +96,10 @@ class _Instance:
         self.tell = tell
         self.effort = effort
         self.checks: list[Check] = []
-        self.scribe = Scribe("this process")
-        self.hands: list[ChildHand] = []
+        self.mailbox_agent = MailboxAgent("this process")
+        self.agents: list[LocalAgent] = []
         self.facts: dict[str, Any] | None = None
-        self.meeting: Meeting | None = None
+        self.coordinator: Coordinator | None = None
         self.other: str | None = None
 
     def __enter__(self) -> _Instance:
@@ -105,10 +107,10 @@ class _Instance:
 
     def __exit__(self, *_: object) -> None:
         try:
-            for hand in self.hands:
-                hand.kill()
+            for agent in self.agents:
+                agent.kill()
         finally:
-            if not self.scribe.dismiss(SILENT_S if self.scribe.is_silent else LEAVE_S):
+            if not self.mailbox_agent.dismiss(SILENT_S if self.mailbox_agent.is_silent else LEAVE_S):
                 self.tell(f"{self.path} does not answer: what the examination put there stays until it does")
 
     def run(self, expected: int | None, wait: float | None, group: str, client: str | None) -> dict[str, Any]:
@@ -122,29 +124,29 @@ class _Instance:
 
     def _examine(self, facts: dict[str, Any], expected: int | None, wait: float | None, group: str) -> dict[str, Any]:
         if wait is None:
-            wait = COMPANY_S if expected and expected > 1 else 0.0 if facts["is_local"] else STRANGERS_S
-        self.meeting = meeting = self._meet(facts, expected, wait, group)
-        if not meeting.presides:
+            wait = EXPECTED_WAIT_S if expected and expected > 1 else 0.0 if facts["is_local"] else OPEN_WAIT_S
+        self.coordinator = coordinator = self._meet(facts, expected, wait, group)
+        if not coordinator.is_coordinator:
             self.tell("lending a hand to the instance that presides, which prints the report")
-            report = meeting.serve(self._hand(meeting, "this process"))
+            report = coordinator.serve(self._agent(coordinator, "this process"))
             return {**report, "presided": False}
-        self._preside(meeting, facts)
-        findings = Findings(facts, self.checks, self.lock, self.other, expected, len(meeting.members))
+        self._preside(coordinator, facts)
+        findings = Findings(facts, self.checks, self.lock, self.other, expected, len(coordinator.members))
         report = self._report(**judge(findings))
-        meeting.end(report)
+        coordinator.end(report)
         return {**report, "presided": True}
 
     def _ask(self, act: str, **arguments: Any) -> Any:
         try:
-            return self.scribe.ask(act, FACTS_S, **arguments)
+            return self.mailbox_agent.ask(act, FACTS_S, **arguments)
         except FailedError as error:
             raise _as_own(error, self.path) from None
 
-    def _hand(self, meeting: Meeting, label: str) -> ChildHand:
-        self.hands.append(ChildHand(label, meeting.directory))
-        return self.hands[-1]
+    def _agent(self, coordinator: Coordinator, label: str) -> LocalAgent:
+        self.agents.append(LocalAgent(label, coordinator.directory))
+        return self.agents[-1]
 
-    def _meet(self, facts: dict[str, Any], expected: int | None, wait: float, group: str) -> Meeting:
+    def _meet(self, facts: dict[str, Any], expected: int | None, wait: float, group: str) -> Coordinator:
         shared = facts["group"]
         name = f".fscoord-doctor-{system.os.getuid() if shared is None else f'g{shared}'}"
         if group:
@@ -152,37 +154,37 @@ class _Instance:
         directory = system.os.path.join(facts["path"], name)
         deadline = system.time.monotonic() + OTHERS_S
         while True:
-            meeting = Meeting(self.scribe, directory, facts)
+            coordinator = Coordinator(self.mailbox_agent, directory, facts)
             try:
-                meeting.gather(expected, wait, self.tell)
-                return meeting
+                coordinator.gather(expected, wait, self.tell)
+                return coordinator
             except FailedError as error:
                 raise _as_own(error, directory) from None
             except (BrokenOffError, LateError) as error:
                 if system.time.monotonic() > deadline:
                     raise StoreUnavailableError(f"{directory}: {error}; remove it", path=directory) from None
                 self.tell(f"{error}; trying again")
-            self.scribe.ask("leave", LEAVE_S)
+            self.mailbox_agent.ask("leave", LEAVE_S)
             system.time.sleep(AGAIN_S)
 
-    def _preside(self, meeting: Meeting, facts: dict[str, Any]) -> None:
-        hands = [self._hand(meeting, "one process"), self._hand(meeting, "another process")]
-        self._try(meeting, facts, Pair(hands[0], hands[1], PROCESSES, self.effort))
-        if meeting.partner is not None:
-            self.other = str(meeting.members[meeting.partner]["host"])
-            remote = RemoteHand(meeting, meeting.partner, f"host {self.other}")
-            self._try(meeting, facts, Pair(hands[0], remote, HOSTS, self.effort))
+    def _preside(self, coordinator: Coordinator, facts: dict[str, Any]) -> None:
+        agents = [self._agent(coordinator, "one process"), self._agent(coordinator, "another process")]
+        self._try(coordinator, facts, Pair(agents[0], agents[1], PROCESSES, self.effort))
+        if coordinator.partner is not None:
+            self.other = str(coordinator.members[coordinator.partner]["host"])
+            remote = RemoteAgent(coordinator, coordinator.partner, f"host {self.other}")
+            self._try(coordinator, facts, Pair(agents[0], remote, HOSTS, self.effort))
 
-    def _try(self, meeting: Meeting, facts: dict[str, Any], pair: Pair) -> None:
+    def _try(self, coordinator: Coordinator, facts: dict[str, Any], pair: Pair) -> None:
         refused = facts["objections"][self.lock] is not None
         options = FORCED.get(facts["kind"], None if refused else {})
 
         def before(name: str) -> None:
             self.tell(f"between {pair.between}: {name}")
-            meeting.beat()
+            coordinator.beat()
 
         try:
-            for check in series.run(pair, self.lock, options, before):
+            for check in probes.run(pair, self.lock, options, before):
                 self.checks.append(check)
                 if check.outcome in {BAD, UNKNOWN}:
                     self.tell(f"between {pair.between}: {check.title}: {check.says}")
@@ -199,7 +201,7 @@ class _Instance:
 
     def _report(self, **judged: Any) -> dict[str, Any]:
         facts = self.facts
-        members = {} if self.meeting is None else self.meeting.members
+        members = {} if self.coordinator is None else self.coordinator.members
         return {
             "path": self.path if facts is None else facts["path"],
             **judged,

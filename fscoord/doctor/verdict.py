@@ -1,31 +1,77 @@
-"""From what was found to what it means: safe, not proven or not safe, why, and what to do about it. Pure."""
+"""The results of the probes (`Check`) and the verdict on them (`judge`): safe, not proven or not safe. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from fscoord.doctor.checks import BAD, HOSTS, OK, PROCESSES, UNKNOWN, Check
+__all__ = [
+    "BAD",
+    "HOSTS",
+    "INFO",
+    "NOT_PROVEN",
+    "NOT_SAFE",
+    "OK",
+    "PROCESSES",
+    "SAFE",
+    "UNKNOWN",
+    "Check",
+    "Findings",
+    "judge",
+]
 
-__all__ = ["NOT_PROVEN", "NOT_SAFE", "SAFE", "Findings", "judge"]
+OK: Final = "ok"
+BAD: Final = "bad"
+UNKNOWN: Final = "unknown"
+INFO: Final = "info"
+
+PROCESSES: Final = "processes"
+HOSTS: Final = "hosts"
+
+
+class Check(NamedTuple):
+    """One thing that was tried.
+
+    Attributes:
+        name: the name of the probe, one word.
+        between: ``"processes"`` of one host or ``"hosts"``.
+        outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (it could not be tried to its end) or
+            ``"info"`` (nothing depends on it).
+        says: the result as text.
+        lock: the kind of lock that was tried, ``""`` if none.
+        measured: figures; times are in seconds.
+    """
+
+    name: str
+    between: str
+    outcome: str
+    says: str
+    lock: str = ""
+    measured: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+
+    @property
+    def title(self) -> str:
+        """The check's name with its kind of lock."""
+        return f"{self.name} ({self.lock})" if self.lock else self.name
+
 
 SAFE: Final = "safe"
 NOT_PROVEN: Final = "not proven"
 NOT_SAFE: Final = "not safe"
 
 NEEDED: Final = ("exclusion", "race", "freshness-locked", "delay-locked", "names", "store")
-"""What a store stands on, whatever its mount. `death` joins them for the locks that the kernel keeps."""
+"""The checks that must pass on every mount. `death` is one more for locks that the kernel keeps."""
 
 
 class Findings:
-    """What there is to judge.
+    """The input of the verdict.
 
     Attributes:
-        facts: what `Acts.facts` told of the mount.
-        checks: what was tried.
-        lock: the kind of lock that the store is to have.
-        other: the host with which it was tried between hosts, None if with none.
-        expected: how many instances were to come, None if nobody said.
+        facts: the properties of the mount, from `ProbeOperations.facts`.
+        checks: the results of the probes.
+        lock: the kind of lock that the store will use.
+        other: the other host of the probes between hosts, None if there was none.
+        expected: how many instances were expected, None if unknown.
         came: how many came.
     """
 
@@ -47,34 +93,34 @@ class Findings:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The names of the checks without which there is no promise."""
+        """The names of the checks that must pass for the verdict "safe"."""
         direct = ("freshness-direct", "delay-direct") if self.facts["coherence"] == "direct" else ()
         return (*NEEDED, *direct, *(() if self.lock == "soft" else ("death",)))
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Between whom the checks must pass."""
+        """Between which kinds of partners the checks must pass: processes, or processes and hosts."""
         return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
 
     def check(self, name: str, between: str) -> Check | None:
-        """Return the check of this name, of the wanted kind of lock if it is about locks."""
+        """Return the check of this name; of the checks for each kind of lock, the one for the wanted kind."""
         found = (each for each in self.checks if (each.name, each.between) == (name, between))
         return next((each for each in found if each.lock in ("", self.lock)), None)
 
 
 def judge(findings: Findings) -> dict[str, Any]:
-    """Return ``verdict``, ``reasons`` (sentences) and ``recommendations`` (what to do, sentences)."""
-    against = _against(findings)
-    doubts = _doubts(findings)
+    """Return ``verdict``, ``reasons`` and ``recommendations``; the last two are lists of sentences."""
+    against = _failures(findings)
+    doubts = _inconclusive(findings)
     verdict = NOT_SAFE if against else NOT_PROVEN if doubts else SAFE
     return {
         "verdict": verdict,
-        "reasons": against or doubts or [_praise(findings)],
+        "reasons": against or doubts or [_summary(findings)],
         "recommendations": list(dict.fromkeys(_recommendations(findings, verdict))),
     }
 
 
-def _against(findings: Findings) -> list[str]:
+def _failures(findings: Findings) -> list[str]:
     facts = findings.facts
     reasons = []
     objection = facts["objections"].get(findings.lock)
@@ -94,11 +140,11 @@ def _against(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Whether the objection is to what can be turned off unseen, so that trying it tells more than the mount table."""
+    """Return whether a trial says more than the mount table, which does not show the option that matters."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 
-def _doubts(findings: Findings) -> list[str]:
+def _inconclusive(findings: Findings) -> list[str]:
     facts = findings.facts
     doubts = []
     if not facts["is_local"] and findings.other is None:
@@ -130,7 +176,7 @@ def _doubts(findings: Findings) -> list[str]:
     return doubts
 
 
-def _praise(findings: Findings) -> str:
+def _summary(findings: Findings) -> str:
     if findings.facts["is_local"]:
         return "everything that a store stands on was tried between two processes of this host, and held"
     return f"everything that a store stands on was tried between this host and {findings.other}, and held"
@@ -163,7 +209,7 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
 
 
 def _has_no_locks(findings: Findings) -> bool:
-    """Whether the kernel's locks are missing, rather than lying: then a marker file is what is left."""
+    """Return whether the kernel's locks are missing rather than broken: then a marker file may be used instead."""
     return any(check.measured.get("missing") for check in findings.checks)
 
 

@@ -1,1 +1,1 @@
-"""Bridges to other packages, one per module; nothing else imports them."""
+"""Integrations with other packages, one per module. No other module imports them."""

@@ -7,27 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord.arguments import MalformedText, natural, seconds
 from fscoord.errors import (
     RendezvousClosedError,
     RendezvousStateError,
     RendezvousTimeoutError,
     StoreTimeoutError,
 )
-from fscoord.launch.output import Console, Streams
-from fscoord.launch.rooms import Room
-from fscoord.launch.worker import End, Group
+from fscoord.launch.round_store import RoundStore
+from fscoord.launch.worker import Console, Streams, WorkerExit, WorkerGroup
+from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
-from fscoord.rendezvous.info import RendezvousInfo
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 __all__ = ["Agent", "Failure", "Job", "Outcome"]
 
-LOOK_S = 1.0
+ROUND_CHECK_S = 1.0
 """How often an agent that waits for the others looks whether its round still stands."""
 
 
@@ -88,8 +87,8 @@ class Outcome(NamedTuple):
 class Agent:
     """Runs one node's share of a job.
 
-    All nodes keep what has failed in the store of the rendezvous, one key for each round, written by whoever is first:
-    so all of them count the same failures, and show the same one as the first.
+    The nodes record failures in the store of the rendezvous, one key for each round. The first node to report one
+    writes the key, so that all nodes count the same failures, and show the same one as the first.
 
     Args:
         job: what to run.
@@ -127,24 +126,25 @@ class Agent:
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
-        # The first node makes the room before it tells its number of workers, for which all others wait.
-        with Room(self._store, f"{self._handler.life}-{self._handler.round}", is_first=info.rank == 0) as room:
+        # The first node creates the store before it publishes its number of workers, for which all others wait.
+        name = f"{self._handler.life}-{self._handler.round}"
+        with RoundStore(self._store, name, is_first=info.rank == 0) as round_store:
             sizes = self._sizes(info)
-            return False if sizes is None else self._run_workers(info, sizes, room)
+            return False if sizes is None else self._run_workers(info, sizes, round_store)
 
-    def _run_workers(self, info: RendezvousInfo, sizes: list[int], room: Room) -> bool:
+    def _run_workers(self, info: RendezvousInfo, sizes: list[int], round_store: RoundStore) -> bool:
         directory = system.os.path.join(self._job.log_dir, f"round-{self._handler.round}")
-        with Group(self._job.command, self._console, self._job.streams) as group:
-            common = self._environment(info, sizes, room.address)
+        with WorkerGroup(self._job.command, self._console, self._job.streams) as workers:
+            common = self._environment(info, sizes, round_store.address)
             first = sum(sizes[: info.rank])
             for local_rank in range(self._job.workers):
                 rank = first + local_rank
                 own = system.os.path.join(directory, str(local_rank))
                 system.os.makedirs(own, exist_ok=True)
                 numbers = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-                group.start(rank, local_rank, {**common, **numbers}, own)
-            has_ended = self._follow(group, info)
-            group.stop(self._job.grace)
+                workers.start(rank, local_rank, {**common, **numbers}, own)
+            has_ended = self._follow(workers, info)
+            workers.stop(self._job.grace)
         return has_ended
 
     def _sizes(self, info: RendezvousInfo) -> list[int] | None:
@@ -155,12 +155,12 @@ class Agent:
         """
         info.store.set(f"workers/{info.rank}", str(self._job.workers))
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
-        limit = seconds(info.store.timeout)
+        limit = to_seconds(info.store.timeout)
         end = system.time.monotonic() + limit
         slow_wait = SlowWaitLogger(__name__)
         while True:
             try:
-                info.store.wait(keys, LOOK_S)
+                info.store.wait(keys, ROUND_CHECK_S)
                 values = info.store.multi_get(keys)
             except StoreTimeoutError as error:
                 if not self._handler.is_current():
@@ -175,7 +175,7 @@ class Agent:
                 slow_wait.warn_if_due(lambda: words)  # noqa: B023 - it is called at once
                 continue
             try:
-                return [natural(value) for value in values]
+                return [parse_uint63(value) for value in values]
             except MalformedText as error:
                 raise _foreign("numbers of workers", error) from error
 
@@ -199,16 +199,16 @@ class Agent:
         }
         return {**values, "FSCOORD_STORE": address} if address else values
 
-    def _follow(self, group: Group, info: RendezvousInfo) -> bool:
+    def _follow(self, workers: WorkerGroup, info: RendezvousInfo) -> bool:
         """Return whether the job has ended; if not, another round is to come."""
         failed = f"failed/{self._handler.round}"
         everybody = [f"done/{rank}" for rank in range(info.world_size)]
         is_done = False
         while True:
-            end = group.next_end(self._job.monitor_interval)
+            end = workers.next_end(self._job.monitor_interval)
             if end is not None and end.status != 0:
                 self._view().compare_set(failed, "", json.dumps(self._failure(end)))
-            if not is_done and group.running == 0 and not self._view().check([failed]):
+            if not is_done and workers.running == 0 and not self._view().check([failed]):
                 info.store.set(f"done/{info.rank}", b"1")
                 is_done = True
             if self._view().check([failed]):
@@ -221,7 +221,7 @@ class Agent:
                 logger(__name__).info("round %s is over: nodes have come or gone", self._handler.round)
                 return False
 
-    def _failure(self, end: End) -> dict[str, Any]:
+    def _failure(self, end: WorkerExit) -> dict[str, Any]:
         return {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
 
     def _failures(self) -> list[Failure]:

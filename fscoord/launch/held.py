@@ -1,8 +1,8 @@
-"""`run_held`: a command that runs as long as a hold lasts, such as a lock's.
+"""`run_held`: run a command while this process holds something, such as a lock.
 
-It runs under a warden (`fscoord.launch.warden`), which kills it, and all that it has started, when the process that
-holds dies in whatever way. A thread looks once a second whether the hold lasts. This process only waits, and passes
-signals on.
+The command runs under a warden (`fscoord.launch.warden`), which kills the command and everything that it has started
+when the holding process dies in any way. A thread checks once a second that the hold lasts. This process only waits and
+forwards signals.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._runtime.signals import signals_go_to
+from fscoord._runtime.logging import logger
+from fscoord._runtime.signals import forward_signals
 from fscoord.errors import (
     FscoordError,
-    HoldLostError,
     LimitExceededError,
+    LockLostError,
     StaleRunError,
     StoreClosedError,
     StoreGoneError,
@@ -28,23 +28,23 @@ from fscoord.launch import warden
 
 __all__ = ["Ending", "run_held"]
 
-LOOK_S: Final = 1.0
-"""How often to look whether the hold lasts."""
+CHECK_INTERVAL_S: Final = 1.0
+"""How often to check that the hold lasts."""
 
-LOOKS: Final = 8
-"""How often to look in the time after which no answer counts as a loss: twice in each quarter, see `warden.Pulse`."""
+CHECKS_PER_LEASE: Final = 8
+"""How many checks fit in the time after which the hold counts as lost: two in each quarter, see `warden.Watchdog`."""
 
-UNSEEN_S: Final = 0.1
-"""How long a signal may go unseen: one that comes just before a system call, or in another thread, does not end it."""
+SIGNAL_POLL_S: Final = 0.1
+"""How long a signal may wait for its handler: one that comes just before a system call does not interrupt the call."""
 
-FOLLOW_S: Final = 5.0
-"""How long a look that is under way at the end is waited for."""
+LAST_CHECK_S: Final = 5.0
+"""How long to wait at the end for a check that is under way."""
 
 _PIECE: Final = 1 << 16
 _ALL: Final = 1 << 62
 
 _INTERRUPTIONS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_LOST = (HoldLostError, StoreGoneError, StoreClosedError, StaleRunError)
+_LOST = (LockLostError, StoreGoneError, StoreClosedError, StaleRunError)
 
 
 class Ending(NamedTuple):
@@ -82,46 +82,46 @@ def run_held(
     output_max: int | None = None,
     stdin: IO[bytes] | None = None,
 ) -> Ending:
-    """Run `command` where this process runs, on its terminal and with its input, until it has ended.
+    """Run `command` on this process's terminal and with its input, until it has ended.
 
-    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to it; once it has ended, to what it left behind.
+    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to it or, after it has ended, to its descendants.
 
     Args:
         command: the program and its arguments.
-        environment: what it finds in its environment.
-        check: raises `~fscoord.HoldLostError` when the hold is lost; called in a thread, once a second.
-        grace: how long everything has from SIGTERM to SIGKILL when the hold is lost, in seconds.
-        patience: after how many seconds others may have it of whom the store knows nothing; None: never. Before that
-            everything is stopped, if `check` has had no answer, or this process was stopped: after half of it there is
-            a SIGTERM, after three quarters a SIGKILL.
-        leaves_rest: whether to return when the command has ended, though what it has started goes on; without it that
-            is waited for, too.
-        output_max: keep standard output, so many bytes at most.
-        stdin: an open file with a descriptor, which it has as its input instead.
+        environment: its environment.
+        check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
+        grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
+        patience: others may take the hold this many seconds after the last sign of life; None: never. If `check` does
+            not return in that time, or this process is stopped, all processes are stopped before: they get SIGTERM
+            after half of it, and SIGKILL after three quarters.
+        leaves_rest: whether to return when the command has ended, although its descendants go on; else they are waited
+            for, too.
+        output_max: return standard output, at most this many bytes; None leaves it on the terminal.
+        stdin: an open file with a descriptor, used as the command's input instead of this process's.
 
     Raises:
-        HoldLostError: the hold was lost, and everything was stopped.
+        LockLostError: the hold was lost, and everything was stopped.
         FscoordError: the command could not be started, or its warden was killed.
         LimitExceededError: there was more output; everything was killed.
     """
-    with _Held(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max, stdin) as held:
+    with _HeldCommand(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max, stdin) as held:
         return held.follow(check, grace, patience or 0.0)
 
 
-class _Held:
-    """One command, its warden, and the pipes to it and from it."""
+class _HeldCommand:
+    """One command, its warden, and the pipes to and from the warden."""
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        manner: str,
+        mode: str,
         output_max: int | None,
         stdin: IO[bytes] | None,
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
-        self._manner = manner
+        self._mode = mode
         self._output_max = output_max
         self._stdin = stdin
         self._orders = -1
@@ -129,7 +129,7 @@ class _Held:
         self._process: subprocess.Popen[bytes] | None = None
         self._passed: set[int] = set()
 
-    def __enter__(self) -> _Held:
+    def __enter__(self) -> _HeldCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,10 +147,10 @@ class _Held:
         theirs, self._orders = system.os.pipe()
         reader, report = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
-        with signals_go_to(self._pass_on, warden.PASSED):
+        with forward_signals(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
-                    [*warden.program(self._manner, theirs, report, patience), *self._command],
+                    [*warden.program(self._mode, theirs, report, patience), *self._command],
                     env=self._environment,
                     pass_fds=[theirs, report],
                     stdin=self._stdin,
@@ -158,16 +158,16 @@ class _Held:
                 )
             finally:
                 system.close_quietly(theirs, report)
-            with _Watch(check, system.os.dup(self._orders), grace, patience) as watch:
+            with _HoldMonitor(check, system.os.dup(self._orders), grace, patience) as watch:
                 output = self._read()
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
-            raise HoldLostError(
+            raise LockLostError(
                 f"no sign of life could be given for most of the {patience:g} s after which others may have what this"
                 " process held; the command was stopped"
             )
         if watch.lost is not None:
-            raise HoldLostError(f"{watch.lost}; the command was stopped") from watch.lost
+            raise LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
         if self._output_max is not None and len(output) > self._output_max:
             raise LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
         return Ending(self._status(facts), frozenset(self._passed), output)
@@ -189,7 +189,7 @@ class _Held:
         return output
 
     def _facts(self) -> dict[str, object]:
-        """Return what the warden tells, to its end."""
+        """Return what the warden reports until it ends."""
         assert self._report is not None
         facts: dict[str, object] = {}
         for line in b"".join(_pieces(self._report)).splitlines():
@@ -205,7 +205,7 @@ class _Held:
         assert self._process is not None
         status = self._process.wait()
         if "pid" not in facts and -status in self._passed:
-            return status  # a signal for all of us that came before the warden stood on its feet
+            return status  # a signal for the whole group came before the warden had set its handlers
         raise FscoordError(
             f"the child of process {self._process.pid} that watched over the command was killed, and the command with"
             " all that it had started"
@@ -213,11 +213,11 @@ class _Held:
 
 
 def _pieces(file: IO[bytes], most: int = _ALL) -> Iterator[bytes]:
-    """Yield what comes from the pipe `file`, to its end or `most` bytes, and let signals be handled meanwhile."""
+    """Yield the data from the pipe `file`, up to its end or `most` bytes; signal handlers run in between."""
     poll = system.select.poll()
     poll.register(file, system.select.POLLIN)
     while most > 0:
-        while not poll.poll(UNSEEN_S * 1000):
+        while not poll.poll(SIGNAL_POLL_S * 1000):
             pass
         piece = system.os.read(file.fileno(), min(most, _PIECE))
         if not piece:
@@ -233,10 +233,10 @@ def _order(descriptor: int, number: int) -> None:
         pass
 
 
-class _Watch:
-    """A thread that asks now and then whether the hold lasts, and ends the command when it does not.
+class _HoldMonitor:
+    """A thread that checks regularly that the hold lasts, and stops the command when it does not.
 
-    `orders` is its own, and closed by it: it may be stuck in a look for longer than anything else is there.
+    The thread owns the descriptor `orders` and closes it: a check that hangs may outlive everything else here.
     """
 
     def __init__(self, check: Callable[[], object], orders: int, grace: float, patience: float) -> None:
@@ -245,16 +245,16 @@ class _Watch:
         self._orders = orders
         self._grace = grace
         self._patience = patience
-        self._over = system.Wakeup()
+        self._over = system.AutoResetEvent()
         self._thread = system.threading.Thread(target=self._run, name="fscoord-hold", daemon=True)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _HoldMonitor:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(FOLLOW_S)
+        self._thread.join(LAST_CHECK_S)
 
     def _run(self) -> None:
         try:
@@ -263,7 +263,7 @@ class _Watch:
             system.close_quietly(self._orders)
 
     def _look(self) -> None:
-        pause = min(LOOK_S, self._patience / LOOKS) if self._patience else LOOK_S
+        pause = min(CHECK_INTERVAL_S, self._patience / CHECKS_PER_LEASE) if self._patience else CHECK_INTERVAL_S
         is_told = False
         while not self._over.wait(pause):
             try:

@@ -1,29 +1,29 @@
-"""Runs one command and leaves nothing of it behind without need, whatever happens to whom.
+"""Runs one command and kills every process that it leaves behind, whichever process dies first.
 
-It is a program by itself, ``python -I -S warden.py MANNER ORDERS REPORT PATIENCE COMMAND...``, and imports nothing of
-the package. ORDERS and REPORT are descriptors.
+The module is a program, ``python -I -S warden.py MODE ORDERS REPORT LEASE_S COMMAND...``, and imports nothing of the
+package. ORDERS and REPORT are descriptors. The *master* is the process that writes the orders.
 
-The warden is the command's parent, and whatever the command starts and abandons, daemons too, falls back to it
-(PR_SET_CHILD_SUBREAPER, prctl(2)). It reads orders: a byte is the number of a signal for the command, ``EVERYBODY``
-more one for all that it has started, too. ``KILL_ALL``, and the end of the orders, which comes when who gives them has
-died, mean: kill everything.
+The warden is the parent of the command. Processes that the command starts and abandons, including daemons, are
+reparented to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)). Each byte of the orders is the number of a signal for the
+command; a number plus ``EVERYBODY`` is for the command and all its descendants. ``KILL_ALL`` kills everything, and so
+does the end of the orders, which means that the master has died.
 
 A warden is two processes, because one may be killed itself: by the kernel when memory runs out, or by a command that
-kills its parent. The *guard* is the process that was started; the warden proper is its child. When the warden is
-killed, the kernel kills the command (PR_SET_PDEATHSIG), and all that the command has started falls to the guard, which
-is the next subreaper, and kills it. When the guard is killed, a pipe between the two ends, and the warden kills
-everything. Only a SIGKILL of both at the same moment leaves something. Without prctl(2), that is on other platforms
-than Linux, what the command has started outlives a killed warden.
+kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden is
+killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
+which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
+everything. Only a SIGKILL of both at the same moment leaves processes behind. On platforms other than Linux there is no
+prctl(2), and the descendants of the command outlive a killed warden.
 
-Who gives orders may be stopped, or hang, instead. With a PATIENCE other than 0, in seconds, ``ALIVE`` is to come again
-and again: after half of that time without one all get SIGTERM, after three quarters they are killed; for at the end of
-it others may have what the command believes to have.
+The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
+After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
+at the end of the lease others may acquire what the command relies on.
 
-There are three manners. A *worker* runs in a session of its own, without input; when it has ended, all that it left
+The mode is one of three. A *worker* runs in a session of its own, without input; when it has ended, all that it left
 behind is killed. A *held* command runs where the warden was started: on its terminal, with its input, in its process
-group. What it leaves behind may finish, and the warden with it; of one that is *alone* it goes its own way. A signal
-that the whole group has got, as Ctrl-C is, is not passed on to such a command once more, and one that was ignored from
-the start, as nohup(1) has it, stays ignored.
+group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants of an
+*alone* command. A signal that the whole group has received, such as Ctrl-C, is not forwarded to such a command a second
+time. A signal that was ignored at the start, as nohup(1) does, stays ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-__all__ = ["ALIVE", "ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "Pulse", "main", "program"]
+__all__ = ["ALIVE", "ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "Watchdog", "main", "program"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,27 +47,27 @@ WORKER, HELD, ALONE = "worker", "held", "alone"
 KILL_ALL = 0
 ALIVE = 127
 EVERYBODY = 128
-"""Added to the number of a signal: it is for everybody."""
+"""Added to the number of a signal that is for the command and all its descendants."""
 
 PASSED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-"""The signals by which others may want something of the command, but not of the warden."""
+"""The signals that are meant for the command rather than for the warden."""
 
 OWN = tuple(getattr(signal, name) for name in PASSED if hasattr(signal, name))
 
 Prctl = Callable[..., int]
 
 
-def program(manner: str, orders: int, report: int, patience: float = 0) -> list[str]:
-    """Return the words that start a warden; the command's own come behind them."""
-    return [sys.executable, "-I", "-S", __file__, manner, str(orders), str(report), str(patience)]
+def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str]:
+    """Return the arguments that start a warden; those of the command follow them."""
+    return [sys.executable, "-I", "-S", __file__, mode, str(orders), str(report), str(lease_s)]
 
 
-def main(manner: str, orders: int, report: int, patience: float, command: list[str]) -> None:
-    """Run `command`; tell its pid, then its end, as lines of JSON on the descriptor `report`.
+def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]) -> None:
+    """Run `command`; report its pid, then its end, as lines of JSON on the descriptor `report`.
 
     The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
-    ends with 127 or 126, as in a shell, and ``{"error": text}`` comes before. ``{"lost": true}``: patience has run out.
-    There is no end if the warden was killed: then the report is closed when nothing of the command is left.
+    ends with 127 or 126, as in a shell, after ``{"error": text}``. ``{"lost": true}`` says that the lease has run out.
+    If the warden is killed, no end is reported, and the report is closed when no process of the command is left.
     """
     _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process: a child made by fork(2) is none until it says so itself
     guard, life = os.pipe()
@@ -78,21 +78,21 @@ def main(manner: str, orders: int, report: int, patience: float, command: list[s
         _guard(child, (guard, orders))
     os.close(life)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    _Warden(manner, orders, report, patience, guard).run(command)
+    _Warden(mode, orders, report, lease_s, guard).run(command)
 
 
 def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
-    """Be the guard of the warden `child`: wait for its end and, if it was killed, kill all that it has left behind."""
+    """Act as the guard of the warden `child`: wait for its end and, if it was killed, kill what it has left behind."""
     status = 1
     try:
         for descriptor in not_ours:
             os.close(descriptor)
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # whoever reads them waits for the last process that has them
+        for descriptor in (0, 1, 2):  # a reader of these pipes waits until the last process has closed them
             os.dup2(nowhere, descriptor)
         try:
             os.setsid()  # a SIGKILL of the warden's whole process group is not for us
-        except PermissionError:  # it was started in a session of its own
+        except PermissionError:  # the guard was started in a session of its own
             pass
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status:
@@ -104,7 +104,7 @@ def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
 
 
 def _end_by(number: int) -> None:
-    """End by the signal `number`, as the warden did: its end is what the process that waits for us wants to know."""
+    """End by the signal `number`, as the warden did: the process that waits for the guard reads it as the result."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -121,30 +121,30 @@ def _kill_children() -> None:
             return
 
 
-class Pulse:
-    """The signs of life of who gives orders: how many quarters of the time `patience` have passed without one.
+class Watchdog:
+    """Counts the quarters of `lease_s` that have passed without a sign of life of the master.
 
-    No quarter counts for more than one, however long it has lasted: if this process stood still, so did the others, as
-    when a shell stops them all.
+    A quarter counts once, however long it has lasted: if this process was stopped, the others probably were too, as
+    when a shell stops the whole job.
     """
 
-    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._quarter = patience / 4
+    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quarter = lease_s / 4
         self._clock = clock
         self._next = clock() + self._quarter
         self._missed = 0
 
     def left(self) -> float | None:
-        """Return in how many seconds to ask what was `missed`; None: never."""
+        """Return the number of seconds after which to call `missed`; None: never."""
         return max(0.0, self._next - self._clock()) if self._quarter else None
 
     def beat(self) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         self._missed = 0
         self._next = self._clock() + self._quarter
 
     def missed(self) -> int:
-        """Return how many quarters have been missed, if another one was just now; else 0."""
+        """Return how many quarters have been missed if another one has just ended, else 0."""
         now = self._clock()
         if not self._quarter or now < self._next:
             return 0
@@ -154,17 +154,17 @@ class Pulse:
 
 
 class _Warden:
-    def __init__(self, manner: str, orders: int, report: int, patience: float, guard: int) -> None:
+    def __init__(self, mode: str, orders: int, report: int, lease_s: float, guard: int) -> None:
         self._guard = guard
-        self._pulse = Pulse(patience)
-        self._is_worker = manner == WORKER
-        self._awaits_rest = manner == HELD
+        self._watchdog = Watchdog(lease_s)
+        self._is_worker = mode == WORKER
+        self._awaits_rest = mode == HELD
         self._orders = orders
         self._report = report
         self._prctl = _prctl()
         self._leader = 0
         self._status: int | None = None
-        self._is_empty = False  # nobody is left
+        self._is_empty = False  # whether no child is left
         self._had: set[int] = set()  # the signals that came to us since the last order of their kind
         self._kept = {number for number in OWN if not self._is_worker and signal.getsignal(number) == signal.SIG_IGN}
 
@@ -181,20 +181,20 @@ class _Warden:
         signal.signal(signal.SIGCHLD, _note)
         for number in set(OWN) - self._kept:
             signal.signal(number, signal.SIG_IGN if self._is_worker else _note)
-        # What comes before the command stands on its own feet must not find the warden's handlers in it.
+        # A signal that comes before the command has been executed must not run the warden's handlers in it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
         self._leader = os.fork()
         if self._leader == 0:
             self._become(command, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._tell(pid=self._leader)
+        self._report_facts(pid=self._leader)
         if not self._follow(ends) or self._is_worker:
             self._kill_all()
         if self._is_worker:
-            self._tell(status=self._status)
+            self._report_facts(status=self._status)
 
     def _become(self, command: list[str], mask: Iterable[int]) -> None:
-        """Be the command: this is the forked child, and does not return."""
+        """Execute the command in the forked child; does not return."""
         code = 126
         try:
             parent = os.getppid()
@@ -215,16 +215,16 @@ class _Warden:
                 os.execvp(command[0], command)  # noqa: S606 - a shell would only stand between
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            self._tell(error=f"{command[0]}: {error.strerror}")
+            self._report_facts(error=f"{command[0]}: {error.strerror}")
         finally:
             os._exit(code)
 
     def _follow(self, ends: int) -> bool:
-        """Return whether the command has ended, and what is to be waited for beside it; False: all is to be killed."""
+        """Wait until the command, and its descendants where they count, have ended; False: kill everything instead."""
         while True:
-            ready, _, _ = select.select([self._orders, ends, self._guard], [], [], self._pulse.left())
+            ready, _, _ = select.select([self._orders, ends, self._guard], [], [], self._watchdog.left())
             orders = os.read(self._orders, 64) if self._orders in ready else None
-            try:  # behind that: a signal that has come to all of us must be known before the order to pass it on
+            try:  # after the orders: a signal to the whole group must be known before the order to forward it
                 self._had.update(os.read(ends, 4096))
             except BlockingIOError:
                 pass
@@ -235,12 +235,12 @@ class _Warden:
                 return False
             for number in orders or b"":
                 self._obey(number)
-            if self._loses_patience(self._pulse.missed()):
+            if self._has_expired(self._watchdog.missed()):
                 return False
 
     def _obey(self, number: int) -> None:
         if number == ALIVE:
-            self._pulse.beat()
+            self._watchdog.beat()
         elif number >= EVERYBODY:
             _send(_descendants(), number - EVERYBODY)
         elif self._status is not None:
@@ -250,57 +250,57 @@ class _Warden:
         else:
             self._signal(number)
 
-    def _loses_patience(self, missed: int) -> bool:
+    def _has_expired(self, missed: int) -> bool:
         if missed == 2:
-            self._tell(lost=True)
+            self._report_facts(lost=True)
             _send(_descendants(), signal.SIGTERM)
         return missed > 2
 
     def _reap(self) -> None:
-        """Bury all who have ended."""
+        """Collect the status of every child that has ended."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                self._bury(pid, status)
+                self._record_end(pid, status)
         except ChildProcessError:
             self._is_empty = True
 
-    def _bury(self, pid: int, status: int) -> None:
-        """Keep how the leader has ended, and tell it; a worker's end is told when nothing of it is left."""
+    def _record_end(self, pid: int, status: int) -> None:
+        """Record the command's status and report it; a worker's is reported when none of its processes is left."""
         if pid == self._leader:
             self._status = os.waitstatus_to_exitcode(status)
             if not self._is_worker:
-                self._tell(status=self._status)
+                self._report_facts(status=self._status)
 
     def _kill_all(self) -> None:
         """Kill every descendant, generation after generation, until there is none."""
         while True:
-            if self._status is None:  # a leader that was not buried keeps the number of its group
+            if self._status is None:  # as long as the leader has not been reaped, its group's number is not reused
                 self._signal(signal.SIGKILL)
             _send(_children("thread-self"), signal.SIGKILL)
             try:
-                self._bury(*os.waitpid(-1, 0))
+                self._record_end(*os.waitpid(-1, 0))
             except ChildProcessError:
                 return
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the command: a worker's whole group, which is its own."""
+        """Send a signal to the command, or to the whole process group of a worker."""
         try:
             (os.killpg if self._is_worker else os.kill)(self._leader, number)
         except (ProcessLookupError, PermissionError):
-            _send([self._leader], number)  # it has not got its session yet
+            _send([self._leader], number)  # the leader is not in its own session yet
 
-    def _tell(self, **facts: object) -> None:
+    def _report_facts(self, **facts: object) -> None:
         try:
             os.write(self._report, json.dumps(facts).encode() + b"\n")
-        except OSError:  # nobody listens any more
+        except OSError:  # the reader has gone
             pass
 
 
 def _note(*_: object) -> None:
-    """The byte in the pipe is what counts."""
+    """Do nothing: the byte that Python writes to the wake-up descriptor is what counts."""
 
 
 def _prctl() -> Prctl:

@@ -1,4 +1,7 @@
-"""`Group`: the workers of one node in one round, each under a warden: started, followed, stopped."""
+"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, shows their output, stops them.
+
+Their output goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,25 @@ import json
 import queue
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO, NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.launch import warden
-from fscoord.launch.output import STDERR, STDOUT, Console, Streams
 
-__all__ = ["End", "Group"]
+__all__ = ["Console", "Streams", "WorkerExit", "WorkerGroup", "parse_streams"]
 
-FOLLOW_S = 5.0
+OUTPUT_END_S = 5.0
 """How long the last output of ended workers may take to be shown."""
 
 KILL_S = 30.0
 """How long to wait for processes that were killed."""
 
 
-class End(NamedTuple):
+class WorkerExit(NamedTuple):
     """How a worker ended.
 
     Attributes:
@@ -43,8 +47,8 @@ class End(NamedTuple):
     error_file: str
 
 
-class Group:
-    """Some workers. Leaving the ``with`` kills those that still run, with everything that they have started.
+class WorkerGroup:
+    """The workers of one node. Leaving the ``with`` kills those that still run, with all their descendants.
 
     Args:
         command: the program and its arguments.
@@ -57,10 +61,10 @@ class Group:
         self._console = console
         self._streams = streams
         self._workers: list[_Worker] = []
-        self._ends: queue.SimpleQueue[End] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[WorkerExit] = queue.SimpleQueue()
         self._ended = 0
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> WorkerGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +97,7 @@ class Group:
             path = system.os.path.join(directory, name) if is_file else None
             worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", path)
 
-    def next_end(self, seconds: float) -> End | None:
+    def next_end(self, seconds: float) -> WorkerExit | None:
         """Return how a worker ended, or None if none does within so many seconds."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
@@ -112,7 +116,7 @@ class Group:
         for worker in self._workers:
             worker.kill()
         while self.running:
-            if self.next_end(FOLLOW_S) is None:
+            if self.next_end(OUTPUT_END_S) is None:
                 logger(__name__).warning("%d workers can't be killed: they hang in the kernel", self.running)
                 return
 
@@ -120,7 +124,7 @@ class Group:
 class _Worker:
     """One worker: the process of its warden, and the threads that read what comes from both."""
 
-    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[End], None]) -> None:
+    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[WorkerExit], None]) -> None:
         self._rank = rank
         self._local_rank = local_rank
         self._error_file = error_file
@@ -185,7 +189,7 @@ class _Worker:
                     self._process.pid,
                 )
         for thread in self._threads:
-            thread.join(FOLLOW_S)
+            thread.join(OUTPUT_END_S)
         if self._report is not None and not self._threads:
             self._report.close()
 
@@ -202,7 +206,7 @@ class _Worker:
             for line in report:
                 facts.update(json.loads(line))
         for thread in outputs:
-            thread.join(FOLLOW_S)
+            thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
         if "status" not in facts:
             message += "its warden was killed"
@@ -210,4 +214,102 @@ class _Worker:
         assert isinstance(status, int)
         assert isinstance(pid, int)
         error_file = self._error_file if system.os.path.exists(self._error_file) else ""
-        self._on_end(End(self._rank, self._local_rank, pid, status, message, error_file))
+        self._on_end(WorkerExit(self._rank, self._local_rank, pid, status, message, error_file))
+
+
+STDOUT, STDERR = 1, 2
+TAIL = 20
+LINE_MAX = 65536
+
+
+def parse_streams(text: str) -> Mapping[int | None, int]:
+    """Return which streams of which local ranks are meant, in the words of torchrun.
+
+    ``0`` is none, ``1`` standard output, ``2`` standard error, ``3`` both, for all; ``0:3,1:1`` says it for each
+    local rank, and means none for others. The key None stands for all others.
+
+    Raises:
+        ValueError: `text` is something else.
+    """
+    streams: dict[int | None, int] = {None: 0}
+    for item in text.split(","):
+        rank, colon, mode = item.strip().rpartition(":")
+        if mode not in {"0", "1", "2", "3"} or (colon and not rank.isascii()) or bool(colon) != rank.isdigit():
+            raise ValueError(f"{text!r}: streams are 0, 1, 2 or 3 for all, or 0:3,1:1 for each local rank")
+        key = int(rank) if colon else None
+        if key in streams and key is not None:
+            raise ValueError(f"{text!r} names the local rank {rank} twice")
+        streams[key] = int(mode)
+    return streams
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What becomes of the workers' streams.
+
+    Attributes:
+        redirects: which go to files only.
+        tee: which go to files as well as to the console.
+    """
+
+    redirects: Mapping[int | None, int] = field(default_factory=dict)
+    tee: Mapping[int | None, int] = field(default_factory=dict)
+
+    def is_file(self, local_rank: int, stream: int) -> bool:
+        """Return whether the stream, 1 or 2, of that worker goes to a file."""
+        return bool((_mode(self.redirects, local_rank) | _mode(self.tee, local_rank)) & stream)
+
+    def is_shown(self, local_rank: int, stream: int) -> bool:
+        """Return whether it goes to the console."""
+        return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
+
+
+def _mode(streams: Mapping[int | None, int], local_rank: int) -> int:
+    return streams.get(local_rank, streams.get(None, 0))
+
+
+class Console:
+    """This process's own output, which the lines of many workers share without breaking each other."""
+
+    def __init__(self, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
+        self._sinks = {STDOUT: out or _binary(sys.stdout), STDERR: err or _binary(sys.stderr)}
+        self._mutex = system.threading.Lock()
+
+    def write(self, stream: int, line: bytes) -> None:
+        """Write one whole line; an output that nobody reads any more is given up."""
+        with self._mutex:
+            sink = self._sinks[stream]
+            if sink is None:
+                return
+            try:
+                sink.write(line)
+                sink.flush()
+            except (OSError, ValueError):
+                self._sinks[stream] = None
+
+    def follow(self, pipe: IO[bytes], stream: int, prefix: bytes, path: str | None, tail: list[bytes]) -> None:
+        """Copy `pipe` to its end, line by line, and to the file `path`; leave the last lines in `tail`."""
+        file = None if path is None else _create(path)
+        try:
+            for line in iter(lambda: pipe.readline(LINE_MAX), b""):
+                whole = line if line.endswith(b"\n") else line + b"\n"
+                if prefix:
+                    self.write(stream, prefix + whole)
+                if file is not None:
+                    file.write(line)
+                    file.flush()
+                tail.append(whole)
+                del tail[:-TAIL]
+        finally:
+            pipe.close()
+            if file is not None:
+                file.close()
+
+
+def _binary(text: IO[str] | None) -> IO[bytes] | None:
+    return getattr(text, "buffer", None)
+
+
+def _create(path: str) -> IO[bytes]:
+    flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
+    return system.os.fdopen(system.os.open(path, flags, 0o644), "wb")

@@ -1,7 +1,7 @@
 """Recipes on the contract of `~fscoord.Store` alone: what several processes need to take turns and share work."""
 
-from fscoord.recipes._hold import Waiter
-from fscoord.recipes.breaking import break_hold
+from fscoord.recipes._hold import Contender
+from fscoord.recipes.breaking import force_release
 from fscoord.recipes.double_barrier import DoubleBarrier
 from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.fenced import Fenced
@@ -14,6 +14,7 @@ from fscoord.recipes.rwlock import ReadWriteLock
 from fscoord.recipes.semaphore import Semaphore
 
 __all__ = [
+    "Contender",
     "DoubleBarrier",
     "Election",
     "Fenced",
@@ -28,7 +29,6 @@ __all__ = [
     "RLock",
     "ReadWriteLock",
     "Semaphore",
-    "Waiter",
-    "break_hold",
+    "force_release",
     "once",
 ]

@@ -1,7 +1,7 @@
-"""Cleanup that is carried out to its end, however often Ctrl-C interrupts it.
+"""Cleanup that runs to its end, however often Ctrl-C interrupts it.
 
-A signal handler may raise in the main thread, at nearly any point, also in a block that undoes what an earlier one
-interrupted: a terminal and a launcher both send SIGINT. So a method that must leave nothing behind ends like this::
+A signal handler may raise in the main thread, at nearly any point, also in a block that cleans up after an earlier
+signal: a terminal and a launcher both send SIGINT. So a method that must leave nothing behind ends like this::
 
     over: list[object] = []
     try:
@@ -16,10 +16,10 @@ interrupted: a terminal and a launcher both send SIGINT. So a method that must l
         raise
 
 CPython runs signal handlers when it enters a Python function, when it jumps backwards, and after a C function has
-returned, and nowhere else. `go_on_in_thread` is a C function, and the first call of its block: the call is made,
-whatever signals are pending by then. In the thread that it starts no signal handler ever runs. For the same reason
-nothing is called between ``def`` and ``try``, where nobody would catch what a handler raises. What undoes may begin
-twice, so it must do no harm when there is nothing left to undo.
+returned, and at no other point. `go_on_in_thread` is a C function, and it is the first call of its block, so it is
+called whatever signals are pending. Signal handlers never run in the thread that it starts. For the same reason there
+is no call between ``def`` and ``try``: an exception of a handler there would not be caught. `_undo` may be begun twice,
+so it must do no harm when there is nothing left to undo.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ __all__ = ["HERE", "await_end", "go_on_in_thread"]
 
 END: Final = "end"
 
-LINGER_S: Final = 1.0
-"""How long to wait for the thread. Its work takes microseconds, unless another process is stuck with the store."""
+WAIT_MAX_S: Final = 1.0
+"""How long to wait for the thread. Its work takes microseconds, unless another process blocks the store."""
 
 HERE: Final = system.threading.local()
-"""``HERE.__dict__`` is another object in each thread, and to get it is no call, unlike `threading.get_ident`."""
+"""``HERE.__dict__`` is a different object in each thread. To get it is not a call, unlike `threading.get_ident`."""
 
 
 def _run(over: list[object], undo: Callable[..., object], *arguments: Any) -> None:
-    with suppress(Exception):  # nobody is left to be told
+    with suppress(Exception):  # the caller raises the exception that it began with
         undo(*arguments)
     over.append(END)
     for wakeup in list(over):
-        if isinstance(wakeup, system.Wakeup):
+        if isinstance(wakeup, system.AutoResetEvent):
             wakeup.set()
 
 
@@ -56,8 +56,10 @@ go_on_in_thread: Final = partial(system.start_bare_thread, _run)
 
 
 def await_end(over: list[object]) -> None:
-    """Wait a moment for the thread that was given `over`: as a rule all is undone when the interruption comes out."""
-    wakeup = system.Wakeup()
-    over.append(wakeup)  # in this order: the thread looks for it after it has said that it is over
+    """Wait up to `WAIT_MAX_S` for the thread that was given `over`, so that as a rule all is undone before the caller
+    raises.
+    """
+    wakeup = system.AutoResetEvent()
+    over.append(wakeup)  # before the test: the thread appends END first, and then sets what it finds
     if END not in over:
-        wakeup.wait(LINGER_S)
+        wakeup.wait(WAIT_MAX_S)

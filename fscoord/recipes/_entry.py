@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final, NamedTuple
 
-from fscoord.arguments import MalformedText, natural, utf8, words_in
+from fscoord._arguments import MalformedText, parse_uint63, utf8, words_in
 
 __all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
 
@@ -97,9 +97,9 @@ def parse_line(text: bytes) -> State:
             _check_lease(lease)
         if not (mode.isascii() and len(mode) < 20):
             raise MalformedText(f"{mode!r} is no mode")
-        entries.append(Entry(name, mode, natural(token), natural(session), owner, lease))
+        entries.append(Entry(name, mode, parse_uint63(token), parse_uint63(session), owner, lease))
     last, _, *words = head.split(" ") if " " in head else (head, "")
-    return State(natural(last), [_parse_wake_up(word) for word in words], entries)
+    return State(parse_uint63(last), [_parse_wake_up(word) for word in words], entries)
 
 
 def _check_lease(lease: str) -> None:
@@ -107,14 +107,14 @@ def _check_lease(lease: str) -> None:
     seconds, _, count = lease.partition(":")
     if not _SECONDS.fullmatch(seconds) or not 0 < float(seconds) < math.inf:
         raise MalformedText(f"{lease[:40]!r} is no lease")
-    natural(count)
+    parse_uint63(count)
 
 
 def _parse_wake_up(word: str) -> WakeUp:
     name, session, by = words_in(word.encode(), ":", 3)
     if not (name.isalnum() and name.isascii() and len(name) <= ID_MAX):
         raise MalformedText(f"{name[:40]!r} is no id")
-    return WakeUp(name, natural(session), by)
+    return WakeUp(name, parse_uint63(session), by)
 
 
 def format_line(state: State, stamp: str) -> bytes:

@@ -8,26 +8,27 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
+from fscoord._arguments import Key, Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.request import WaitSteps
-from fscoord.arguments import Key, Timeout, seconds
-from fscoord.errors import FscoordError, HoldLostError
+from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._lease import Renewal
+from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line
 from fscoord.store import Store, run_blocking
 
-__all__ = ["Exclusive", "Holder", "Waiter"]
+__all__ = ["Contender", "Exclusive", "Holder"]
 
-_Held = tuple[int, Entry, "Renewal | None"]  # with the life of the process that holds it, see `_system.life`
+_Held = tuple[int, Entry, "LeaseRenewer | None"]
+"""What is held: the `system.process_epoch` of the process that holds it, its entry, and what renews its lease."""
 _POP: Final = list[_Held].pop
 H = TypeVar("H", bound="Exclusive")
 
 
-class Waiter(NamedTuple):
-    """One who holds or waits.
+class Contender(NamedTuple):
+    """A process that holds a lock, semaphore or office, or waits in line for one.
 
     Attributes:
         owner: its process, ``host:pid``.
@@ -58,11 +59,11 @@ class Holder:
         ttl: Timeout | None = None,
     ) -> None:
         self._store = store
-        self._ttl = 0.0 if ttl is None else seconds(ttl)
+        self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
         self._line = Line(store, name, policy, self._ttl)
-        self._timeout = None if timeout is None else seconds(timeout)
+        self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[_Held] = []
 
     @property
@@ -70,21 +71,21 @@ class Holder:
         """What it is called in the store."""
         return self._line.name
 
-    def owners(self) -> list[Waiter]:
+    def holders(self) -> list[Contender]:
         """Return who holds it, in the order of their tokens; who is known dead holds nothing."""
         return [_shown(entry) for entry in self._line.living() if entry.token]
 
-    def waiters(self) -> list[Waiter]:
+    def waiters(self) -> list[Contender]:
         """Return who waits for it, first come first; who is known dead waits for nothing."""
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
         """Carry out `_acquire_steps` in this thread."""
         return run_blocking(self._store, self._acquire_steps(mode, blocking, timeout, got))
 
-    def _acquire_steps(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> WaitSteps[bool]:
+    def _acquire_steps(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
         """Like `acquire` of `threading`. Puts the id of the entry into `got` first, for `_undo` to take back."""
-        limit = _limit(blocking, timeout)
+        limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
         served = self._line.take_free(name, mode)
@@ -104,8 +105,8 @@ class Holder:
         """Begin the hold that was served, if one was; return whether."""
         if served is None:
             return False
-        renewal = Renewal(self._line, served) if self._ttl else None
-        self._held.append((system.life(), served, renewal))
+        renewal = LeaseRenewer(self._line, served) if self._ttl else None
+        self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()
         self._begin(served)
@@ -136,9 +137,17 @@ class Holder:
         if held[2] is not None:
             held[2].end()
 
+    def _limit(self, blocking: bool, timeout: Timeout | None) -> float:
+        """Return for how many seconds an acquisition with these arguments of `threading` waits."""
+        if timeout == -1:
+            return math.inf
+        if not blocking and timeout is not None:
+            raise ValueError("a call that does not block takes no timeout")
+        return self._patience() if timeout is None else to_seconds(timeout)
+
     def _patience(self) -> float:
         """Return for how many seconds a ``with`` waits."""
-        return seconds(self._store.timeout) if self._timeout is None else self._timeout
+        return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
     def _enter(self, mode: str, got: list[str]) -> None:
         """Acquire, or raise `StoreTimeoutError`."""
@@ -153,7 +162,7 @@ class Holder:
             False if this object holds nothing.
 
         Raises:
-            HoldLostError: it was taken away meanwhile.
+            LockLostError: it was taken away meanwhile.
         """
         self._current()
         try:
@@ -186,14 +195,14 @@ class Holder:
 
     def _current(self) -> Entry | None:
         """Return the last of the holds of this process."""
-        if self._held and self._held[-1][0] != system.life():
+        if self._held and self._held[-1][0] != system.process_epoch():
             self._held.clear()  # it was forked: its parent has them
         return self._held[-1][1] if self._held else None
 
     def _check(self) -> None:
         entry = self._current()
         if entry is None:
-            raise HoldLostError(self._not_held())
+            raise LockLostError(self._not_held())
         if not self._line.still_holds(entry):
             raise self._line.lost(entry)
 
@@ -203,15 +212,18 @@ class Exclusive(Holder):
 
     _mode = "x"
 
-    def acquire(self, blocking: bool = True, timeout: Timeout = -1) -> bool:
+    def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire it, as `threading.Lock.acquire` does, and return whether that was done.
+
+        As there, a call without a timeout waits without limit; all other waits of this package have one by default.
 
         Args:
             blocking: whether to wait.
-            timeout: how long, in seconds or as a `timedelta`; -1 is no limit.
+            timeout: how long, in seconds or as a `timedelta`. None means the `timeout` that this object was made with,
+                or else the store's; 0 looks once. ``math.inf`` is no limit, and so is -1, as in `threading`.
 
         Raises:
-            HoldLostError: somebody took this one out of the line.
+            LockLostError: somebody took this one out of the line.
         """
         got: list[str] = []
         over: list[object] = []
@@ -231,7 +243,7 @@ class Exclusive(Holder):
 
         Raises:
             RuntimeError: this object does not hold it, or did so in the process that this one was forked from.
-            HoldLostError: it was taken away meanwhile. What was done under it may have been done beside another.
+            LockLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
         gone: list[_Held | str] = []
         over: list[object] = []
@@ -255,7 +267,7 @@ class Exclusive(Holder):
         """Look whether this object still holds it.
 
         Raises:
-            HoldLostError: it does not.
+            LockLostError: it does not.
         """
         self._check()
 
@@ -314,14 +326,5 @@ class Exclusive(Holder):
         raise RuntimeError(self._not_held())
 
 
-def _limit(blocking: bool, timeout: Timeout) -> float:
-    """Return for how many seconds an acquisition with these arguments of `threading` waits."""
-    if timeout == -1:
-        return math.inf
-    if not blocking:
-        raise ValueError("a call that does not block takes no timeout")
-    return seconds(timeout)
-
-
-def _shown(entry: Entry) -> Waiter:
-    return Waiter(entry.owner, entry.session, entry.token)
+def _shown(entry: Entry) -> Contender:
+    return Contender(entry.owner, entry.session, entry.token)

@@ -1,94 +1,128 @@
-"""`Items`: what a queue has in the store, under which keys; and `Item`, one of them that this process has taken."""
+"""`Items`, the keys of a queue; `Claim`, by which a consumer has an item; and `Item`, which a consumer gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from fscoord.arguments import key_bytes, key_text
-from fscoord.errors import FscoordError, HoldLostError
-from fscoord.recipes._claim import Claim, read_claim
+from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, words_in
+from fscoord._runtime import system
+from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._keys import counted, read_now
+from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none
 from fscoord.store import Store
 
-__all__ = ["Item", "Items", "Taken"]
+__all__ = ["Claim", "Item", "Items", "Taken", "new_claim", "parse_claim"]
+
+
+class Claim(NamedTuple):
+    """The value that a consumer writes beside an item to have it.
+
+    Attributes:
+        text: the value: the other two, and a random word, so that no two claims are alike.
+        session: the session number of the consumer's handle; 0 on a store without sessions.
+        owner: the consumer's process, ``host:pid``.
+    """
+
+    text: bytes
+    session: int
+    owner: str
+
+
+def new_claim(session: int) -> Claim:
+    """Return a new claim of this process."""
+    owner = system.process_name()
+    return Claim(f"{session} {owner} {system.random_bytes(8).hex()}".encode(), session, owner)
+
+
+def parse_claim(key: bytes, text: bytes) -> Claim:
+    """Return the claim that `key` holds as `text`.
+
+    Raises:
+        FscoordError: `text` is not a claim.
+    """
+    try:
+        session, owner, _ = words_in(text, " ", 3)
+        return Claim(text, parse_uint63(session), owner)
+    except MalformedText as error:
+        raise foreign_value_error(key, text, "claim on an item") from error
+
 
 Taken = tuple[bytes, Claim]
-"""An item's place in the order, and the claim on it."""
+"""An item's order key, and the claim on it."""
 
 
 class Items:
-    """The items of the queue `name`, by their places in its order.
+    """The items of the queue `name`, by their *order keys*: texts that sort in the order in which items are taken.
 
     Attributes:
         name: the queue's name.
-        numbers: the key that counts what was put.
-        returns: the key that counts what was given back.
-        bell: the key whose appearance wakes those who wait.
+        numbers: the key that counts the items that were put.
+        returns: the key that counts the items that were released.
+        wakeup: the key whose appearance wakes the waiters.
     """
 
     def __init__(self, store: Store, name: bytes) -> None:
         self._store = store
         self.name = name
-        self.numbers, self.returns, self.bell = (name + end for end in (b"/number", b"/returns", b"/bell"))
+        self.numbers, self.returns, self.wakeup = (name + end for end in (b"/number", b"/returns", b"/bell"))
 
-    def places(self) -> tuple[set[bytes], list[bytes]]:
-        """Return the places of all items, and the places of those that somebody has, in their order."""
+    def order_keys(self) -> tuple[set[bytes], list[bytes]]:
+        """Return the order keys of all items, and those of the claimed items in their order."""
         keys = [key_bytes(key)[len(self.name) :] for key in self._store.list_keys(self.name + b"/")]
         items = {key[len(b"/item/") :] for key in keys if key.startswith(b"/item/")}
         return items, [key[len(b"/claim/") :] for key in keys if key.startswith(b"/claim/")]
 
-    def claims(self, places: Iterable[bytes]) -> dict[bytes, Claim]:
-        """Return the claims that stand at `places`."""
+    def claims(self, order_keys: Iterable[bytes]) -> dict[bytes, Claim]:
+        """Return the claims on the items with these order keys."""
         claims = {}
-        for place in places:
-            text = read_now(self._store, self.claim_key(place))
+        for order_key in order_keys:
+            text = get_or_none(self._store, self.claim_key(order_key))
             if text is not None:
-                claims[place] = read_claim(self.claim_key(place), text)
+                claims[order_key] = parse_claim(self.claim_key(order_key), text)
         return claims
 
     def is_held(self, taken: Taken) -> bool:
-        """Return whether this claim is the one that counts."""
-        return read_now(self._store, self.claim_key(taken[0])) == taken[1].text
+        """Return whether this claim is the one in the store."""
+        return get_or_none(self._store, self.claim_key(taken[0])) == taken[1].text
 
-    def remove(self, place: bytes) -> None:
+    def remove(self, order_key: bytes) -> None:
         """Remove an item that this process has."""
-        self._store.delete_key(self.item_key(place))  # in this order: an item without a claim is handed out
-        self._store.delete_key(self.claim_key(place))
+        self._store.delete_key(self.item_key(order_key))  # first: an item without a claim would be handed out
+        self._store.delete_key(self.claim_key(order_key))
 
-    def give_back(self, place: bytes) -> None:
-        """Let somebody else take an item that this process has."""
-        self._store.delete_key(self.claim_key(place))
-        counted(self._store, self.returns)
-        self._store.set(self.bell, b"1")
+    def release(self, order_key: bytes) -> None:
+        """Let another consumer take an item that this process has."""
+        self._store.delete_key(self.claim_key(order_key))
+        add_checked(self._store, self.returns)
+        self._store.set(self.wakeup, b"1")
 
     def put_back(self, taken: Iterable[Taken]) -> None:
-        """Give back what of `taken` this process has, on the way out with another error."""
+        """Give back those of `taken` that this process still has, while another error is propagating."""
         for each in taken:
             with suppress(FscoordError):
                 if self.is_held(each):
-                    self.give_back(each[0])
+                    self.release(each[0])
 
-    def item_key(self, place: bytes) -> bytes:
-        """Return the key under which the item stands."""
-        return self.name + b"/item/" + place
+    def item_key(self, order_key: bytes) -> bytes:
+        """Return the key of an item."""
+        return self.name + b"/item/" + order_key
 
-    def claim_key(self, place: bytes) -> bytes:
-        """Return the key under which the claim on it stands."""
-        return self.name + b"/claim/" + place
+    def claim_key(self, order_key: bytes) -> bytes:
+        """Return the key of the claim on an item."""
+        return self.name + b"/claim/" + order_key
 
 
 class Item:
-    """What was taken from a queue, until it is done or given back.
+    """An item that was taken from a queue, until it is acknowledged or released.
 
-    As a context manager it is done at the end of the ``with``, and given back if that raises. If neither happens it
-    comes back to the queue when this process dies, or its store is closed, where the store can tell.
+    As a context manager it is acknowledged at the end of the ``with`` block, and released if the block raises. If
+    neither happens, the item returns to the queue when this process dies or closes its store, on a store with sessions.
 
     Attributes:
-        data: what was put.
+        data: the value that was put.
     """
 
     def __init__(self, items: Items, taken: Taken, data: bytes) -> None:
@@ -97,21 +131,21 @@ class Item:
         self._taken = taken
         self._is_over = False
 
-    def done(self) -> None:
-        """Remove it for good.
+    def ack(self) -> None:
+        """Remove the item from the queue for good.
 
         Raises:
-            RuntimeError: it was done or given back already.
-            HoldLostError: this process was taken for dead, and another one has it, or has done it.
+            RuntimeError: it was acknowledged or released already.
+            LockLostError: this process was taken for dead, and another consumer has the item, or has done it.
         """
         self._end(self._items.remove)
 
-    def give_back(self) -> None:
-        """Let somebody else take it, at the place in the order that it had; see `done` for errors."""
-        self._end(self._items.give_back)
+    def release(self) -> None:
+        """Let another consumer take the item, in its old place in the order; for errors see `ack`."""
+        self._end(self._items.release)
 
     def check(self) -> None:
-        """Raise an error if this process has it no longer; see `done`."""
+        """Raise an error if this process no longer has the item; see `ack`."""
         if self._is_over:
             self._refuse()
         if not self._items.is_held(self._taken):
@@ -125,7 +159,7 @@ class Item:
             self._is_over = True
             if self._items.is_held(self._taken):
                 return step(self._taken[0])
-        except BaseException:  # nobody knows how far that came; each line of this is explained in `_cleanup`
+        except BaseException:  # `step` may be half done; `_cleanup` explains each of these lines
             try:
                 self._put_back()
             except BaseException:
@@ -136,15 +170,16 @@ class Item:
         raise self._loss()
 
     def _put_back(self) -> None:
-        """Give it back, if it is held still, on the way out with another error."""
+        """Give the item back if this process still has it, while another error is propagating."""
         self._is_over = True
         self._items.put_back([self._taken])
 
     def _refuse(self) -> NoReturn:
-        raise RuntimeError(f"this item of the queue {key_text(self._items.name)!r} was done or given back already")
+        name = key_text(self._items.name)
+        raise RuntimeError(f"this item of the queue {name!r} was acknowledged or released already")
 
-    def _loss(self) -> HoldLostError:
-        return HoldLostError(
+    def _loss(self) -> LockLostError:
+        return LockLostError(
             f"an item of the queue {key_text(self._items.name)!r} is no longer held by {self._taken[1].owner}: it was"
             " taken for dead, and its item handed out again"
         )
@@ -163,10 +198,10 @@ class Item:
             if self._is_over:
                 return
             if kind is None:
-                self.done()
+                self.ack()
             else:
-                with suppress(FscoordError):  # what was raised matters more
-                    self.give_back()
+                with suppress(FscoordError):  # the block's own error matters more
+                    self.release()
         except FscoordError:
             raise
         except BaseException:

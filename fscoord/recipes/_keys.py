@@ -1,57 +1,62 @@
-"""What stands under the keys of recipes: read without waiting for it, and refused where it is not of theirs."""
+"""The keys of recipes: reads without waiting, retries of compare-and-sets, and errors for values of other programs."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
+from fscoord._arguments import CounterRangeError, MalformedText, NotACounterError, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import CounterRangeError, MalformedText, NotACounterError, key_text, natural, seconds
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["Refusals", "RefusedError", "count_in", "counted", "foreign", "read_now"]
+__all__ = ["Refusals", "RefusedError", "add_checked", "foreign_value_error", "get_or_none", "parse_count"]
 
 ABSENT: Final = b"?"
-"""What no value of a recipe that is read by `read_now` is."""
+"""A text that is never the value of a key that recipes read by `get_or_none`."""
 
 
-def read_now(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | None:
-    """Return the value of `key` as it is now, or None; it must never be `absent`.
+def get_or_none(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | None:
+    """Return the present value of `key`, or None.
 
-    `get` would wait for a key that was deleted behind a `check`. A compare-and-set whose expectation fails writes
-    nothing and returns what it found, or on a missing key the expectation.
+    A `check` and then a `get` would not do: the `get` waits if the key is deleted in between. A compare-and-set whose
+    expectation fails writes nothing and returns the value, or on a missing key the expectation.
+
+    Args:
+        store: the store.
+        key: the key.
+        absent: a text that the value never is.
     """
     found = store.compare_set(key, absent, absent)
     return None if found == absent else found
 
 
 class RefusedError(StoreTimeoutError):
-    """Every try of an operation was refused, until its time was over; so nothing was written."""
+    """Every try of a compare-and-set was refused until the operation's time was over, so nothing was written."""
 
 
 class Refusals:
-    """The compare-and-sets of one operation on `key` that `store` has refused, because others changed it before.
+    """The refused compare-and-sets of one operation on `key`: those before which others changed the value.
 
-    They may take the store's timeout; or until the moment `end` of the monotonic clock, if that comes first.
+    The operation may retry for the store's timeout, or until `end` on the monotonic clock if that comes first.
     """
 
     def __init__(self, store: Store, key: bytes, end: float = math.inf) -> None:
         self._store = store
         self._key = key
         self._end = end
-        self._backoff: Backoff | None = None  # most operations need none
+        self._backoff: Backoff | None = None  # most operations are not refused, and need none
 
     def add(self) -> None:
-        """Count one, and pause before the next.
+        """Count a refusal, and pause before the next try.
 
         Raises:
-            RefusedError: there were many of them, until the time was over.
+            RefusedError: the time is over.
         """
         if self._backoff is None:
             left = max(0.0, self._end - system.time.monotonic())
-            self._backoff = Backoff(min(seconds(self._store.timeout), left))
+            self._backoff = Backoff(min(to_seconds(self._store.timeout), left))
         if not self._backoff.pause():
             waited = self._backoff.waited()
             raise RefusedError(
@@ -62,31 +67,31 @@ class Refusals:
             )
 
 
-def foreign(key: bytes, text: bytes, what: str) -> FscoordError:
-    """Return the error for a `key` that holds `text`, where a recipe writes nothing but `what`."""
+def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
+    """Return the error for a `key` that holds `text`, although recipes write only a `what` there."""
     return FscoordError(
-        f"key {key_text(key)!r} holds {text[:40]!r}, which is no {what}: something else wrote it; delete the key, or"
-        " use another name"
+        f"key {key_text(key)!r} holds {text[:40]!r}, which is not a valid {what}: another program wrote it; delete the"
+        " key, or use another name"
     )
 
 
-def count_in(key: bytes, text: bytes) -> int:
+def parse_count(key: bytes, text: bytes) -> int:
     """Return the count that `key` holds as `text`.
 
     Raises:
-        FscoordError: it is none.
+        FscoordError: `text` is not a count.
     """
     try:
-        return natural(text)
+        return parse_uint63(text)
     except MalformedText as error:
-        raise foreign(key, text, "count") from error
+        raise foreign_value_error(key, text, "count") from error
 
 
-def counted(store: Store, key: bytes, amount: int = 1) -> int:
+def add_checked(store: Store, key: bytes, amount: int = 1) -> int:
     """Add `amount` to the counter `key` and return the sum.
 
     Raises:
-        FscoordError: something else stands there, or a number that no recipe gets to.
+        FscoordError: the key holds a value that is not a counter of a recipe.
     """
     try:
         return store.add(key, amount)

@@ -1,4 +1,4 @@
-"""Signs of life: who holds with a ``ttl`` gives one now and then, and whoever waits judges by whether they change."""
+"""Leases of recipes: a holder with a ``ttl`` renews its entry, and waiters judge by whether the entry changes."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreClosedError, StoreGoneError
 from fscoord.recipes._entry import Entry
 
-__all__ = ["Renewal", "Signs", "longest_look"]
+__all__ = ["LeaseMonitor", "LeaseRenewer", "check_interval"]
 
-SIGNS: Final = 4
-"""How many signs of life are given in the time after which their absence counts."""
+RENEWALS_PER_TTL: Final = 4
+"""How often a holder renews its entry in the time after which the entry expires."""
 
-LOOKS: Final = 8
-"""How often a waiter looks for one in that time."""
+CHECKS_PER_TTL: Final = 8
+"""How often a waiter reads it in that time."""
 
 
 class Renewable(Protocol):
-    """A line, as far as this module asks it for anything."""
+    """What a `LeaseRenewer` needs of a wait queue."""
 
     name: str
 
     def renew(self, name: str) -> bool:
-        """Change what stands there for `name`; return whether it is served still."""
+        """Change the lease of entry `name`; return whether the entry is still served."""
 
 
-class Renewal:
-    """A thread that gives signs of life for `entry`, until `end` is called or somebody has taken it out of `line`."""
+class LeaseRenewer:
+    """A thread that renews `entry` until `end` is called, or another process has removed the entry from `line`."""
 
     def __init__(self, line: Renewable, entry: Entry) -> None:
         self._line = line
         self._entry = entry
         self._is_over = False
-        self._wakeup = system.Wakeup()
+        self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
-        """Give the first after a while, and then one after the other."""
+        """Start the thread, which renews the entry first after a quarter of its lease."""
         system.start_thread(f"fscoord {self._line.name}", self._run)
 
     def end(self) -> None:
-        """Give no more of them."""
+        """Stop renewing."""
         self._is_over = True
         self._wakeup.set()
 
     def _run(self) -> None:
         lost = False
         while not (lost or self._ended()):
-            self._wakeup.wait(self._entry.lease_s / SIGNS)
+            self._wakeup.wait(self._entry.lease_s / RENEWALS_PER_TTL)
             try:
                 lost = not self._ended() and not self._line.renew(self._entry.id)
             except (StoreClosedError, StoreGoneError):
                 return
             except FscoordError as error:
-                logger(__name__).warning("no sign of life for %r: %s", self._line.name, str(error))
+                logger(__name__).warning("could not renew the lease of %r: %s", self._line.name, str(error))
         if not self._ended():
             logger(__name__).warning(
-                "%r is not held any more: there was no sign of life for %g s, or somebody took it away",
+                "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder",
                 self._line.name,
                 self._entry.lease_s,
             )
@@ -67,30 +67,36 @@ class Renewal:
         return self._is_over
 
 
-class Signs:
-    """What one who waits has seen of others, by its own monotonic clock.
+class LeaseMonitor:
+    """What one waiter has seen of the leases of others, by its own monotonic clock.
 
-    Between two looks no more counts than a quarter of the time: if everything stood still, those who are looked at did,
-    too.
+    Between two checks at most a quarter of the lease counts. If the waiter did not run for longer, because its process
+    or its whole host was stopped, the holders may not have run either.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[str, float, float]] = {}  # by id: the lease, how long it is the same, the last look
+        self._seen: dict[str, tuple[str, float, float]] = {}  # by id: the lease, its age, when it was last checked
 
-    def silent(self, entries: Iterable[Entry], before: float) -> set[tuple[str, str]]:
-        """Return id and lease of those served `entries`, read after the time `before`, that showed nothing for long."""
-        seen, silent = {}, set()
+    def expired(self, entries: Iterable[Entry], before: float) -> set[tuple[str, str]]:
+        """Return id and lease of the served `entries` whose lease has not changed for as long as it lasts.
+
+        Args:
+            entries: as they were read.
+            before: a moment before they were read.
+        """
+        seen, expired = {}, set()
         for entry in entries:
             if entry.token and entry.lease_s:
                 lease, age, last = self._seen.get(entry.id, ("", 0.0, before))
-                age = age + min(max(before - last, 0.0), entry.lease_s / SIGNS) if lease == entry.lease else 0.0
+                counted = min(max(before - last, 0.0), entry.lease_s / RENEWALS_PER_TTL)
+                age = age + counted if lease == entry.lease else 0.0
                 seen[entry.id] = entry.lease, age, system.time.monotonic()
                 if age >= entry.lease_s:
-                    silent.add((entry.id, entry.lease))
+                    expired.add((entry.id, entry.lease))
         self._seen = seen
-        return silent
+        return expired
 
 
-def longest_look(entries: Iterable[Entry], usual: float) -> float:
-    """Return after how many seconds to look at `entries` again, `usual` at most."""
-    return min([usual, *(entry.lease_s / LOOKS for entry in entries if entry.token and entry.lease_s)])
+def check_interval(entries: Iterable[Entry], usual: float) -> float:
+    """Return after how many seconds to check `entries` again, at most `usual`."""
+    return min([usual, *(entry.lease_s / CHECKS_PER_TTL for entry in entries if entry.token and entry.lease_s)])

@@ -29,15 +29,15 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
+from fscoord._arguments import Key, MalformedText, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._waiting.backoff import FREE_TRIES
 from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
 from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord.arguments import Key, MalformedText, key_bytes, key_text, natural
-from fscoord.errors import FscoordError, HoldLostError, StoreTimeoutError
+from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
-from fscoord.recipes._keys import Refusals, RefusedError, foreign
-from fscoord.recipes._lease import Signs, longest_look
+from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
+from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store
 
 __all__ = ["Entry", "Line", "not_acquired"]
@@ -67,7 +67,7 @@ class Line:
         self._key = self._prefix + b"/line"
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
-        self._signs = Signs()
+        self._signs = LeaseMonitor()
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
         self._alone = ("", b"", b"")  # who of us was alone in line, the line then, and the one without it
         self._free = (b"", 0)  # a line that nobody is in, and its last token
@@ -93,15 +93,15 @@ class Line:
     def new_id(self) -> str:
         """Return the id of an entry that is not in line yet."""
         life, _, start, numbers = self._me
-        if life != system.life():  # also in a forked child, whose ids must not be its parent's
+        if life != system.process_epoch():  # also in a forked child, whose ids must not be its parent's
             start, numbers = system.random_bytes(7).hex(), count()
-            self._me = system.life(), system.process_name(), start, numbers
+            self._me = system.process_epoch(), system.process_name(), start, numbers
             self._tail = -1, ""
         return f"{start}{next(numbers):x}"
 
     def take_free(self, name: str, mode: str) -> Entry | None:
         """Enter the line as `name`, served, if nobody is in it; None if somebody is, or was when it was seen last."""
-        text, session, (known, tail), (free, token) = self._text, self._store.session, self._tail, self._free
+        text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
@@ -110,7 +110,7 @@ class Line:
                 return None
             if text is not free:
                 try:
-                    token = natural(text.partition(b" ")[0])
+                    token = parse_uint63(text.partition(b" ")[0])
                 except MalformedText:  # no line of ours: to be read, and complained of, by `join`
                     return None
             token += 1
@@ -130,7 +130,7 @@ class Line:
         With `only_if_served` change nothing and return None if it would have to wait; or if others change the line
         before each try for `limit` seconds, where these are less than the store's timeout.
         """
-        new = Entry(name, mode, 0, self._store.session, self._me[1], self._lease)
+        new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
         end = system.time.monotonic() + limit
         refusals = Refusals(self._store, self._key, end)
         try:
@@ -176,7 +176,7 @@ class Line:
         """Wait until `entry` is served and return it, served; or, if the time runs out, take it out and return None.
 
         Raises:
-            HoldLostError: somebody took it out.
+            LockLostError: somebody took it out.
         """
         end, slow_logger = system.time.monotonic() + timeout, SlowWaitLogger(__name__, lambda: self._held_up(entry))
         wake = [self._wake_key(entry.id)]
@@ -196,7 +196,7 @@ class Line:
             ahead = entries[:place]  # who is behind those who are served looks after all of them
             suspects = ahead if ahead[-1].token else ahead[-1:]
             left = end - system.time.monotonic()
-            if left > 0 and self._signs.silent(suspects, before):
+            if left > 0 and self._signs.expired(suspects, before):
                 self._bury(suspects, before)
                 continue
             if left <= 0 and (is_last or not self._bury(ahead, before)):
@@ -205,7 +205,7 @@ class Line:
             is_rung = False
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
-                longest = max(0.0, min(longest_look(suspects, SLOW_LOOK_S), left))
+                longest = max(0.0, min(check_interval(suspects, SLOW_LOOK_S), left))
                 dead = yield WaitRequest(KEYS, wake, longest, sessions=sessions, slow_logger=slow_logger)
                 is_rung = not dead
                 if dead:
@@ -228,28 +228,28 @@ class Line:
         # No generator, which would be left half-way: Python drops a Ctrl-C that comes while it is thrown away.
         return bool([other for other in self.entries() if other.id == entry.id and other.token])
 
-    def lost(self, entry: Entry) -> HoldLostError:
+    def lost(self, entry: Entry) -> LockLostError:
         """Return the error for an entry that somebody took out."""
-        return HoldLostError(
+        return LockLostError(
             f"{entry.owner} is no longer in line for {self.name!r}: it was taken for dead, or somebody took it out"
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
         """Return the error that names who is served, and how many wait."""
         entries = self.living()
-        owners = [entry.owner for entry in entries if entry.token]
+        holders = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, owners, len(entries) - len(owners)),
+            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)),
             keys=[self.name],
-            holder=owners[0] if owners else None,
+            holder=holders[0] if holders else None,
             waited=timeout,
         )
 
     def _held_up(self, entry: Entry) -> str:
         """Return the words for what `entry` waits for."""
         others = [other for other in self.living() if other.id != entry.id]
-        owners = [other.owner for other in others if other.token]
-        return f"a turn at {self.name!r} ({_in_line(owners, len(others) - len(owners))})"
+        holders = [other.owner for other in others if other.token]
+        return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Take `entry` out, unless its turn has come at the last moment."""
@@ -270,7 +270,7 @@ class Line:
         """
         dead = self._dead(suspects)
         buried = {entry.id for entry in suspects if entry.session in dead}
-        silent = self._signs.silent(suspects, before)  # of whom it is asked once more, with the change
+        silent = self._signs.expired(suspects, before)  # of whom it is asked once more, with the change
         gone = buried | {name for name, _ in silent}
         if gone:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
@@ -334,7 +334,7 @@ class Line:
             return wake_ups
         # In this order: who will not set a key any more, then the deletion of what it may have set before.
         dead = self._dead(gone)
-        own = {self._store.session} - {0}
+        own = {self._store.register()} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
         over = mine.union([each for each in gone if each.session in dead])
         for each in gone:
@@ -355,7 +355,7 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    wake_ups.append(WakeUp(entries[index].id, self._store.session, self._me[2]))
+                    wake_ups.append(WakeUp(entries[index].id, self._store.register(), self._me[2]))
         return State(last, wake_ups, entries), served
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
@@ -369,18 +369,18 @@ class Line:
         try:
             return parse_line(text)
         except MalformedText as error:
-            raise foreign(self._key, text, "line of waiters") from error
+            raise foreign_value_error(self._key, text, "line of waiters") from error
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
 
 
-def not_acquired(what: str, name: str, limit: float, owners: Sequence[str], waiting: int) -> str:
-    """Return the words of a time-out: by `owners` it is held, and so many others wait for it."""
-    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(owners, waiting)}"
+def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:
+    """Return the words of a time-out: by `holders` it is held, and so many others wait for it."""
+    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(holders, waiting)}"
 
 
-def _in_line(owners: Sequence[str], waiting: int) -> str:
-    held = f"held by {', '.join(owners)}" if owners else "held by nobody"
+def _in_line(holders: Sequence[str], waiting: int) -> str:
+    held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"

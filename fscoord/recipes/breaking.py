@@ -1,23 +1,24 @@
-"""`break_hold`: take a lock, or another hold, away from whoever has it."""
+"""`force_release`: release a lock, or another hold, that another process has."""
 
 from __future__ import annotations
 
 from itertools import takewhile
 
-from fscoord.arguments import Key, positive
+from fscoord._arguments import Key, check_positive
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._line import Line
 from fscoord.store import Store
 
-__all__ = ["break_hold"]
+__all__ = ["force_release"]
 
 
-def break_hold(store: Store, name: Key, token: int) -> bool:
-    """Take the hold with the fencing token `token` away from whoever has it, and give it to who is next in line.
+def force_release(store: Store, name: Key, token: int) -> bool:
+    """Release the hold with the fencing token `token`, whichever process has it; the next in line gets it.
 
-    For a holder that hangs, or that can't be told dead. It is not asked, and finds out only when it looks: its
-    ``check`` and its ``release`` raise `~fscoord.HoldLostError`. Until then it may write beside the next one; only what
-    refuses its token, such as `Fenced`, is safe from it. ``owners`` of any recipe tells the tokens of a name.
+    This is for a holder that hangs, or that can't be told dead. It is not asked, and finds out only at its next
+    ``check`` or ``release``, which raises `~fscoord.LockLostError`. Until then it may write at the same time as the
+    next holder. Only a resource that refuses its token, such as `Fenced`, is safe from it. ``holders`` of any recipe
+    returns the tokens of a name.
 
     Args:
         store: where the hold is.
@@ -25,9 +26,9 @@ def break_hold(store: Store, name: Key, token: int) -> bool:
         token: which of its holds: so it can't be another one's, who came meanwhile.
 
     Returns:
-        Whether somebody had it.
+        Whether there was such a hold.
     """
-    positive("token", token)
+    check_positive("token", token)
     line = Line(store, name, _admitted)
     held = [entry for entry in line.entries() if entry.token == token]
     entry = held[0] if held else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from fscoord._arguments import Key, Timeout, key_bytes, to_seconds
 from fscoord._waiting.request import WaitSteps
-from fscoord.arguments import Key, Timeout, key_bytes, seconds
 from fscoord.collectives.steps import barrier
 from fscoord.store import Store, run_blocking
 
@@ -42,7 +42,7 @@ class DoubleBarrier:
         self._name = key_bytes(name)
         self._world_size = world_size
         self._rank = rank
-        self._timeout = None if timeout is None else seconds(timeout)
+        self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
 
     def enter(self, timeout: Timeout | None = None) -> None:

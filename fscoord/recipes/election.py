@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
 from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord.arguments import Key, MalformedText, Timeout, Value, key_bytes, natural, seconds, value_bytes
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
-from fscoord.recipes._keys import read_now
+from fscoord.recipes._keys import get_or_none
 from fscoord.store import Store, run_blocking
 
 __all__ = ["Election", "Leader"]
@@ -65,20 +66,24 @@ class Election(Exclusive):
         self._terms = key_bytes(name) + b"/term/"
         super().__init__(store, name, _one, timeout, ttl)
 
-    def campaign(self, timeout: Timeout = -1) -> bool:
-        """Stand in line until this candidate leads, and return whether it does.
+    def campaign(self, timeout: Timeout | None = math.inf) -> bool:
+        """Wait in line until this candidate leads, and return whether it does.
 
         Args:
-            timeout: seconds or a `timedelta`; -1 is no limit.
+            timeout: how long to wait, in seconds or as a `timedelta`; without limit, unless it is given. None means the
+                `timeout` that this object was made with, or else the store's.
+
+        Raises:
+            LockLostError: somebody took this one out of the line.
         """
-        return self.acquire(timeout=timeout)
+        return self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     def resign(self) -> None:
         """Let the next one lead.
 
         Raises:
             RuntimeError: this candidate does not lead.
-            HoldLostError: it was taken for dead meanwhile, and another one leads.
+            LockLostError: it was taken for dead meanwhile, and another one leads.
         """
         self.release()
 
@@ -91,7 +96,7 @@ class Election(Exclusive):
         """Return who leads, lives and has said so, or None."""
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
         first = leading[0] if leading else None
-        data = first and read_now(self._store, self._term_key(first.token), system.random_bytes(16))
+        data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
         return Leader(first.token, first.owner, data) if first and data is not None else None
 
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:
@@ -106,8 +111,24 @@ class Election(Exclusive):
         """
         return run_blocking(self._store, self._observing(after, timeout))
 
+    def watch(self, timeout: Timeout | None = math.inf) -> Iterator[Leader]:
+        """Yield each leader, without end.
+
+        Args:
+            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
+                means the store's.
+
+        Raises:
+            StoreTimeoutError: there was no other for that long.
+        """
+        term = 0
+        while True:
+            leader = self.observe(term, timeout)
+            term = leader.term
+            yield leader
+
     def _observing(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         words = f"a leader of {self.name!r} in a later term than {after}"
         start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, lambda: words)
         while True:
@@ -148,7 +169,7 @@ class Election(Exclusive):
     def _term_of(self, key: bytes) -> float:
         """Return which term this key is of; infinity: none, so something else stands there."""
         try:
-            return natural(key[len(self._terms) :])
+            return parse_uint63(key[len(self._terms) :])
         except MalformedText:
             return math.inf
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, MalformedText, Value, key_bytes, key_text, natural, positive, value_bytes
+from fscoord._arguments import Key, MalformedText, Value, check_positive, key_bytes, key_text, parse_uint63, value_bytes
 from fscoord.errors import StaleTokenError
-from fscoord.recipes._keys import Refusals, foreign
+from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.store import Store
 
 __all__ = ["Fenced"]
@@ -35,7 +35,7 @@ class Fenced:
             StoreTimeoutError: others changed it before each try, for the store's timeout.
             FscoordError: under its key is something else; that is left as it is.
         """
-        token, data = positive("token", token), value_bytes(value)
+        token, data = check_positive("token", token), value_bytes(value)
         text = self._store.get(self._key) if self._store.check([self._key]) else b""
         new = b"%d " % token + data
         refusals = Refusals(self._store, self._key)
@@ -61,14 +61,13 @@ class Fenced:
         """
         return self._split(self._store.get(self._key))[1]
 
-    @property
     def token(self) -> int:
-        """The highest token that it has seen; 0 before the first value."""
+        """Return the highest token that it has seen; 0 before the first value."""
         return self._split(self._store.get(self._key))[0] if self._store.check([self._key]) else 0
 
     def _split(self, text: bytes) -> tuple[int, bytes]:
         token, space, value = text.partition(b" ")
         try:
-            return natural(token if space else b""), value
+            return parse_uint63(token if space else b""), value
         except MalformedText as error:
-            raise foreign(self._key, text, "value with a token") from error
+            raise foreign_value_error(self._key, text, "value with a token") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
+from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
 from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord.arguments import Key, Timeout, key_bytes, key_text, positive, seconds
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes._keys import count_in, counted
+from fscoord.recipes._keys import add_checked, parse_count
 from fscoord.store import Store, run_blocking
 
 __all__ = ["Latch"]
@@ -34,13 +34,13 @@ class Latch:
     def __init__(self, store: Store, name: Key, count: int) -> None:
         self._store = store
         self._name = key_bytes(name)
-        self._count = positive("count", count)
+        self._count = check_positive("count", count)
         self._counted, self._open = self._name + b"/counted", self._name + b"/open"
         key_bytes(self._counted)
 
     def count_down(self) -> int:
         """Count one, and return how many are still missing."""
-        missing = self._count - counted(self._store, self._counted)
+        missing = self._count - add_checked(self._store, self._counted)
         if missing <= 0:
             self._store.set(self._open, b"1")
         return max(0, missing)
@@ -48,7 +48,7 @@ class Latch:
     def missing(self) -> int:
         """Return how many calls are still missing; 0: it is open."""
         text = self._store.get(self._counted) if self._store.check([self._counted]) else b"0"
-        return max(0, self._count - count_in(self._counted, text))
+        return max(0, self._count - parse_count(self._counted, text))
 
     def wait(self, timeout: Timeout | None = None) -> None:
         """Wait until the latch is open.
@@ -62,7 +62,7 @@ class Latch:
         run_blocking(self._store, self._waiting(timeout))
 
     def _waiting(self, timeout: Timeout | None) -> WaitSteps[None]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, self._progress)
         while True:
             left = limit - (system.time.monotonic() - start)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from fscoord._arguments import Key, Timeout
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
-from fscoord.arguments import Key, Timeout
+from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, _Held
@@ -44,7 +44,7 @@ class Lock(Exclusive):
 
     def locked(self) -> bool:
         """Return whether anybody holds it."""
-        return bool(self.owners())
+        return bool(self.holders())
 
 
 class RLock(Lock):
@@ -60,7 +60,7 @@ class RLock(Lock):
         self._levels: list[str] = []  # the hold, and each time that it was acquired again
         self._owner: tuple[int, object] | None = None
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout, got: list[str]) -> bool:
+    def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
         if not self._is_owned_by(HERE.__dict__):
             return super()._acquire(mode, blocking, timeout, got)
         name = self._line.new_id()
@@ -70,11 +70,11 @@ class RLock(Lock):
 
     def _is_owned_by(self, here: object) -> bool:
         owner = self._owner
-        return owner is not None and owner[1] is here and owner[0] == system.life()
+        return owner is not None and owner[1] is here and owner[0] == system.process_epoch()
 
     def _begin(self, served: Entry) -> None:
         self._levels = [served.id]
-        self._owner = system.life(), HERE.__dict__
+        self._owner = system.process_epoch(), HERE.__dict__
 
     def _end(self, served: Entry) -> None:
         if self._levels[:1] == [served.id]:

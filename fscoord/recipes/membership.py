@@ -8,23 +8,23 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     MalformedText,
     Timeout,
     Value,
     key_bytes,
     key_text,
-    natural,
-    seconds,
+    parse_uint63,
+    to_seconds,
     value_bytes,
     words_in,
 )
+from fscoord._runtime import system
+from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._keys import Refusals, count_in, counted, foreign, read_now
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count
 from fscoord.store import Store, run_blocking
 
 __all__ = ["Membership", "Participant"]
@@ -112,7 +112,7 @@ class Membership:
         said = value_bytes(data)
         new, refusals = self._text(said), Refusals(self._store, key)
         while True:
-            known = read_now(self._store, key)
+            known = get_or_none(self._store, key)
             if known is None:
                 self._joined = None
                 raise RuntimeError(
@@ -173,11 +173,11 @@ class Membership:
         return run_blocking(self._store, self._observing(known, timeout))
 
     def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> WaitSteps[list[Participant]]:
-        limit = seconds(self._store.timeout if timeout is None else timeout)
+        limit = to_seconds(self._store.timeout if timeout is None else timeout)
         end = system.time.monotonic() + limit
         while True:
             # Counted before the look: what changes behind the look has a higher number.
-            count = count_in(self._changes, read_now(self._store, self._changes) or b"0")
+            count = parse_count(self._changes, get_or_none(self._store, self._changes) or b"0")
             present = self.members()
             if present != list(known):
                 return present
@@ -194,8 +194,8 @@ class Membership:
         """Yield who takes part: at once, if it is anybody, and whenever it has changed.
 
         Args:
-            timeout: how long to wait for each change, in seconds or as a `timedelta`; for ever, unless it is given.
-                None means the store's.
+            timeout: how long to wait for each change, in seconds or as a `timedelta`; without limit, unless it is
+                given. None means the store's.
 
         Raises:
             StoreTimeoutError: nothing changed for that long.
@@ -244,7 +244,7 @@ class Membership:
         """Do what `join` does, and put the key into `made` before anything stands there."""
         if self._key() is not None:
             raise RuntimeError(f"this object takes part in {self.name!r} already")
-        key = self._members + b"%016x" % counted(self._store, self._name + b"/joined")
+        key = self._members + b"%016x" % add_checked(self._store, self._name + b"/joined")
         made.append(key)
         self._joined = system.os.getpid(), key
         self._write(key)
@@ -283,22 +283,22 @@ class Membership:
         self._tell()
 
     def _text(self, data: bytes) -> bytes:
-        return f"{self._store.session} {system.process_name()}\n".encode() + data
+        return f"{self._store.register()} {system.process_name()}\n".encode() + data
 
     def _tell(self) -> None:
-        count = counted(self._store, self._changes)
+        count = add_checked(self._store, self._changes)
         self._store.set(self._changed + b"%d" % count, b"1")
         if count > KEPT:
             self._store.delete_key(self._changed + b"%d" % (count - KEPT))
         if count % KEPT == 0:  # also those whose turn it was when somebody died who should have done that
             for key in map(key_bytes, self._store.list_keys(self._changed)):
-                if count_in(key, key[len(self._changed) :]) <= count - KEPT:
+                if parse_count(key, key[len(self._changed) :]) <= count - KEPT:
                     self._store.delete_key(key)
 
     def _read(self) -> list[Participant]:
         found = []
         for key in self._store.list_keys(self._members):
-            value = read_now(self._store, key_bytes(key))
+            value = get_or_none(self._store, key_bytes(key))
             if value is not None:
                 found.append(self._participant(key, value))
         return found
@@ -307,9 +307,9 @@ class Membership:
         head, _, data = value.partition(b"\n")
         try:
             session, owner = words_in(head, " ", 2)
-            return Participant(_number(key), owner, natural(session), data)
+            return Participant(_number(key), owner, parse_uint63(session), data)
         except MalformedText as error:
-            raise foreign(key_bytes(key), value, "participant") from error
+            raise foreign_value_error(key_bytes(key), value, "participant") from error
 
 
 def _number(key: str) -> int:

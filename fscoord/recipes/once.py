@@ -1,4 +1,4 @@
-"""`once`: one does the work, and everybody gets what came of it."""
+"""`once`: one process does the work, and all get its result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import suppress
 from functools import wraps
 from typing import overload
 
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord._runtime import system
-from fscoord.arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
-from fscoord.errors import HoldLostError, WorkFailedError
+from fscoord.errors import LockLostError, WorkFailedError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import _Held
-from fscoord.recipes._keys import foreign
+from fscoord.recipes._keys import foreign_value_error
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store
 
@@ -21,13 +21,17 @@ __all__ = ["once"]
 Work = Callable[[], Value]
 
 
-class Turn(Lock):
-    """The lock of those who would do the work. If it was taken away, another one has done it, and its value counts."""
+class OnceLock(Lock):
+    """The lock under which the work is done.
+
+    A process that was taken for dead meanwhile raises no error when it releases the lock. Another process may have done
+    the work, too, and the value that was written first counts.
+    """
 
     _what = "the result of"
 
     def _release(self, gone: list[_Held | str], here: object) -> bool:
-        with suppress(HoldLostError):
+        with suppress(LockLostError):
             return super()._release(gone, here)
         return True
 
@@ -45,22 +49,22 @@ def once(
 ) -> bytes | Callable[[Work], Callable[[], bytes]]:
     """Call `work` in one of the processes that call this, and return its value in all of them, now and later.
 
-    The others wait. If the one dies, or is interrupted, the next of them does the work: as long as somebody is there,
-    it is done. So it may have been begun more than once; but only one value counts, for all. Without `work` this is a
-    decorator for it::
+    The other processes wait. If the first dies or is interrupted, the next one does the work, and so on, as long as any
+    process waits. So the work may be begun more than once, but one value counts for all. Without `work`, this is a
+    decorator::
 
         @once(store, "dataset")
         def path() -> bytes: ...
 
     Args:
-        store: where they meet.
+        store: the store that the processes share.
         name: names the work; keys that begin with it and a slash belong to it. The value stays under ``{name}/result``.
         work: is called without arguments and returns a value for the store.
-        timeout: how long to wait for another's value, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long to wait for another process's value, in seconds or as a `timedelta`; None means the store's.
 
     Raises:
-        WorkFailedError: the work raised in another process. In that process its own exception comes out.
-        StoreTimeoutError: another one has not finished in time. It names it.
+        WorkFailedError: the work raised in another process, which raises the exception itself.
+        StoreTimeoutError: another process has not finished in time. The error names that process.
     """
     if work is None:
 
@@ -78,31 +82,31 @@ def once(
 def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
     if not store.check([key]):
-        _do_in_turn(Turn(store, name, timeout), store, key, work)
+        _do_under_lock(OnceLock(store, name, timeout), store, key, work)
     return value_of(name, store.get(key))
 
 
-def _do_in_turn(turn: Turn, store: Store, key: bytes, work: Work) -> None:
-    """Do the work when it is this one's turn, unless it is done by then; nobody else has `turn`, to give it back."""
+def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:
+    """Do the work under `lock`, unless it is done by then. No other code knows `lock`, so this must release it."""
     got: list[str] = []
     over: list[object] = []
     try:
-        turn._enter(turn._mode, got)
+        lock._enter(lock._mode, got)
         if not store.check([key]):
             _do(store, key, work)
-        turn.release()
-    except BaseException:  # each line of this is explained in `_cleanup`
+        lock.release()
+    except BaseException:  # `_cleanup` explains each of these lines
         try:
-            turn._undo(got)
+            lock._undo(got)
         except BaseException:
-            go_on_in_thread((over, turn._undo, got))
+            go_on_in_thread((over, lock._undo, got))
             await_end(over)
             raise
         raise
 
 
 def _do(store: Store, key: bytes, work: Work) -> None:
-    """Do the work and set what came of it, unless it is there already."""
+    """Do the work and set its result, unless there is one already."""
     try:
         text = success(work())
     except Exception as error:
@@ -112,12 +116,12 @@ def _do(store: Store, key: bytes, work: Work) -> None:
 
 
 def success(value: Value) -> bytes:
-    """Return what is written under the key of a result: the work returned `value`."""
+    """Return the text of a result: the work returned `value`."""
     return b"=" + value_bytes(value)
 
 
 def failure(error: Exception) -> bytes:
-    """Return what is written there: the work raised `error`, here."""
+    """Return the text of a result: the work raised `error` in this process."""
     words = f"{system.process_name()} raised {type(error).__name__}: {error}"
     return b"!" + words.encode(errors="replace")
 
@@ -128,17 +132,17 @@ def result_key(name: Key) -> bytes:
 
 
 def value_of(name: Key, text: bytes) -> bytes:
-    """Return the value that `text`, from that key, says.
+    """Return the value in `text`, the result of the work `name`.
 
     Raises:
-        WorkFailedError: it says that the work raised.
-        FscoordError: it says neither.
+        WorkFailedError: `text` says that the work raised.
+        FscoordError: `text` is not a result.
     """
     if text[:1] == b"=":
         return text[1:]
     if text[:1] != b"!":
-        raise foreign(result_key(name), text, "result")
+        raise foreign_value_error(result_key(name), text, "result")
     raise WorkFailedError(
         f"the work {key_text(key_bytes(name))!r} failed: {text[1:].decode(errors='replace')}; delete the key"
-        f" {key_text(result_key(name))!r} to have it done again"
+        f" {key_text(result_key(name))!r} to have the work done again"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from fscoord.arguments import Key, Timeout
+from fscoord._arguments import Key, Timeout
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._hold import Exclusive, Waiter
+from fscoord.recipes._hold import Contender, Exclusive
 from fscoord.store import Store
 
 __all__ = ["ReadWriteLock"]
@@ -45,11 +45,11 @@ class ReadWriteLock:
         self.reader = Side(store, name, timeout, ttl, "r", "the lock for reading")
         self.writer = Side(store, name, timeout, ttl, "w", "the lock for writing")
 
-    def owners(self) -> list[Waiter]:
+    def holders(self) -> list[Contender]:
         """Return who holds it, the readers or the writer, in the order of their tokens."""
-        return self.reader.owners()
+        return self.reader.holders()
 
-    def waiters(self) -> list[Waiter]:
+    def waiters(self) -> list[Contender]:
         """Return who waits for it, first come first."""
         return self.reader.waiters()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord.arguments import Key, Timeout, positive
+from fscoord._arguments import Key, Timeout, check_positive
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.store import Store
@@ -32,7 +32,7 @@ class Semaphore(Exclusive):
     def __init__(
         self, store: Store, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        self._value = positive("value", value)
+        self._value = check_positive("value", value)
         self._mode = str(self._value)
         super().__init__(store, name, self._admits, timeout, ttl)
 

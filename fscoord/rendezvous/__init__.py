@@ -12,19 +12,25 @@ from fscoord.errors import (
     RendezvousTimeoutError,
 )
 from fscoord.rendezvous.backend import C10dRendezvousBackend, RendezvousBackend, Token
-from fscoord.rendezvous.base import RendezvousHandler
-from fscoord.rendezvous.creation import create_backend, create_handler
-from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint
-from fscoord.rendezvous.events import NodeState, RdzvEvent, construct_and_record_rdzv_event
-from fscoord.rendezvous.handler import DynamicRendezvousHandler
-from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
-from fscoord.rendezvous.parameters import RendezvousParameters, parse_rendezvous_config
-from fscoord.rendezvous.registry import (
+from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from fscoord.rendezvous.creation import (
+    DEFAULT_PORT,
     RendezvousHandlerRegistry,
+    create_backend,
+    create_handler,
     get_rendezvous_handler,
+    matches_machine_hostname,
+    parse_rendezvous_endpoint,
     rendezvous_handler_registry,
 )
-from fscoord.rendezvous.settings import RendezvousSettings, RendezvousTimeout
+from fscoord.rendezvous.events import NodeState, RdzvEvent, construct_and_record_rdzv_event
+from fscoord.rendezvous.handler import DynamicRendezvousHandler
+from fscoord.rendezvous.parameters import (
+    RendezvousParameters,
+    RendezvousSettings,
+    RendezvousTimeout,
+    parse_rendezvous_config,
+)
 
 __all__ = [
     "DEFAULT_PORT",

@@ -1,12 +1,12 @@
 """`C10dRendezvousBackend`: the state of a rendezvous under one key of a store, changed by compare-and-set.
 
-**How a write knows whether it won.** A store's compare-and-set answers with the value that is there afterwards; c10d
-compares the decoded states, so whoever writes what is there already believes that it won, and a token that somebody
-took away and put back looks untouched (ABA). Here every write carries a nonce of 96 random bits in characters outside
-the alphabet of base64, which decoders skip (`base64.b64decode` as torch calls it among them). So no two writes are
-alike: the answer is our own text if and only if this very write won, and a token fits only the write that it came
-from. torch's backend reads what we write and we read what it writes; the writes of torch itself have no nonce, so
-between two of *its* writes of the same state nobody can tell.
+**How a write knows whether it won.** A store's compare-and-set returns the value that the key has afterwards. torch's
+c10d compares decoded states: a node that writes the state that is there already believes that it won, and a state that
+was replaced and restored looks untouched (the ABA problem). Here every write carries a nonce of 96 random bits, in
+characters outside the alphabet of base64, which decoders skip (also `base64.b64decode` as torch calls it). No two
+writes are equal, so the returned value is the written one if and only if this write won, and a token fits only the
+write that it came from. torch's backend reads these writes, and this backend reads those of torch. Writes by torch have
+no nonce, so two of *its* writes of the same state can't be told apart.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""`RendezvousHandler`: what every kind of rendezvous offers to the process that takes part."""
+"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: its outcome for one node."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
-from fscoord.rendezvous.info import RendezvousInfo
+from fscoord._arguments import Timeout
+from fscoord._runtime import network, system
+from fscoord.errors import RendezvousStateError
+from fscoord.store import Store
 
-__all__ = ["RendezvousHandler"]
+__all__ = ["RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"]
 
 
 class RendezvousHandler(ABC):
@@ -52,3 +56,73 @@ class RendezvousHandler(ABC):
     @abstractmethod
     def shutdown(self) -> bool:
         """Close the rendezvous and give back what this handler holds; return whether all went well."""
+
+
+_ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+@dataclass(frozen=True)
+class RendezvousStoreInfo:
+    """An address of rank 0 with a port that was free when it was published, for services that need one.
+
+    Attributes:
+        master_addr: a host name or an address.
+        master_port: a TCP port.
+    """
+
+    master_addr: str
+    master_port: int
+
+    @classmethod
+    def build(
+        cls,
+        rank: int,
+        store: Store,
+        local_addr: str | None = None,
+        server_port: int | None = None,
+        timeout: Timeout | None = None,
+    ) -> RendezvousStoreInfo:
+        """Publish the address as rank 0, or wait for it as another rank.
+
+        Args:
+            rank: this node's rank.
+            store: the store of the round: the keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
+            local_addr: rank 0's address; its host name by default.
+            server_port: the port; one that is free now by default.
+            timeout: how long other ranks wait, in seconds or as a `timedelta`; None means the store's.
+
+        Raises:
+            StoreTimeoutError: rank 0 published nothing.
+            RendezvousStateError: something else has written these keys.
+        """
+        if rank == 0:
+            address = local_addr or system.hostname()
+            port = network.free_port() if server_port is None else server_port
+            store.multi_set([_ADDRESS, _PORT], [address, str(port)])
+            return cls(address, port)
+        store.wait([_ADDRESS, _PORT], timeout)
+        found, port_text = store.multi_get([_ADDRESS, _PORT])
+        try:
+            return cls(found.decode("utf-8", "surrogateescape"), int(port_text))
+        except ValueError as error:
+            raise RendezvousStateError(
+                f"the keys {_ADDRESS} and {_PORT} hold {found[:40]!r} and {port_text[:40]!r}, which is no address:"
+                " something else wrote them, so use another store"
+            ) from error
+
+
+@dataclass(frozen=True)
+class RendezvousInfo:
+    """The outcome of a rendezvous for one node.
+
+    Attributes:
+        store: a store for the nodes of this round alone.
+        rank: this node's rank, 0 to `world_size` - 1.
+        world_size: how many nodes take part.
+        bootstrap_store_info: an address of rank 0.
+    """
+
+    store: Store
+    rank: int
+    world_size: int
+    bootstrap_store_info: RendezvousStoreInfo

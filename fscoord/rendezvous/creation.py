@@ -1,23 +1,35 @@
-"""From parameters to an open store and the backend on it, `create_backend`, or to a handler, `create_handler`."""
+"""Create rendezvous from parameters: the endpoint, the store and its backend, the handler, the registry of handlers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
-from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime import network, system
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, RendezvousConnectionError
 from fscoord.rendezvous.backend import C10dRendezvousBackend
-from fscoord.rendezvous.endpoint import DEFAULT_PORT, matches_machine_hostname, parse_rendezvous_endpoint
+from fscoord.rendezvous.base import RendezvousHandler
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
-from fscoord.rendezvous.parameters import RendezvousParameters
-from fscoord.rendezvous.settings import RendezvousSettings
+from fscoord.rendezvous.parameters import RendezvousParameters, RendezvousSettings
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["STORE_TYPES", "create_backend", "create_handler"]
+__all__ = [
+    "DEFAULT_PORT",
+    "ENTRY_POINTS",
+    "STORE_TYPES",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "create_backend",
+    "create_handler",
+    "get_rendezvous_handler",
+    "matches_machine_hostname",
+    "parse_rendezvous_endpoint",
+    "rendezvous_handler_registry",
+]
 
 STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
@@ -38,10 +50,10 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     - ``host[:port]``: a TCP store on that host; never a file of that name.
 
     Other options are ``read_timeout``, how many seconds operations of the store wait (60), and, for ``tcp``,
-    ``is_host``: whether this process hosts the store (found out by the host's name). Whoever called this closes the
+    ``is_host``: whether this process hosts the store (by default found out by the host's name). The caller closes the
     store. The id of the rendezvous is a part of its key, and never the store's own run id.
 
-    What happened is recorded as an event: who hosts, where the temporary file is, and every failure.
+    Events are recorded: which process hosts the store, the path of a temporary file, and every failure.
 
     Raises:
         ValueError: an option, the endpoint or the run id makes no sense.
@@ -171,3 +183,118 @@ def _open_tcp(params: RendezvousParameters, timeout: int) -> Store:
         message = f"Process {system.os.getpid()} hosts the TCP store for the C10d rendezvous backend."
         construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)
     return store
+
+
+ENTRY_POINTS = "fscoord.rendezvous"
+"""The group of entry points in which other packages name theirs: each is a `RendezvousHandlerCreator`."""
+
+RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+
+
+class RendezvousHandlerRegistry:
+    """The creators of handlers by the name of their backend."""
+
+    def __init__(self) -> None:
+        self._creators: dict[str, RendezvousHandlerCreator] = {}
+
+    def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
+        """Let `create_handler` use `creator` for `backend`. Registering the same pair twice is a no-op.
+
+        Raises:
+            ValueError: the name is empty, or another creator is registered for `backend`.
+        """
+        if not backend:
+            raise ValueError("the rendezvous backend needs a name")
+        if self._creators.setdefault(backend, creator) != creator:  # each access to a method makes an object of its own
+            raise ValueError(f"the rendezvous backend {backend!r} is registered already, with another maker")
+
+    def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
+        """Return the handler that the creator registered for ``params.backend`` makes from `params`.
+
+        Raises:
+            ValueError: no creator is registered for it.
+            RuntimeError: the creator returned a handler of another backend.
+        """
+        creator = self._creators.get(params.backend)
+        if creator is None:
+            known = ", ".join(sorted(self._creators)) or "none"
+            raise ValueError(f"unknown rendezvous backend {params.backend!r}; there are: {known}")
+        handler = creator(params)
+        if handler.get_backend() != params.backend:
+            raise RuntimeError(
+                f"the maker of the rendezvous backend {params.backend!r} made a handler of {handler.get_backend()!r}"
+            )
+        return handler
+
+    def load_entry_points(self) -> None:
+        """Register the entry points in the group ``fscoord.rendezvous``; log a warning for each that does not load."""
+        from importlib.metadata import entry_points
+
+        for entry in entry_points(group=ENTRY_POINTS):
+            try:
+                if entry.name not in self._creators:
+                    self.register(entry.name, entry.load())
+            except Exception as error:  # noqa: BLE001 - a broken package must not break the others
+                logger(__name__).warning("the rendezvous backend %r does not load: %s", entry.name, error)
+
+
+rendezvous_handler_registry = RendezvousHandlerRegistry()
+"""The registry that `get_rendezvous_handler` uses."""
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Return a handler for `params`, made by the creator that is registered for ``params.backend``.
+
+    Raises:
+        ValueError: no creator is registered for it.
+    """
+    rendezvous_handler_registry.load_entry_points()
+    return rendezvous_handler_registry.create_handler(params)
+
+
+DEFAULT_PORT = 29400
+"""The port of a TCP rendezvous whose endpoint names none; torch's."""
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Return host and port of ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address.
+
+    An empty endpoint is ``localhost``. A bare address with two colons or more is all address (torch takes the ``1``
+    of ``::1`` for a port).
+
+    Raises:
+        ValueError: the port is no integer from 0 to 65535, or the host is neither a name nor an address.
+    """
+    text = (endpoint or "").strip()
+    if not text:
+        return "localhost", default_port
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or not network.is_ip_address(host) or (rest and rest[0] != ":"):
+            raise ValueError(f"the rendezvous endpoint {text!r} is no [IPv6 address]:port")
+    elif text.count(":") > 1:
+        host, rest = text, ""
+        if not network.is_ip_address(host):
+            raise ValueError(f"the rendezvous endpoint {text!r} is no IPv6 address; with a port it is [address]:port")
+    else:
+        host, colon, port = text.partition(":")
+        rest = colon + port
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"the host in the rendezvous endpoint {text!r} is neither a name nor an address")
+    return host, _port(rest[1:], text) if rest else default_port
+
+
+def matches_machine_hostname(host: str) -> bool:
+    """Return whether `host`, a name or an address, is this machine, as far as its resolver knows.
+
+    It decides whether this process hosts a TCP store; ``is_host`` overrides it.
+    """
+    return network.is_this_host(host)
+
+
+def _port(text: str, endpoint: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
+        raise ValueError(f"the port in the rendezvous endpoint {endpoint!r} is no integer from 0 to 65535")
+    return int(text)

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
+from fscoord._runtime.logging import logger
 
 __all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
 

@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
+from fscoord._runtime.logging import logger
 from fscoord._waiting.backoff import Backoff
 from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord.arguments import Timeout, seconds
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
     FscoordError,
@@ -24,18 +24,19 @@ from fscoord.errors import (
     StoreTimeoutError,
 )
 from fscoord.rendezvous.backend import RendezvousBackend
-from fscoord.rendezvous.base import RendezvousHandler
+from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
-from fscoord.rendezvous.info import RendezvousInfo, RendezvousStoreInfo
-from fscoord.rendezvous.keeper import Keeper
-from fscoord.rendezvous.patience import SLOW_LOOK_S, Patience
-from fscoord.rendezvous.settings import RendezvousSettings, RendezvousTimeout
-from fscoord.rendezvous.shared import SharedState, connection
-from fscoord.rendezvous.state import Limits, Seen, State, Verdict, close, decide, without
+from fscoord.rendezvous.keep_alive import KeepAliveThread
+from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
+from fscoord.rendezvous.shared import POLL_INTERVAL_S, SharedState, store_errors_as_rendezvous
+from fscoord.rendezvous.state import Limits, Observed, State, Verdict, close, decide, evict
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["DynamicRendezvousHandler"]
+__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
+
+ADDRESS_POLL_S = POLL_INTERVAL_S
+"""How often a node that waits for the address of rank 0 checks that the round still holds."""
 
 _local_ids = itertools.count()
 
@@ -43,7 +44,7 @@ _local_ids = itertools.count()
 class DynamicRendezvousHandler(RendezvousHandler):
     """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
 
-    A handler is one node. Each call of `next_rendezvous` waits for one round. Those who wait sleep until the store
+    A handler is one node. Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store
     wakes them. A thread shows every ``keep_alive_interval`` that this node lives, from the first call on.
 
     `shutdown` ends it, also as the end of a ``with``. A process that forks makes another handler in the child.
@@ -72,15 +73,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._owns_store = owns_store
         self._address = local_addr or system.hostname()
         self._local_id = next(_local_ids)
-        name = f"{one_word(self._address)}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
+        name = f"{escape_word(self._address)}_{system.os.getpid()}_{self._local_id}_{system.random_bytes(6).hex()}"
         view = PrefixStore(f"fscoord.rendezvous.{settings.run_id}", store)
         self._shared = SharedState(backend, view)
-        self._keeper = Keeper(self._shared, view.clone(), name, settings)
-        self._node = self._keeper.node
+        self._keep_alive = KeepAliveThread(self._shared, view.clone(), name, settings)
+        self._node = self._keep_alive.node
         self._life: int | None = None
         self._returned: int | None = None
         self._is_shut_down = False
-        weakref.finalize(self, self._keeper.stop_soon)
+        weakref.finalize(self, self._keep_alive.stop_soon)
 
     @classmethod
     def from_backend(
@@ -177,13 +178,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait that would take part if there were another round.
 
-        When the round of this node is over, they are at least 1, so that whoever watches this number comes again.
+        When the round of this node is over, the number is at least 1, so that an agent that watches it joins again.
         """
         state, _ = self._shared.read()
         if not state.complete:
             count = len(state.participants) + len(state.waiting)
         else:
-            count = min(len(state.waiting), self._limits.most - len(state.participants))
+            count = min(len(state.waiting), self._limits.max_nodes - len(state.participants))
         return max(1, count) if self._returned is not None and not self._is_current(state) else count
 
     def is_current(self) -> bool:
@@ -192,7 +193,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def leave(self) -> None:
         """Take this node out, so that the others go on without it in a further round; the rendezvous stays open."""
-        self._shared.change(lambda state: without(state, [self._node]))
+        self._shared.change(lambda state: evict(state, [self._node]))
 
     def depart(self) -> bool:
         """Leave for good: as `shutdown`, but the rendezvous stays open for the others."""
@@ -210,7 +211,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if self._is_shut_down:
             return True
         self._is_shut_down = True
-        ended = [self._try(lambda: self._within_limit(way)), self._try(self._keeper.stop)]
+        ended = [self._try(lambda: self._within_limit(way)), self._try(self._keep_alive.stop)]
         if self._owns_store:
             ended.append(self._try(self._store.close))
         self._record("has shut down", NodeState.SUCCEEDED if all(ended) else NodeState.FAILED)
@@ -229,8 +230,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return state.complete and state.round == self._returned
 
     def _within_limit(self, way: Callable[[], None]) -> None:
-        limit = min(seconds(self._settings.timeout.close), seconds(self._store.timeout))
-        with connection(), store_timeout(self._store, limit):
+        limit = min(to_seconds(self._settings.timeout.close), to_seconds(self._store.timeout))
+        with store_errors_as_rendezvous(), store_timeout(self._store, limit):
             way()
 
     def _close_state(self) -> None:
@@ -249,33 +250,33 @@ class DynamicRendezvousHandler(RendezvousHandler):
             raise RendezvousClosedError(
                 f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
             )
-        self._keeper.start()
-        patience, slow_wait = Patience(self._limits, self._settings.timeout), SlowWaitLogger(__name__)
+        self._keep_alive.start()
+        deadlines, slow_wait = RoundDeadlines(self._limits, self._settings.timeout), SlowWaitLogger(__name__)
         try:
             while True:
-                state = self._agree(patience, slow_wait)
-                info = self._prepare(state, patience, slow_wait)
+                state = self._agree(deadlines, slow_wait)
+                info = self._prepare(state, deadlines, slow_wait)
                 if info is not None:
                     self._returned = state.round
                     return info
-                if patience.is_over(state, self._node):
+                if deadlines.is_over(state, self._node):
                     raise RendezvousTimeoutError(self._too_few(state))
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousGracefulExit, KeyboardInterrupt, SystemExit):
             self._try(self.leave)  # nobody must count on this node
             raise
 
-    def _agree(self, patience: Patience, slow_wait: SlowWaitLogger) -> State:
+    def _agree(self, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> State:
         """Return the complete round that this node takes part in."""
         state, token = self._shared.read()
         writes, backoff = 0, Backoff(math.inf)
         while True:
-            alive, dead = self._keeper.look(state)
+            alive, dead = self._keep_alive.check(state)
             if self._node in state.present:
                 self._life = state.life
-            seen = Seen(dead, alive, self._life, self._returned, *patience.look(state))
-            decision = decide(state, self._node, self._limits, seen)
+            observed = Observed(dead, alive, self._life, self._returned, *deadlines.observe(state))
+            decision = decide(state, self._node, self._limits, observed)
             # The last look before the deadline may still write, but a write that is refused is not repeated after it.
-            if decision.verdict is Verdict.WRITE and not (writes and patience.is_over(state, self._node)):
+            if decision.verdict is Verdict.WRITE and not (writes and deadlines.is_over(state, self._node)):
                 writes += 1
                 state, token, is_written = self._shared.write(decision.state, token)
                 if not is_written:
@@ -289,33 +290,33 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 )
             if decision.verdict is Verdict.SPARE:
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
-            if patience.is_over(state, self._node):
+            if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
-            self._shared.wait(state, patience.left())
+            self._shared.wait(state, deadlines.left())
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
 
     def _too_few(self, state: State, refused: int = 0) -> str:
-        limit = seconds(self._settings.timeout.join)
+        limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
         return f"no round within {limit:g} s of {self._needs(state)}{hint}"
 
     def _needs(self, state: State) -> str:
         others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"
         return (
-            f"rendezvous {self.get_run_id()!r}: it takes {self._limits.least} to {self._limits.most} nodes, and besides"
-            f" this one ({self._node}) there are: {others}"
+            f"rendezvous {self.get_run_id()!r}: it takes {self._limits.min_nodes} to {self._limits.max_nodes} nodes,"
+            f" and besides this one ({self._node}) there are: {others}"
         )
 
-    def _prepare(self, state: State, patience: Patience, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
+    def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
         """Return what the round gives to this node; None if the round broke meanwhile."""
         rank, first = state.participants.index(self._node), state.participants[0]
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
         while True:
             try:
-                with connection():
-                    address = RendezvousStoreInfo.build(rank, store, self._address, timeout=SLOW_LOOK_S)
+                with store_errors_as_rendezvous():
+                    address = RendezvousStoreInfo.build(rank, store, self._address, timeout=ADDRESS_POLL_S)
                 return RendezvousInfo(store, rank, len(state.participants), address)
             except RendezvousConnectionError as error:
                 if not isinstance(error.__cause__, StoreTimeoutError):
@@ -325,7 +326,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return None
             if first in now.left:
                 raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} has been closed by rank 0 ({first})")
-            if patience.is_over(now, self._node):
+            if deadlines.is_over(now, self._node):
                 raise RendezvousTimeoutError(
                     f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} published no address; look at that node"
                 )
@@ -337,3 +338,50 @@ class DynamicRendezvousHandler(RendezvousHandler):
         construct_and_record_rdzv_event(
             self.get_run_id(), text, node_state, name, self._address, None, address, self._local_id, rank
         )
+
+
+class RoundDeadlines:
+    """The deadlines of one call of `next_rendezvous`, on this node's own clock."""
+
+    def __init__(self, limits: Limits, timeout: RendezvousTimeout) -> None:
+        self._limits = limits
+        self._join = to_seconds(timeout.join)
+        self._last_call = to_seconds(timeout.last_call)
+        self._deadline = system.time.monotonic() + self._join
+        self._forming: tuple[int, float] | None = None
+        self._enough: tuple[int, float] | None = None
+
+    def observe(self, state: State) -> tuple[bool, bool]:
+        """Return whether the last call is over, and whether the time for which places are reserved is over."""
+        now = system.time.monotonic()
+        is_forming = not state.complete
+        self._forming = _mark(self._forming, state.round, now, is_forming)
+        self._enough = _mark(self._enough, state.round, now, is_forming and self._has_enough(state))
+        return self._is_past(self._enough, now), self._is_past(self._forming, now)
+
+    def is_over(self, state: State, node: str) -> bool:
+        """Return whether the call has timed out; a spare node never times out."""
+        now = system.time.monotonic()
+        if state.complete and node in state.waiting and len(state.participants) >= self._limits.max_nodes:
+            self._deadline = now + self._join
+        return now >= self._deadline
+
+    def left(self) -> float:
+        """Return the longest time, in seconds, that the caller may wait before it observes the state again."""
+        now = system.time.monotonic()
+        marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
+        ends = [end - now for end in (*marks, self._deadline) if end > now]
+        return max(0.0, min([POLL_INTERVAL_S, *ends]))
+
+    def _has_enough(self, state: State) -> bool:
+        return len(state.participants) >= self._limits.min_nodes
+
+    def _is_past(self, mark: tuple[int, float] | None, now: float) -> bool:
+        return mark is not None and now >= mark[1] + self._last_call
+
+
+def _mark(mark: tuple[int, float] | None, number: int, now: float, holds: bool) -> tuple[int, float] | None:
+    """Return the round `number` and the time since which a condition `holds` in it; None if it does not hold."""
+    if not holds:
+        return None
+    return mark if mark is not None and mark[0] == number else (number, now)

@@ -1,4 +1,4 @@
-"""`SharedState`: the state of a rendezvous in its store, read and changed by several nodes, who wake each other."""
+"""`SharedState`: the state of a rendezvous in its store; several nodes read and change it, and wake each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from fscoord._arguments import to_seconds
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import seconds
 from fscoord.errors import (
     RendezvousConnectionError,
     RendezvousError,
@@ -19,18 +19,21 @@ from fscoord.rendezvous.backend import RendezvousBackend, Token
 from fscoord.rendezvous.state import State
 from fscoord.store import Store
 
-__all__ = ["SharedState", "connection"]
+__all__ = ["POLL_INTERVAL_S", "SharedState", "store_errors_as_rendezvous"]
+
+POLL_INTERVAL_S = 1.0
+"""How often a waiting node reads the state unasked: a node that changes it may die before it wakes the others."""
 
 KEPT_RINGS = 64
 """How many changes may pass between a look and the wait that follows it, before that wait has to poll."""
 
 
 class SharedState:
-    """The state, and a key for each change of it, which wakes those who wait for that change.
+    """The state, and a key for each change of it, which wakes the nodes that wait for that change.
 
     Args:
-        backend: where the state is.
-        store: where the keys are that wake others; a view of its own.
+        backend: holds the state.
+        store: holds the keys that wake other nodes; a view for this purpose alone.
     """
 
     def __init__(self, backend: RendezvousBackend, store: Store) -> None:
@@ -73,17 +76,17 @@ class SharedState:
         return now, token, is_written
 
     def change(self, rule: Callable[[State], State], limit: float | None = None) -> State:
-        """Replace the state by what `rule` makes of it, whoever else changes it meanwhile; return the new state.
+        """Replace the state by ``rule(state)``, and retry while other nodes change it; return the new state.
 
         Args:
-            rule: it is asked again whenever another node has changed the state before this one could.
-            limit: for how many seconds to try; None means the store's timeout.
+            rule: computes the new state; called again whenever another node was faster.
+            limit: how many seconds to try; None means the store's timeout.
 
         Raises:
             RendezvousTimeoutError: each try failed.
         """
         state, token = self.read()
-        backoff = Backoff(seconds(self._store.timeout) if limit is None else limit)
+        backoff = Backoff(to_seconds(self._store.timeout) if limit is None else limit)
         while (wanted := rule(state)) != state:
             state, token, is_written = self.write(replace(wanted, sequence=state.sequence + 1), token)
             if is_written:
@@ -98,25 +101,25 @@ class SharedState:
     def wait(self, state: State, timeout: float) -> None:
         """Return when `state` has been changed, or after `timeout` seconds, or, now and then, earlier."""
         try:
-            with connection():
+            with store_errors_as_rendezvous():
                 self._store.wait([f"changed/{state.sequence + 1}"], timeout)
         except RendezvousConnectionError as error:
             if not isinstance(error.__cause__, StoreTimeoutError):
                 raise
 
     def _ring(self, sequence: int) -> None:
-        with connection():
+        with store_errors_as_rendezvous():
             self._store.set(f"changed/{sequence}", b"")
             if sequence > KEPT_RINGS:
                 self._store.delete_key(f"changed/{sequence - KEPT_RINGS}")
 
 
 @contextmanager
-def connection() -> Iterator[None]:
-    """Turn whatever a store raises into a `~fscoord.RendezvousConnectionError`."""
+def store_errors_as_rendezvous() -> Iterator[None]:
+    """Turn the errors of a store into `~fscoord.RendezvousConnectionError`."""
     try:
         yield
-    except RendezvousError:  # it says already what it has to say
+    except RendezvousError:  # it already has the right type
         raise
     except (RuntimeError, OSError, LookupError, ValueError) as error:
         raise RendezvousConnectionError(f"the store of the rendezvous failed: {error}") from error

@@ -4,12 +4,12 @@ A *life* is one job from its first node to its last, a *round* is one outcome. A
 when one of its participants dies, leaves or comes again it is broken, and the next one forms:
 
 - Nodes join a forming round while there is place. Its places are first for the participants of the broken round
-  (*former*), then for those who wait, in their order, then for others.
-- With `Limits.most` participants it is complete; with `Limits.least` it is when the last call is over. Only a node
-  that knows all participants to live completes it: the first to come has seen the others come, so that it need not
-  wait, and what a dead job left behind completes nothing.
-- Who comes to a complete round waits. Who waits beyond `Limits.most` is *spare*.
-- When the rendezvous is closed nobody joins any more. When nobody of it lives, the next to come begins another life.
+  (*former*), then for waiting nodes, in their order, then for others.
+- With `Limits.max_nodes` participants the round is complete. With `Limits.min_nodes` it is complete when the last call
+  is over. Only a node that knows all participants to be alive completes it. The first node has seen the others join, so
+  it need not wait; and the state that a dead job left behind cannot complete a round.
+- A node that comes to a complete round waits. A node that waits beyond `Limits.max_nodes` is *spare*.
+- Nobody joins a closed rendezvous. When all its nodes are dead, the next node to come begins another life.
 
 Every node changes the state by compare-and-set and rules on what it finds, so that it does not matter which of them
 does something, or whether one that did was told so.
@@ -25,7 +25,7 @@ from typing import Any
 
 from fscoord.errors import RendezvousStateError
 
-__all__ = ["Decision", "Limits", "Seen", "State", "Verdict", "close", "decide", "without"]
+__all__ = ["Decision", "Limits", "Observed", "State", "Verdict", "close", "decide", "evict"]
 
 FORMAT = 1
 """The version of the state's form; a reader refuses others."""
@@ -43,10 +43,10 @@ class State:
         round: which round, counted over all lives.
         complete: whether `participants` are final.
         closed: whether nobody may join any more.
-        participants: who takes part; when complete, in the order of their ranks.
-        former: who took part in the broken round before and has not come again.
-        waiting: who waits for a place, in the order of coming.
-        left: participants of a complete round who left after it was closed.
+        participants: the nodes of the round; when it is complete, in the order of their ranks.
+        former: nodes of the broken round before that have not joined again.
+        waiting: nodes that wait for a place, in the order in which they came.
+        left: participants of a complete round that left after it was closed.
     """
 
     sequence: int = 0
@@ -107,19 +107,19 @@ def _checked(value: object, example: object) -> object:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many nodes a round takes, `least` to `most`."""
+    """How many nodes a round takes, `min_nodes` to `max_nodes`."""
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one node knows besides the state.
+class Observed:
+    """What one node has observed besides the state.
 
     Attributes:
         dead: nodes that are known dead.
-        alive: nodes that are known to live: they were seen coming, or doing something since.
+        alive: nodes that are known alive: they were seen to join, or to act since.
         life: the life that this node belongs to; None for one that has just come.
         returned: the round that this node last took part in, if it is through.
         is_last_call_over: whether the last call has lasted its time since enough nodes were there.
@@ -152,8 +152,8 @@ class Decision:
     state: State = field(default_factory=State)
 
 
-def without(state: State, gone: Iterable[Node]) -> State:
-    """Return the state without the nodes `gone`, which are dead or leave; a complete round of theirs is broken."""
+def evict(state: State, gone: Iterable[Node]) -> State:
+    """Return the state without the nodes `gone`, which died or left; a complete round that had one of them breaks."""
     lost = frozenset(gone)
     state = replace(state, former=_minus(state.former, lost), waiting=_minus(state.waiting, lost))
     if not state.complete:
@@ -167,29 +167,29 @@ def without(state: State, gone: Iterable[Node]) -> State:
 
 def close(state: State, node: Node) -> State:
     """Return the state closed, and without `node`."""
-    return without(replace(state, closed=True), [node])
+    return evict(replace(state, closed=True), [node])
 
 
-def decide(state: State, me: Node, limits: Limits, seen: Seen) -> Decision:
+def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decision:
     """Return what the node `me`, which wants to take part in a round that it has not returned from, has to do."""
-    now = without(state, seen.dead & (state.present - {me}))
-    life = now.life if me in now.participants or me in now.present else seen.life
-    if now.complete and me in now.participants and me not in now.left and now.round != seen.returned:
+    now = evict(state, observed.dead & (state.present - {me}))
+    life = now.life if me in now.participants or me in now.present else observed.life
+    if now.complete and me in now.participants and me not in now.left and now.round != observed.returned:
         return _write_or(Verdict.JOINED, state, now)
     if life not in (None, now.life):
         return Decision(Verdict.CLOSED, now)  # the job that this node belongs to is over
     if now.closed:
         others = now.present - {me}
-        if life is not None or others & seen.alive:
-            is_spare = now.complete and len(now.participants) >= limits.most and me in now.waiting
+        if life is not None or others & observed.alive:
+            is_spare = now.complete and len(now.participants) >= limits.max_nodes and me in now.waiting
             return Decision(Verdict.SPARE if is_spare else Verdict.CLOSED, now)
         if others:
             return _write_or(Verdict.WAIT, state, now)  # until it is known whether they live
         now = State(life=now.life + 1, round=now.round + 1)
     if now.complete and me in now.participants:
         now = _broken(now, frozenset())
-    now = _join(now, me, limits, seen)
-    now = _complete(now, me, limits, seen)
+    now = _join(now, me, limits, observed)
+    now = _complete(now, me, limits, observed)
     return _write_or(Verdict.WAIT, state, now)
 
 
@@ -199,10 +199,10 @@ def _write_or(verdict: Verdict, old: State, new: State) -> Decision:
     return Decision(Verdict.WRITE, replace(new, sequence=old.sequence + 1))
 
 
-def _join(state: State, me: Node, limits: Limits, seen: Seen) -> State:
+def _join(state: State, me: Node, limits: Limits, observed: Observed) -> State:
     if me in state.participants:
         return state
-    if not state.complete and _has_place(state, me, limits, seen):
+    if not state.complete and _has_place(state, me, limits, observed):
         return replace(
             state,
             participants=(*state.participants, me),
@@ -214,21 +214,21 @@ def _join(state: State, me: Node, limits: Limits, seen: Seen) -> State:
     return replace(state, former=_minus(state.former, {me}), waiting=(*state.waiting, me))
 
 
-def _has_place(state: State, me: Node, limits: Limits, seen: Seen) -> bool:
+def _has_place(state: State, me: Node, limits: Limits, observed: Observed) -> bool:
     taken = len(state.participants)
-    if me not in state.former and not seen.is_reserve_over:
+    if me not in state.former and not observed.is_reserve_over:
         ahead = state.waiting.index(me) if me in state.waiting else len(state.waiting)
         taken += len(state.former) + ahead
-    return taken < limits.most
+    return taken < limits.max_nodes
 
 
-def _complete(state: State, me: Node, limits: Limits, seen: Seen) -> State:
+def _complete(state: State, me: Node, limits: Limits, observed: Observed) -> State:
     count = len(state.participants)
-    if state.complete or me not in state.participants or count < limits.least:
+    if state.complete or me not in state.participants or count < limits.min_nodes:
         return state
-    if count < limits.most and not seen.is_last_call_over:
+    if count < limits.max_nodes and not observed.is_last_call_over:
         return state
-    if not seen.alive.issuperset(_minus(state.participants, {me})):
+    if not observed.alive.issuperset(_minus(state.participants, {me})):
         return state
     return replace(state, complete=True, participants=tuple(sorted(state.participants)), former=())
 

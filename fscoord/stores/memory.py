@@ -14,29 +14,28 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from fscoord._runtime import system
-from fscoord._waiting.request import ITEM, KEYS, VALUES, WaitRequest
-from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord._waiting.wait import NOT_YET, THREAD_BACKEND, NotYet, Wait, WaitBackend, Waker, block_on
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_names,
     key_text,
     keys_bytes,
     missing_message,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
+from fscoord._waiting.request import ITEM, KEYS, VALUES, WaitRequest
+from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.wait import NOT_YET, THREAD_BACKEND, NotYet, Wait, WaitBackend, Waker, block_on
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.store import Capabilities, Store
 
 __all__ = ["HashStore"]
 
@@ -63,7 +62,7 @@ class _Shared:
 
     @property
     def lock(self) -> Any:
-        if not system.own_process[0]:
+        if not system.fork_marker[0]:
             system.recover_from_fork()
         return self._lock
 
@@ -118,29 +117,28 @@ system.after_fork_in_child("memory stores", _after_fork_in_child)
 
 
 class HashStore(Store):
-    """A store in the memory of this process, for threads and for tests; it keeps the whole contract of `Store`.
+    """A store in the memory of this process, for threads and for tests, with the whole contract of `Store`.
 
-    Other handles on the same data come from `clone`, or by a name from `named` and ``open_store("mem:NAME")``. The
-    data lives as long as one open handle does. A forked child has a copy of the data of its own and shares nothing
-    with its parent.
+    `clone` returns another handle on the same data, and so do `named` and ``open_store("mem:NAME")``. The data exists
+    as long as a handle is open. A forked child has its own copy of the data and shares nothing with its parent.
 
     Args:
-        timeout: how long operations wait by default, in seconds or as a `timedelta`.
+        timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
     capabilities = Capabilities(certain=True)
     _typical_call_s = 0.0
 
-    def __init__(self, *, timeout: Timeout = DEFAULT_TIMEOUT) -> None:
-        self._timeout = seconds(timeout)
+    def __init__(self, *, timeout: Timeout | None = None) -> None:
+        self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._shared = _Shared()
         self._closed = False
 
     @classmethod
-    def named(cls, name: str, *, timeout: Timeout = DEFAULT_TIMEOUT) -> HashStore:
-        """Return a new handle on the store that goes by `name` in this process; the first call makes it."""
+    def named(cls, name: str, *, timeout: Timeout | None = None) -> HashStore:
+        """Return a new handle on the store named `name` of this process. The first call creates the store."""
         store = cls(timeout=timeout)
-        system.life()
+        system.process_epoch()
         with _named_lock[0]:
             store._shared = _named.setdefault(name, store._shared)
         return store
@@ -155,7 +153,7 @@ class HashStore(Store):
         return cast(bytes, self._wait(WaitRequest(VALUES, [key_bytes(key)], self._timeout))[0])
 
     def add(self, key: Key, amount: int) -> int:
-        name, amount = key_bytes(key), integer("amount", amount)
+        name, amount = key_bytes(key), check_int64("amount", amount)
         with self._shared.lock:
             self._check_open()
             total = counter_sum(self._shared.values.get(name), amount, name)
@@ -179,7 +177,7 @@ class HashStore(Store):
             return self._shared.first_missing(names) is None
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         self._wait(WaitRequest(KEYS, keys_bytes(keys), limit))
 
     def delete_key(self, key: Key) -> bool:
@@ -348,7 +346,7 @@ class _Wait(Generic[T]):
 
     def block(self, seconds: float) -> None:
         """See `Wait.block`."""
-        cast(system.Wakeup, self.waker).wait(seconds)
+        cast(system.AutoResetEvent, self.waker).wait(seconds)
 
     def close(self) -> None:
         """See `Wait.close`."""

@@ -1,4 +1,4 @@
-"""`PrefixStore`: a part of another store, under keys of its own."""
+"""`PrefixStore`: a view of another store, whose keys all begin with one prefix."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from fscoord._waiting.request import WaitRequest
-from fscoord._waiting.wait import Wait, WaitBackend
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     Timeout,
     Value,
@@ -16,9 +14,10 @@ from fscoord.arguments import (
     key_text,
     keys_bytes,
 )
+from fscoord._waiting.request import WaitRequest
+from fscoord._waiting.wait import Wait, WaitBackend
 from fscoord.errors import StoreClosedError
-from fscoord.members import Member
-from fscoord.store import Store, new_wait, notifier_for, typical_call_s, wait_for_change, wait_on
+from fscoord.store import Member, Store, new_wait, notifier_for, typical_call_s, wait_for_change, wait_on
 
 __all__ = ["PrefixStore"]
 
@@ -26,25 +25,24 @@ __all__ = ["PrefixStore"]
 class PrefixStore(Store):
     """A view of `store` in which the key ``k`` is the key ``{prefix}/k`` of `store`, as in c10d.
 
-    Views nest. `num_keys` and `list_keys` see the view's own keys only (c10d counts all of them). The timeout is that
-    of the underlying store, so setting it here sets it there. Errors name the full key, as it stands in the store.
+    Views nest. `num_keys` and `list_keys` use the view's own keys only (c10d counts all keys). The timeout is that of
+    the underlying store: setting it here sets it there. Errors name the full key of the underlying store.
 
-    A view owns nothing: `close` ends the view and leaves the underlying store open, because its other views, and
-    whoever opened it, still need it; whoever opened it closes it. A `clone` stands on a clone of the underlying
-    store that nobody else holds, so closing it closes that one too.
+    `close` ends the view and leaves the underlying store open, because other views and the program itself may use it.
+    A `clone` is a view of a clone of the underlying store, and closing it closes that clone.
 
     Args:
-        prefix: what the view's keys begin with in `store`; a slash comes after it. It may be empty.
+        prefix: the prefix of the view's keys in `store`, without the slash after it. It may be empty.
         store: the underlying store.
 
     Raises:
         ValueError: `store` is None.
-        TypeError: `store` is no `~fscoord.Store`.
+        TypeError: `store` is not a `~fscoord.Store`.
     """
 
     def __init__(self, prefix: Key, store: Store) -> None:
         if store is None:
-            raise ValueError("store is None; pass the store whose keys the prefix is for")
+            raise ValueError("store is None; pass the underlying store")
         if not isinstance(store, Store):
             raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
         self.capabilities = store.capabilities
@@ -56,7 +54,7 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Store:
-        """The store that this is a view of; with nested views, the next one."""
+        """The store of which this is a view; for a view of a view, that view."""
         return self._inner
 
     @property
@@ -65,11 +63,11 @@ class PrefixStore(Store):
         return self._inner.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store, and so of all its views."""
+        """Set the timeout of the underlying store and so of all its views."""
         self._open().set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return what the underlying store says."""
+        """Return whether the underlying store has the extended operations."""
         return self._inner.has_extended_api()
 
     def set(self, key: Key, value: Value) -> None:
@@ -97,7 +95,7 @@ class PrefixStore(Store):
         return len(self._open().list_keys(self._prefix))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        # The prefix ends in a slash, which is one whole character, so that it can be cut from the text.
+        # The prefix ends in a slash, so it ends with a whole character and can be cut from the text.
         cut = len(key_text(self._prefix))
         return [name[cut:] for name in self._open().list_keys(self._full(prefix))]
 
@@ -124,19 +122,18 @@ class PrefixStore(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Return what the underlying store says."""
+        """Whether the underlying store can tell which sessions are dead."""
         return self._inner.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._open().session
+    def register(self) -> int:
+        return self._open().register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the underlying store, whose views have none of their own."""
+        """Return the members of the underlying store: a view has no sessions of its own."""
         return self._open().members(ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._open().be_rank(rank)
+    def announce_rank(self, rank: int) -> None:
+        self._open().announce_rank(rank)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         return self._open().dead_ranks(ranks)
@@ -171,14 +168,14 @@ class PrefixStore(Store):
         return other
 
     def close(self) -> None:
-        """End this view. The underlying store stays open, unless it is the clone that `clone` made for it."""
+        """End this view. The underlying store stays open, unless `clone` made it for this view."""
         self._closed = True
         if self._owns_inner:
             self._inner.close()
 
     def _open(self) -> Store:
         if self._closed:
-            raise StoreClosedError("this PrefixStore was closed; make another on its underlying store")
+            raise StoreClosedError("this PrefixStore has been closed; make another view of its underlying store")
         return self._inner
 
     def _full(self, key: Key) -> bytes:

@@ -1,4 +1,4 @@
-"""`open_store`: from an address, as text, to an open store."""
+"""`open_store`: open a store by its URL, and `register_scheme`, by which other packages add kinds of URLs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fscoord.store import Store
 __all__ = ["ENVIRONMENT_VARIABLE", "open_store", "register_scheme"]
 
 ENTRY_POINTS = "fscoord.stores"
-"""The group of entry points in which other packages name the schemes that they add."""
+"""The group of entry points by which other packages add schemes."""
 
 ENVIRONMENT_VARIABLE = "FSCOORD_STORE"
-"""Where `open_store` looks for an address when it is given none."""
+"""The environment variable with the address that `open_store` uses by default."""
 
 Opener = Callable[..., Store]
 Converter = Callable[[str], Any]
 
-# Two letters at least, so that C:\jobs is a path.
+# At least two letters, so that C:\jobs is a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -37,29 +37,29 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     """Open the store at `url`, which is one of:
 
     - ``file:///shared/job/store?timeout=10``: `FileStore` on that path; ``file:store`` is below the current directory.
-    - ``/shared/job/store``, or a ``Path``: the same, without options; taken as it stands, nothing is decoded.
-    - ``mem:NAME``: `HashStore`, the same one for everybody in this process who says NAME.
-    - ``mem:``: a `HashStore` of one's own.
+    - ``/shared/job/store``, or a ``Path``: the same, without options and without decoding.
+    - ``mem:NAME``: the `HashStore` named NAME of this process.
+    - ``mem:``: a new `HashStore`.
     - ``tcp://host:port``: `TCPStore`, as a client unless ``?is_master=1``, which needs the extra ``torch``.
-    - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``); 2379 is the port where none is said.
+    - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``); the default port is 2379.
 
-    Whatever stands for itself in the path or in an option but has a meaning in a URL is percent-encoded
-    (``%3F`` is a question mark). A path with a colon before its first slash is written ``./a:b``.
+    Characters that have a meaning in a URL are percent-encoded in paths and options (``%3F`` is a question mark). A
+    path with a colon before its first slash is written ``./a:b``.
 
     Args:
-        url: the address; without one, the environment variable ``FSCOORD_STORE`` holds it.
-        options: what the store's constructor takes besides the path: for ``file:`` ``timeout``, ``world_size``,
+        url: the address; None: that in the environment variable ``FSCOORD_STORE``.
+        options: arguments of the store's constructor: for ``file:`` ``timeout``, ``world_size``,
             ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``,
             ``compact_bytes``, ``run_id`` and ``spill_bytes``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``,
             ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:``
             ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can
-            also stand in the URL's query, as text: times in seconds, ``mode`` in octal, yes and no as ``1`` and ``0``.
-            An argument counts for more than the query. As text ``run_id`` is an id without order; with ``restart``
-            beside it, a number, it is a job, and that its restart count.
+            also be given in the URL's query, as text: times in seconds, ``mode`` in octal, booleans as ``1`` and ``0``.
+            An argument overrides the query, except ``timeout=None``. In the query ``run_id`` is an id without order,
+            or, together with a number ``restart``, a job and its restart count.
 
     Raises:
-        ValueError: there is no address, or its scheme or an option is unknown or makes no sense. Other packages may
-            add schemes, see `~fscoord.stores.url.register_scheme`.
+        ValueError: there is no address, or its scheme or an option is unknown or invalid. Other packages may add
+            schemes, see `~fscoord.stores.url.register_scheme`.
     """
     scheme, host, path, query = _parse(_address(url))
     known = _scheme(scheme)
@@ -70,28 +70,30 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             f" {', '.join(sorted(known.options)) or 'none'}"
         )
     converted = {name: _convert(name, text, known.options[name]) for name, text in query.items()}
-    return known.opener(host, path, **{**converted, **options})
+    given = {name: value for name, value in options.items() if name != "timeout" or value is not None}
+    return known.opener(host, path, **{**converted, **given})
 
 
 def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:
-    """Let `open_store` open addresses that begin with ``{scheme}:``.
+    """Register a scheme, so that `open_store` opens addresses that begin with ``{scheme}:``.
 
-    A package need not be imported for that: in the group ``fscoord.stores`` of its entry points it names a function
-    after the scheme. When an address has that scheme the function is called, without arguments, and calls this.
+    A package can register its scheme without being imported first: it has an entry point of that name in the group
+    ``fscoord.stores``, a function without arguments that calls this one. `open_store` calls it when an address has the
+    scheme.
 
     Args:
-        scheme: two letters or more; digits, ``+``, ``-`` and ``.`` may follow. Upper and lower case are one.
-        opener: called as ``opener(host, path, **options)``, returns the open store. In ``x://host/path`` host is what
-            stands between the slashes; in ``x:path`` it is empty. Both are percent-decoded.
-        options: the options that `opener` takes, each with a function that makes its value from text and raises
-            `ValueError` where it can't.
+        scheme: two letters, then letters, digits, ``+``, ``-`` and ``.``. Case does not count.
+        opener: called as ``opener(host, path, **options)``, returns the open store. In ``x://host/path`` the host is
+            the text between the slashes; in ``x:path`` it is empty. Both are percent-decoded.
+        options: the options that `opener` takes, each with a function that converts text to its value or raises
+            `ValueError`.
 
     Raises:
-        ValueError: the scheme is taken already, or is no scheme.
+        ValueError: the scheme is registered already, or has another form.
     """
     name = scheme.lower()
     if not _SCHEME.fullmatch(name + ":"):
-        raise ValueError(f"{scheme!r} is no scheme: two letters or more, then letters, digits, '+', '-' and '.'")
+        raise ValueError(f"{scheme!r} is not a scheme: two letters or more, then letters, digits, '+', '-' and '.'")
     if name in _schemes:
         raise ValueError(f"the scheme {name}: is registered already")
     _schemes[name] = _Scheme(opener, dict(options))
@@ -111,18 +113,18 @@ def _parse(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[
     if not isinstance(address, str):
         path = system.os.fspath(address)
         if not isinstance(path, str):
-            raise TypeError(f"an address is str or os.PathLike[str], not {type(address).__name__}")
+            raise TypeError(f"an address must be str or os.PathLike[str], not {type(address).__name__}")
         return "file", "", path, {}
     match = _SCHEME.match(address)
     if match is None:
         if "?" in address:
             raise ValueError(
-                f"the bare path {address!r} holds a question mark: write file:{address} to pass options,"
-                " or file: with %3F if it belongs to the name"
+                f"the path {address!r} contains a question mark: write file:{address} to pass options,"
+                " or file: and %3F if it is part of the name"
             )
         return "file", "", address, {}
     if "#" in address:
-        raise ValueError(f"{address!r} holds a '#', which has no meaning here; write %23 if it belongs to the name")
+        raise ValueError(f"{address!r} contains a '#', which has no meaning here; write %23 if it is part of the name")
     rest, _, query = address[match.end() :].partition("?")
     host = ""
     if rest.startswith("//"):
@@ -139,7 +141,7 @@ def _options(query: str) -> dict[str, str]:
             raise ValueError(f"option {name!r} has no value; write {name}=...")
         name = _decode(name)
         if name in options:
-            raise ValueError(f"option {name!r} is there twice")
+            raise ValueError(f"option {name!r} is given twice")
         options[name] = _decode(value)
     return options
 
@@ -147,10 +149,10 @@ def _options(query: str) -> dict[str, str]:
 def _decode(text: str) -> str:
     bad = _BAD_PERCENT.search(text)
     if bad:
-        raise ValueError(f"{text!r}: a percent sign is written %25 in a URL")
+        raise ValueError(f"{text!r} contains a percent sign without two hexadecimal digits; write %25 in a URL")
     if "%" not in text:
         return text
-    from urllib.parse import unquote  # it takes as long as a tenth of the package, and few addresses need it
+    from urllib.parse import unquote  # takes a tenth of the package's import time, and few addresses need it
 
     return unquote(text, errors="surrogateescape")
 
@@ -168,14 +170,14 @@ def _scheme(name: str) -> _Scheme:
 
 
 def _load(name: str) -> None:
-    """Have the package that names this scheme in its entry points register it, if there is one."""
-    from importlib.metadata import entry_points  # slow, and needed for what comes from elsewhere only
+    """Call the entry point of this scheme, if some package has one; it registers the scheme."""
+    from importlib.metadata import entry_points  # slow, and only other packages' schemes need it
 
     for entry in entry_points(group=ENTRY_POINTS, name=name):
         try:
             entry.load()()
         except Exception as error:
-            raise ValueError(f"the scheme {name}: is that of {entry.value}, which does not load: {error}") from error
+            raise ValueError(f"the entry point {entry.value} of the scheme {name}: failed: {error}") from error
 
 
 def _convert(name: str, text: str, convert: Converter) -> Any:
@@ -207,9 +209,7 @@ def _open_file(host: str, path: str, *, restart: int | None = None, **options: A
     if restart is not None:
         job = options.get("run_id")
         if not isinstance(job, str) or not job:
-            raise ValueError(
-                f"restart={restart} counts the restarts of a job: give that as text, run_id=JOB, beside it"
-            )
+            raise ValueError(f"restart={restart} is the restart count of a job: pass the job as well, run_id=JOB")
         options["run_id"] = (job, restart)
     from fscoord.stores.file import FileStore
 

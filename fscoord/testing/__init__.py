@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fscoord.testing.files import FaultyFiles
-from fscoord.testing.store import FaultyStore
+from fscoord.testing.faults import FaultyFiles, FaultyStore
 
 if TYPE_CHECKING:
     from fscoord.testing.contract import StoreContract

@@ -38,7 +38,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def nobody_is_in_line(store: Store, hold: Any) -> bool:
     keys = [key for key in store.list_keys() if "/wake/" in key]
-    return not keys and not hold._core.owners() and not hold._core.waiters() and not hold._core._held
+    return not keys and not hold._core.holders() and not hold._core.waiters() and not hold._core._held
 
 
 @persistence
@@ -210,7 +210,7 @@ def test_work_that_is_cancelled_is_left_to_the_next(persists: bool, every_call_i
                 return b"done"
 
             await outcome(cancelled(aio.once(asynchronous, "w", work), persists=persists))
-            assert not Lock(store, "w").owners()
+            assert not Lock(store, "w").holders()
             assert await aio.once(asynchronous, "w", work) == b"done"
 
     assert asyncio.run(at_each_await(act)) > 3

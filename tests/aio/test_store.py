@@ -12,10 +12,9 @@ from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, PrefixStore
 from fscoord.store import Store
-from fscoord.testing.contract.handles import Handles
-from fscoord.testing.contract.members import Members
+from fscoord.testing.contract.handles import Handles, Members
+from fscoord.testing.contract.operations import Values
 from fscoord.testing.contract.place import HANG_S, Place
-from fscoord.testing.contract.values import Values
 from fscoord.testing.contract.waiting import Waiting
 
 

@@ -20,7 +20,7 @@ from contract.worker import Workers, start
 from support.places import HANG_S, Place
 from support.third_party import ThirdPartyStore
 
-from fscoord import FileStore, HashStore, HoldLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
+from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
 from fscoord.aio._sliced_waits import THREADS_MAX
 from fscoord.aio.store import HANDS_MAX
@@ -105,7 +105,7 @@ def test_hundreds_of_tasks_have_a_lock_one_after_the_other(store: Store) -> None
             while len(await lock.waiters()) < len(tasks):
                 await asyncio.sleep(0.001)
         await asyncio.gather(*tasks)
-        assert not await lock.owners()
+        assert not await lock.holders()
 
     asyncio.run(main())
     assert threads.most <= HANDS_MAX
@@ -120,12 +120,12 @@ def test_a_hold_that_is_broken_goes_to_the_task_that_is_next_in_line(store: Stor
         task = asyncio.ensure_future(second.acquire())
         while not await first.waiters():
             await asyncio.sleep(0.001)
-        assert await aio.break_hold(asynchronous, "l", first.token)
+        assert await aio.force_release(asynchronous, "l", first.token)
         assert await task
         assert second.token == 2
-        with pytest.raises(HoldLostError):
+        with pytest.raises(LockLostError):
             await first.release()
-        assert not await aio.break_hold(asynchronous, "l", 1)
+        assert not await aio.force_release(asynchronous, "l", 1)
         await second.release()
 
     asyncio.run(main())
@@ -178,7 +178,7 @@ def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:
     path = tmp_path / "store"
 
     async def main() -> None:
-        async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
+        async with aio.open_store(path, timeout=HANG_S) as asynchronous:
             waits = asyncio.ensure_future(asynchronous.get("from a thread"))
             with FileStore(path, timeout=HANG_S) as other:
                 thread = asyncio.get_running_loop().run_in_executor(None, other.get, "from a task")
@@ -261,17 +261,17 @@ def test_a_loop_that_is_closed_under_a_wait_leaves_nobody_in_line(
             assert time.monotonic() < end
             gc.collect()
     assert "Task was destroyed but it is pending" in caplog.text
-    assert not lock.owners()
+    assert not lock.holders()
 
 
 def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "store"
 
     async def main() -> None:
-        async with await aio.open_store(path, timeout=HANG_S) as asynchronous:
+        async with aio.open_store(path, timeout=HANG_S) as asynchronous:
             with FileStore(path) as other:
                 other.set("k", "1")
-                lock = other._log._lock
+                lock = other._log.handle.lock
                 lock.try_lock()
                 try:
                     writes = [asyncio.ensure_future(asynchronous.set(f"k{number}", "2")) for number in range(9)]
@@ -288,7 +288,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
 
 def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: Path) -> None:
     async def main() -> None:
-        async with await aio.open_store(tmp_path / "store") as asynchronous:
+        async with aio.open_store(tmp_path / "store") as asynchronous:
             task = asyncio.ensure_future(asynchronous.get("k"))
             await asyncio.sleep(0)
             await until(lambda: is_asleep(asynchronous, 1))
@@ -308,7 +308,7 @@ def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: P
 
 def test_a_loop_does_not_listen_for_ever_to_a_bell_that_has_failed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with await aio.open_store(tmp_path / "store") as asynchronous:
+        async with aio.open_store(tmp_path / "store") as asynchronous:
             task = asyncio.ensure_future(asynchronous.get("k"))
             await asyncio.sleep(0)
             await until(lambda: is_asleep(asynchronous, 1))
@@ -331,7 +331,7 @@ def test_what_a_killed_process_held_is_a_tasks(tmp_path: Path) -> None:
 
     async def main(workers: Workers) -> None:
         lock = aio.Lock(asynchronous, "l")
-        while not await lock.owners():
+        while not await lock.holders():
             await asyncio.sleep(0.001)
         task = asyncio.ensure_future(lock.acquire())
         while not await lock.waiters():
@@ -383,7 +383,7 @@ import asyncio, sys
 from fscoord import aio
 
 async def main():
-    async with await aio.open_store(sys.argv[1]) as store:
+    async with aio.open_store(sys.argv[1]) as store:
         async with aio.Lock(store, "l"):
             pass
 
@@ -434,7 +434,7 @@ def test_a_task_finds_out_whether_its_item_has_gone_to_another() -> None:
             item = await queue.take()
             await item.check()
             await store.set((await store.list_keys("q/claim/"))[0], "7 host:1 of-another")
-            with pytest.raises(HoldLostError):
+            with pytest.raises(LockLostError):
                 await item.check()
 
     asyncio.run(work())

@@ -100,15 +100,14 @@ class ThroughALoop(Store):
     def has_liveness(self) -> bool:
         return self._asynchronous.has_liveness
 
-    @property
-    def session(self) -> int:
-        return self._run("session")
+    def register(self) -> int:
+        return self._run("register")
 
     def members(self, ranks: Any = None) -> Any:
         return self._run("members", ranks)
 
-    def be_rank(self, rank: int) -> None:
-        self._run("be_rank", rank)
+    def announce_rank(self, rank: int) -> None:
+        self._run("announce_rank", rank)
 
     def dead_ranks(self, ranks: Any) -> list[int]:
         return self._run("dead_ranks", ranks)

@@ -8,10 +8,10 @@ import signal
 import pytest
 from launch.conftest import wait_until_gone
 
-from fscoord import FileStore, HoldLostError
-from fscoord.cli import holding
+from fscoord import FileStore, LockLostError
+from fscoord.cli import run_command
 from fscoord.launch import held
-from fscoord.recipes import Lock, ReadWriteLock, Semaphore, break_hold
+from fscoord.recipes import Lock, ReadWriteLock, Semaphore, force_release
 
 PATIENCE_S = 60
 
@@ -38,7 +38,7 @@ def test_a_command_runs_under_the_lock_and_ends_with_its_own_code(fscoord, store
     assert said() == f"1 {path}\n"
     assert fscoord("lock", "a", *sh(look)).code == 5
     assert said() == f"2 {path}\n"
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []
 
 
 def test_a_relative_path_is_told_in_full(fscoord, tmp_path, said, monkeypatch):
@@ -69,10 +69,10 @@ def test_the_command_may_stand_there_in_several_ways(fscoord, words):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["a"], "which command"),
-        (["a", "--"], "which command"),
-        (["a", ""], "which command"),
-        (["a", "-n", "true"], "'-n' stands where the command does"),
+        (["a"], "missing COMMAND"),
+        (["a", "--"], "missing COMMAND"),
+        (["a", ""], "missing COMMAND"),
+        (["a", "-n", "true"], "'-n' found where COMMAND is expected"),
         (["-c", "true", "a", "true"], "-c stands for COMMAND"),
         (["--ttl", "0", "a", "true"], "--ttl is a time above 0"),
         (["-E", "256", "a", "true"], "256"),
@@ -140,7 +140,7 @@ def test_a_command_that_can_not_be_run_is_told_and_gives_the_lock_back(fscoord, 
     done = fscoord("lock", "a", name)
     assert (done.code, done.out) == (69, b"")
     assert done.err.startswith(f"fscoord: can't run {name}: ")
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []
 
 
 def test_who_comes_while_it_is_held_waits_until_it_is_given_back(fscoord, process, line_with, tmp_path, store, said):
@@ -169,7 +169,7 @@ def test_signals_are_passed_on_and_the_lock_is_given_back_behind_them(process, s
     assert child.stdout.readline() == b"ready\n"
     child.terminate()
     assert (child.wait(PATIENCE_S), child.stdout.read()) == (9, b"told\n")
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []
 
 
 def test_who_is_killed_takes_the_command_and_all_of_its_own_along_and_loses_the_lock(process, store):
@@ -182,7 +182,7 @@ def test_who_is_killed_takes_the_command_and_all_of_its_own_along_and_loses_the_
 
 
 def test_a_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, monkeypatch):
-    monkeypatch.setattr(held, "LOOK_S", 0.01)
+    monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     text = f"trap 'echo told > {tmp_path}/said; exit 0' TERM; fscoord_break; while :; do sleep 0.02; done"
     breaks = f"{os.sys.executable} -m fscoord break-lock --yes a > {tmp_path}/broken 2>&1"
     done = fscoord("lock", "a", *sh(text.replace("fscoord_break", breaks)))
@@ -194,10 +194,10 @@ def test_a_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said,
 
 def test_whoever_loses_it_at_the_last_moment_is_told(fscoord, store, monkeypatch):
     def run_and_lose(*_, **__):
-        assert break_hold(store, "a", 1)
+        assert force_release(store, "a", 1)
         return held.Ending(0, frozenset(), b"")
 
-    monkeypatch.setattr(holding, "run_held", run_and_lose)
+    monkeypatch.setattr(run_command, "run_held", run_and_lose)
     done = fscoord("lock", "a", "true")
     assert done.code == 69
     assert "no longer in line" in done.err
@@ -211,7 +211,7 @@ def test_with_a_ttl_it_can_be_had_when_it_shows_no_sign_of_life(fscoord, store, 
         seen.append((patience, store.get("a/line").decode().split()[-1]))
         return held.Ending(0, frozenset(), b"")
 
-    monkeypatch.setattr(holding, "run_held", look)
+    monkeypatch.setattr(run_command, "run_held", look)
     assert fscoord("lock", "--ttl", "90", "a", "true").code == 0
     assert seen == [(90.0, "90.0:0")]
 
@@ -220,13 +220,13 @@ def test_a_name_under_which_something_else_stands_is_told(fscoord, store):
     store.set("a/line", "something else")
     done = fscoord("lock", "a", "true")
     assert done.code == 69
-    assert "no line of waiters" in done.err
+    assert "not a valid line of waiters" in done.err
 
 
 def test_a_loss_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):
     def lose(*_, **__):
-        raise HoldLostError("it was taken; the command was stopped")
+        raise LockLostError("it was taken; the command was stopped")
 
-    monkeypatch.setattr(holding, "run_held", lose)
+    monkeypatch.setattr(run_command, "run_held", lose)
     assert fscoord("lock", "a", "true") == (69, b"", "fscoord: it was taken; the command was stopped\n")
-    assert Lock(store, "a").owners() == []
+    assert Lock(store, "a").holders() == []

@@ -282,7 +282,7 @@ def test_two_callers_with_one_rank_in_one_barrier_pass_it_together(store: Store)
 
 def test_what_is_no_number_where_the_sequence_should_be_is_an_error(store: Store) -> None:
     store.set("ckpt/sequence/0", "some")
-    with pytest.raises(BarrierError, match="no sequence number"):
+    with pytest.raises(BarrierError, match="not a sequence number"):
         make(store, 0, 1).execute_barrier()
 
 
@@ -449,7 +449,7 @@ def test_a_type_that_is_missing_or_taken_or_no_barrier_is_refused(registry: dict
     with pytest.raises(ValueError, match="Heir: the barrier_type 'store' is that of StoreBarrier"):
         register_barrier(type("Heir", (StoreBarrier,), {}))
     for wrong in (int, StoreBarrier.execute_barrier):
-        with pytest.raises(TypeError, match="no subclass"):
+        with pytest.raises(TypeError, match="not a subclass"):
             register_barrier(wrong)
     assert registry == BARRIER_REGISTRY
 

@@ -1,4 +1,4 @@
-"""`break_hold`: what is taken from whom, and who has it then."""
+"""`force_release`: what is taken from whom, and who has it then."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.places import HANG_S, Place, start_thread, until
 
-from fscoord.errors import HoldLostError
-from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, break_hold
+from fscoord.errors import LockLostError
+from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, force_release
 from fscoord.recipes._hold import Exclusive
 from fscoord.store import Store
 
@@ -37,10 +37,10 @@ def test_who_had_it_finds_out_when_it_looks_and_when_it_gives_it_back(
 ) -> None:
     hold = kind(store)
     assert hold.acquire()
-    assert break_hold(store, "h", hold.token)
-    with pytest.raises(HoldLostError):
+    assert force_release(store, "h", hold.token)
+    with pytest.raises(LockLostError):
         hold.check()
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         hold.release()
     assert hold.acquire(blocking=False)
     assert hold.token == 2
@@ -56,7 +56,7 @@ def test_the_next_in_line_has_it_at_once_with_a_higher_token(place: Place, store
     first.acquire()
     next_one = start_thread(take)
     until(first.waiters)
-    assert break_hold(store, "h", 1)
+    assert force_release(store, "h", 1)
     assert next_one.join() == 2
 
 
@@ -71,7 +71,7 @@ def test_readers_behind_a_writer_have_it_all_together(place: Place, store: Store
     writer.acquire()
     readers = [start_thread(take) for _ in range(2)]
     until(lambda: len(writer.waiters()) == 2)
-    assert break_hold(store, "h", 1)
+    assert force_release(store, "h", 1)
     for reader in readers:
         reader.join()
 
@@ -87,18 +87,18 @@ def test_of_a_semaphore_only_the_one_that_is_meant_is_taken_and_one_is_served(pl
     second.acquire()
     third = start_thread(take)
     until(first.waiters)
-    assert break_hold(store, "h", 2)
+    assert force_release(store, "h", 2)
     assert third.join() == 3
     first.check()
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         second.check()
 
 
 def test_a_token_that_nobody_has_changes_nothing(store: Store) -> None:
-    assert not break_hold(store, "h", 1)
+    assert not force_release(store, "h", 1)
     with Lock(store, "h") as lock:
-        assert not break_hold(store, "h", 2)
+        assert not force_release(store, "h", 2)
         lock.check()
-    assert not break_hold(store, "h", 1)
+    assert not force_release(store, "h", 1)
     with pytest.raises(ValueError, match="token"):
-        break_hold(store, "h", 0)
+        force_release(store, "h", 0)

@@ -46,11 +46,11 @@ def die(store: Any) -> None:
 def test_dead_holder_is_not_among_the_owners(place: Place, store: Store, make: Callable[[Store], Any]) -> None:
     lost, look = place.open(), make(store)
     assert make(lost).acquire()
-    assert len(look.owners()) == 1
+    assert len(look.holders()) == 1
     die(lost)
-    assert look.owners() == []
+    assert look.holders() == []
     assert look.acquire(blocking=False)
-    assert len(look.owners()) == 1
+    assert len(look.holders()) == 1
 
 
 def test_dead_waiter_is_not_among_the_waiters(place: Place, store: Store, make: Callable[[Store], Any]) -> None:
@@ -60,7 +60,7 @@ def test_dead_waiter_is_not_among_the_waiters(place: Place, store: Store, make: 
         until(holder.waiters)
         die(lost)
     assert holder.waiters() == []
-    assert len(holder.owners()) == 1
+    assert len(holder.holders()) == 1
 
 
 def wait_until_closed(hold: Any) -> None:
@@ -81,7 +81,7 @@ def test_dead_reader_is_not_among_the_owners(place: Place, store: Store) -> None
     assert ReadWriteLock(lost, "l").reader.acquire()
     assert lock.reader.acquire()
     die(lost)
-    assert [owner.token for owner in lock.owners()] == [2]
+    assert [owner.token for owner in lock.holders()] == [2]
 
 
 def test_dead_leader_does_not_lead(place: Place, store: Store) -> None:
@@ -121,10 +121,10 @@ def test_dead_holders_are_not_named_by_a_time_out(place: Place, store: Store) ->
 
 def test_dead_holders_are_not_named_in_a_loop_either(tmp_path: Path) -> None:
     async def look() -> None:
-        async with await aio.open_store(tmp_path / "store") as store:
+        async with aio.open_store(tmp_path / "store") as store:
             lock, queue, office = aio.Lock(store, "l"), aio.Queue(store, "q"), aio.Election(store, "e")
             assert not await lock.locked()
-            assert await lock.owners() == await lock.waiters() == []
+            assert await lock.holders() == await lock.waiters() == []
             assert await queue.taken() == []
             assert await queue.size() == 1
             assert await office.leader() is None

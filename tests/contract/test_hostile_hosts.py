@@ -13,7 +13,7 @@ from support.places import ETCD, HANG_S, Place
 from fscoord import FileStore, aio
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._runtime import system
-from fscoord._runtime.words import one_word
+from fscoord._runtime.escaping import escape_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
     DoubleBarrier,
@@ -62,10 +62,10 @@ def owner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.mark.parametrize("kind", NAMES)
 def test_word_has_no_space_and_is_nobody_elses(kind: str) -> None:
     text, word = NAMES[kind]
-    assert one_word(text) == word
-    assert len(one_word(text).split()) == bool(text)
-    assert one_word(text).encode().decode() == word
-    assert len({one_word(other) for other, _ in NAMES.values()}) == len(NAMES)
+    assert escape_word(text) == word
+    assert len(escape_word(text).split()) == bool(text)
+    assert escape_word(text).encode().decode() == word
+    assert len({escape_word(other) for other, _ in NAMES.values()}) == len(NAMES)
 
 
 def test_locks_take_hosts_of_any_name(owner: str, store: Store, place: Place) -> None:
@@ -81,7 +81,7 @@ def test_locks_take_hosts_of_any_name(owner: str, store: Store, place: Place) ->
     ]:
         for _ in range(2):
             assert one.acquire()
-            assert [each.owner for each in two.owners()] == [owner]
+            assert [each.owner for each in two.holders()] == [owner]
             assert not two.acquire(blocking=False)
             assert two._line.timed_out("the lock", 0).holder == owner
             one.check()
@@ -97,8 +97,8 @@ def test_queues_take_hosts_of_any_name(owner: str, store: Store, place: Place) -
         with one.take() as item:
             assert [each.owner for each in two.taken()] == [owner]
             assert item.data == b"a"
-        two.take().give_back()
-        one.take().done()
+        two.take().release()
+        one.take().ack()
         assert len(two) == 0
 
 
@@ -140,9 +140,9 @@ def test_bell_of_a_node_of_any_name(owner: str, tmp_path: Path, monkeypatch: pyt
 
 def test_tasks_take_hosts_of_any_name(owner: str, tmp_path: Path) -> None:
     async def work() -> None:
-        async with await aio.open_store(tmp_path / "store") as store:
+        async with aio.open_store(tmp_path / "store") as store:
             async with aio.Lock(store, "l") as lock:
-                assert [each.owner for each in await lock.owners()] == [owner]
+                assert [each.owner for each in await lock.holders()] == [owner]
             queue = aio.Queue(store, "q")
             await queue.put("a")
             async with await queue.take():

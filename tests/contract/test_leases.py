@@ -16,10 +16,10 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
-from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StaleTokenError, StoreTimeoutError
+from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StaleTokenError, StoreTimeoutError
 from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore, _hold, _lease
 from fscoord.recipes._entry import NO_LEASE, Entry
-from fscoord.recipes._lease import Signs
+from fscoord.recipes._lease import LeaseMonitor
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -64,33 +64,33 @@ def served(lease: str, token: int = 1) -> Entry:
     return Entry("a", "x", token, 0, "h:1", lease)
 
 
-def looks(signs: Signs, clock: Clock, entry: Entry, count: int, step: float) -> list[bool]:
+def looks(signs: LeaseMonitor, clock: Clock, entry: Entry, count: int, step: float) -> list[bool]:
     """Look so often, with so many seconds between two looks; return what each found."""
     found = []
     for _ in range(count):
         clock.now += step
-        found.append(bool(signs.silent([entry], clock.now)))
+        found.append(bool(signs.expired([entry], clock.now)))
     return found
 
 
 def test_who_shows_nothing_for_as_long_as_its_lease_is_silent(clock: Clock) -> None:
-    assert looks(Signs(), clock, served("8.0:3"), 10, 1.0) == [False] * 8 + [True] * 2
+    assert looks(LeaseMonitor(), clock, served("8.0:3"), 10, 1.0) == [False] * 8 + [True] * 2
 
 
 def test_a_sign_of_life_begins_the_time_anew(clock: Clock) -> None:
-    signs = Signs()
+    signs = LeaseMonitor()
     assert not any(looks(signs, clock, served("8.0:3"), 8, 1.0))
     assert looks(signs, clock, served("8.0:4"), 9, 1.0) == [False] * 8 + [True]
 
 
 def test_who_did_not_look_for_long_has_not_seen_that_nothing_changed_all_the_time(clock: Clock) -> None:
-    signs = Signs()
+    signs = LeaseMonitor()
     assert looks(signs, clock, served("8.0:3"), 5, 1000.0) == [False] * 4 + [True]
 
 
 def test_who_waits_and_who_has_no_lease_is_never_silent(clock: Clock) -> None:
-    assert not any(looks(Signs(), clock, served("8.0:3", token=0), 99, 1.0))
-    assert not any(looks(Signs(), clock, served(NO_LEASE), 99, 1.0))
+    assert not any(looks(LeaseMonitor(), clock, served("8.0:3", token=0), 99, 1.0))
+    assert not any(looks(LeaseMonitor(), clock, served(NO_LEASE), 99, 1.0))
 
 
 # Holds
@@ -111,16 +111,16 @@ def test_who_gives_no_sign_of_life_loses_its_hold_and_finds_out(
 ) -> None:
     stopped, other = HOLDS[kind](store), HOLDS[kind](place.open(how="clone"))
     with monkeypatch.context() as patch:
-        patch.setattr(_hold, "Renewal", NoRenewal)
+        patch.setattr(_hold, "LeaseRenewer", NoRenewal)
         assert stopped.acquire()
     if blocking:
         assert other.acquire(timeout=HANG_S)
     else:
         until(lambda: other.acquire(blocking=False))
     assert (stopped.token, other.token) == (1, 2)
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         stopped.check()
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         stopped.release()
     other.check()
     other.release()
@@ -156,7 +156,7 @@ def test_a_hold_that_was_taken_away_is_spoken_of(place: Place, store: Store, cap
         assert lock.acquire()
         other._line.leave(other._line.entries()[0].id)
         until(lambda: "'l' is not held any more" in caplog.text)
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         lock.release()
 
 
@@ -176,7 +176,7 @@ def test_a_holder_that_can_not_reach_its_store_says_so_and_tries_again(
     look = Lock(PrefixStore("x", store), "l")
     with caplog.at_level(logging.WARNING, "fscoord"), Lock(view, "l", ttl=0.1) as lock:
         view.is_cut = True
-        until(lambda: "no sign of life for 'l': timeout: the store is away" in caplog.text)
+        until(lambda: "could not renew the lease of 'l': timeout: the store is away" in caplog.text)
         before = look._line.entries()[0].lease
         until(lambda: look._line.entries()[0].lease != before)
         lock.check()
@@ -197,7 +197,7 @@ def test_a_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp
         with Lock(store, "l", timeout=HANG_S, ttl=HANG_S) as lock:
             Fenced(store, "value").set("new", lock.token)
             workers.processes[0].send_signal(signal.SIGCONT)
-            assert workers.results() == [["HoldLostError", "StaleTokenError"]]
+            assert workers.results() == [["LockLostError", "StaleTokenError"]]
             lock.check()
     assert Fenced(store, "value").get() == b"new"
     place.close()
@@ -208,20 +208,20 @@ def test_a_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp
 
 def test_a_value_is_written_with_a_token_and_refuses_lower_ones(place: Place, store: Store) -> None:
     value = Fenced(store, "v")
-    assert value.token == 0
+    assert value.token() == 0
     value.set("one", 3)
     value.set("two three", 3)
-    assert (value.get(), value.token) == (b"two three", 3)
+    assert (value.get(), value.token()) == (b"two three", 3)
     other = Fenced(place.open(how="clone"), "v")
     other.set(b"", 7)
     with pytest.raises(StaleTokenError, match=r"'.*v' was written with token 7, so 3 is over"):
         value.set("three", 3)
-    assert (value.get(), value.token) == (b"", 7)
+    assert (value.get(), value.token()) == (b"", 7)
 
 
 def test_a_refusal_is_a_lost_hold(store: Store) -> None:
     Fenced(store, "v").set("", 2)
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         Fenced(store, "v").set("", 1)
 
 
@@ -232,7 +232,7 @@ def test_of_writes_at_once_the_highest_token_stays(place: Place, store: Store) -
             try:
                 value.set(f"by {token}", token)
             except StaleTokenError:
-                assert value.token > token
+                assert value.token() > token
 
     for thread in [start_thread(run, first) for first in range(1, 5)]:
         thread.join()
@@ -264,8 +264,8 @@ def test_a_value_that_is_deleted_meanwhile_begins_anew(store: Store) -> None:
 def test_something_else_under_the_key_is_an_error_and_stays(store: Store) -> None:
     for text in (b"text", b"3", b"-3 x", b"x 3"):
         store.set("v", text)
-        for call in (Fenced(store, "v").get, lambda: Fenced(store, "v").token, lambda: Fenced(store, "v").set("", 1)):
-            with pytest.raises(FscoordError, match=r"v' holds .* which is no value with a token"):
+        for call in (Fenced(store, "v").get, Fenced(store, "v").token, lambda: Fenced(store, "v").set("", 1)):
+            with pytest.raises(FscoordError, match=r"v' holds .* which is not a valid value with a token"):
                 call()
         assert store.get("v") == text
 
@@ -273,7 +273,7 @@ def test_something_else_under_the_key_is_an_error_and_stays(store: Store) -> Non
 def test_bad_tokens_and_values_are_refused(store: Store) -> None:
     value = Fenced(store, "v")
     for bad in ("1", 1.5, None):
-        with pytest.raises(TypeError, match="token is an int"):
+        with pytest.raises(TypeError, match="token must be an int"):
             value.set("", bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="token must be"):
         value.set("", 0)

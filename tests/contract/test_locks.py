@@ -17,11 +17,11 @@ from support.third_party import ThirdPartyPlace, place_of
 from fscoord._log.wakeup import waiter as ticket
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
-from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreTimeoutError, StoreUnavailableError
+from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StoreTimeoutError, StoreUnavailableError
+from fscoord.inspect import dump
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
 from fscoord.store import Store
-from fscoord.stores.dump import dump
 from fscoord.stores.file import death_watch
 from fscoord.stores.prefix import PrefixStore
 
@@ -115,7 +115,7 @@ def test_who_comes_first_is_served_first(place: Place, store: Store) -> None:
     assert lock.acquire()
     threads = line_up(place, 4, lambda lock, rank: (served.append(rank), lock.release()))
     assert [waiter.token for waiter in lock.waiters()] == [0, 0, 0, 0]
-    assert [owner.owner.rpartition(":")[2] for owner in lock.owners()] == [str(os.getpid())]
+    assert [owner.owner.rpartition(":")[2] for owner in lock.holders()] == [str(os.getpid())]
     lock.release()
     for thread in threads:
         thread.join()
@@ -182,7 +182,7 @@ def test_with_the_time_out_says_who_has_it_and_leaves_the_line(store: Store) -> 
         words = rf"^timeout: the lock 'l' not acquired within 0.01 s; held by .*:{os.getpid()}, nobody else waiting$"
         with pytest.raises(StoreTimeoutError, match=words) as caught, Lock(store, "l", timeout=0.01):
             pytest.fail("it is held")
-        assert caught.value.holder == lock.owners()[0].owner
+        assert caught.value.holder == lock.holders()[0].owner
         assert caught.value.keys == ("l",)
         assert not lock.waiters()
 
@@ -255,7 +255,7 @@ def test_of_64_who_wait_one_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyP
     until(lambda: sorted(spied.asleep) == sorted(waiting))
     spied.rung.clear()
     lock.release()
-    until(lambda: lock.owners() and spied.rung)
+    until(lambda: lock.holders() and spied.rung)
     assert set(spied.rung) == {waiting[0]}  # and whose key has the same place on the bell, which is rare
     gate.set()
     for thread in threads:
@@ -290,14 +290,14 @@ class SpiedSleep:
 
 def test_a_hold_that_was_taken_away_is_noticed(store: Store) -> None:
     lock = Lock(store, "l")
-    with pytest.raises(HoldLostError):
+    with pytest.raises(LockLostError):
         lock.check()
     assert lock.acquire()
     lock.check()
     lock._line.leave(lock._line.entries()[0].id)  # somebody breaks it
-    with pytest.raises(HoldLostError, match="no longer in line"):
+    with pytest.raises(LockLostError, match="no longer in line"):
         lock.check()
-    with pytest.raises(HoldLostError, match="no longer in line"):
+    with pytest.raises(LockLostError, match="no longer in line"):
         lock.release()
     with Lock(store, "l") as other:
         assert other.token == 2
@@ -309,7 +309,7 @@ def test_a_hold_that_another_has_taken_away_is_noticed_when_it_is_given_back(pla
     lock, other = Lock(store, "l"), Lock(place.open(how="clone"), "l")
     assert lock.acquire()
     other._line.leave(other._line.entries()[0].id)
-    with pytest.raises(HoldLostError, match="no longer in line"):
+    with pytest.raises(LockLostError, match="no longer in line"):
         lock.release()
     with lock:
         assert lock.token == 2
@@ -322,7 +322,7 @@ def test_who_is_taken_out_of_the_line_is_told(place: Place, store: Store) -> Non
         entry = lock._line.entries()[1]
         lock._line.leave(entry.id)
         store.set(f"l/wake/{entry.id}", "")
-        with pytest.raises(HoldLostError, match="no longer in line"):
+        with pytest.raises(LockLostError, match="no longer in line"):
             waiter.join()
 
 
@@ -407,7 +407,7 @@ def test_who_is_served_while_it_gives_up_has_it(place: Place, store: Store) -> N
 
 def test_what_is_no_line_is_an_error_that_names_the_key(store: Store) -> None:
     store.set("l/line", "something")
-    with pytest.raises(FscoordError, match=r"l/line.*no line of waiters"):
+    with pytest.raises(FscoordError, match=r"l/line.*not a valid line of waiters"):
         Lock(store, "l").acquire()
 
 
@@ -439,14 +439,14 @@ def test_what_the_dead_held_is_free_and_who_waited_behind_them_is_served(tmp_pat
         until(lambda: len(lock.waiters()) == 2)
         waiter = start_thread(Lock(place.open(how="clone"), "l").acquire, True, HANG_S)
         until(lambda: len(lock.waiters()) == 3)
-        line = [place.owner for place in [*lock.owners(), *lock.waiters()]]
+        line = [place.owner for place in [*lock.holders(), *lock.waiters()]]
         by_owner = {str(process.pid): process for process in workers.processes}
         for owner in (line[1], line[0], line[2]):  # one in the middle, the holder, and the next one
             process = by_owner[owner.rpartition(":")[2]]
             process.kill()
             process.wait(HANG_S)
         assert waiter.join()
-    assert [owner.owner.rpartition(":")[2] for owner in lock.owners()] == [str(os.getpid())]
+    assert [owner.owner.rpartition(":")[2] for owner in lock.holders()] == [str(os.getpid())]
     place.close()
 
 

@@ -22,9 +22,9 @@ def test_a_store_says_whether_it_can_tell_who_lives(place: Place) -> None:
 
 def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
     one, two = place.open(), place.open(how="clone")
-    one.be_rank(0)
-    two.be_rank(1)
-    number = two.session
+    one.announce_rank(0)
+    two.announce_rank(1)
+    number = two.register()
     assert one.dead_ranks([0, 1]) == []
     two.close()
     place._opened[-1].close()  # a view leaves its store open
@@ -36,7 +36,7 @@ def test_a_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Pl
     if not can_tell(place):
         return
     one, two = place.open(), place.open(how="clone")
-    alive, number = one.session, two.session
+    alive, number = one.register(), two.register()
     two.close()
     place._opened[-1].close()
     assert one.wait_sessions(["k"], [alive, number]) == [number]
@@ -49,15 +49,15 @@ def test_a_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
         barrier(store, 2, "c", 0.03, 0, fail_fast=True)
 
 
-@pytest.mark.parametrize("call", ["be_rank", "dead_ranks", "wait_alive"])
+@pytest.mark.parametrize("call", ["announce_rank", "dead_ranks", "wait_alive"])
 def test_a_rank_is_an_integer(call: str, place: Place) -> None:
     if not keeps_sessions(place):
         return  # it keeps no ranks
     store = place.open()
     bad: object = "1"
-    with pytest.raises(TypeError, match="rank is an int"):
+    with pytest.raises(TypeError, match="rank must be an int"):
         {
-            "be_rank": lambda: store.be_rank(bad),  # type: ignore[arg-type]
+            "announce_rank": lambda: store.announce_rank(bad),  # type: ignore[arg-type]
             "dead_ranks": lambda: store.dead_ranks([bad]),  # type: ignore[list-item]
             "wait_alive": lambda: store.wait_alive(["k"], [bad], 0),  # type: ignore[list-item]
         }[call]()

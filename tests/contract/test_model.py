@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from support.places import state
 
-from fscoord.arguments import INT64_MAX, INT64_MIN
+from fscoord._arguments import INT64_MAX, INT64_MIN
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
@@ -157,6 +157,7 @@ class FileAgainstModel(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("lock", "examples"), [("ofd", 100), ("flock", 30), ("soft", 30)])
 def test_a_file_and_the_model_agree_on_any_history(lock: str, examples: int) -> None:
     machine = type("FileAgainstModel", (FileAgainstModel,), {"lock": lock})

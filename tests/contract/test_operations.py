@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from fscoord.testing.contract.handles import Handles
-from fscoord.testing.contract.members import Members
-from fscoord.testing.contract.several import Several
-from fscoord.testing.contract.threads import Threads
-from fscoord.testing.contract.values import Values
+from fscoord.testing.contract.handles import Handles, Members
+from fscoord.testing.contract.operations import Several, Threads, Values
 
 
 class TestEveryStore(Handles, Members, Several, Threads, Values):

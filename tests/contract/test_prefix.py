@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.third_party import ThirdPartyStore
 
-from fscoord.arguments import KEY_MAX
+from fscoord._arguments import KEY_MAX
 from fscoord.errors import LimitExceededError, StoreClosedError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.memory import HashStore

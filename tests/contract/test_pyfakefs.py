@@ -41,7 +41,7 @@ ON_DESCRIPTORS = {
 def place(request: pytest.FixtureRequest, fs: FakeFilesystem) -> Iterator[Place]:
     fs.create_dir("/shared")
     place = Place(request.param, "/shared")
-    assert system.is_faked()
+    assert system.is_fake_fs()
     assert fs.exists("/shared/store")
     assert not REAL["os"].path.exists("/shared/store")
     yield place
@@ -138,7 +138,7 @@ def test_a_store_left_open_under_pyfakefs_closes_no_real_descriptor_later(tmp_pa
 def test_a_store_that_is_not_faked_lies_on_the_disk_beside_fake_files(tmp_path: Path, lock: str) -> None:
     with Patcher(additional_skip_names=not_faked()) as patcher:
         patcher.fs.create_file("/fake")
-        assert not system.is_faked()
+        assert not system.is_fake_fs()
         with FileStore(tmp_path / "store", lock=lock, timeout=HANG_S) as store, store.clone() as other:
             with start_thread(other.get, "k") as reader:
                 store.set("k", "v")

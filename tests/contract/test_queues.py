@@ -15,7 +15,7 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
-from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, QueueEmptyError, StoreTimeoutError
+from fscoord.errors import FscoordError, LimitExceededError, LockLostError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import Membership, PriorityQueue, Queue, membership, queue
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
@@ -158,14 +158,14 @@ def test_an_item_that_is_taken_is_nobody_elses_until_it_is_given_back(place: Pla
     assert (first.data, second.data, len(mine)) == (b"a", b"b", 1)
     assert len(mine.taken()) == 2
     assert mine.taken()[0].owner.count(":") == 1
-    first.give_back()
+    first.release()
     again = theirs.take()
     assert again.data == b"a", "it has its place in the order"
-    again.done()
-    second.done()
+    again.ack()
+    second.ack()
     for item in (first, again):
-        for call in (item.done, item.give_back):
-            with pytest.raises(RuntimeError, match="'q' was done or given back already"):
+        for call in (item.ack, item.release):
+            with pytest.raises(RuntimeError, match="'q' was acknowledged or released already"):
                 call()
     assert drained(mine) == [b"c"]
     assert theirs.taken() == []
@@ -177,9 +177,9 @@ def test_what_fails_in_a_with_gives_the_item_back_and_what_ends_it_early_is_left
     with pytest.raises(ZeroDivisionError), found.take():
         raise ZeroDivisionError
     with found.take() as item:
-        item.give_back()
+        item.release()
     with found.take() as item:
-        item.done()
+        item.ack()
     assert len(found) == 0
 
 
@@ -207,7 +207,7 @@ def test_a_name_or_a_value_that_does_not_fit_is_refused_at_once(store: Store) ->
     assert len(Queue(store, "q")) == 0
 
 
-@pytest.mark.parametrize("what", ["put", "put_all", "give_back"])
+@pytest.mark.parametrize("what", ["put", "put_all", "release"])
 def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Store, no_slow_looks: None) -> None:
     found = Queue(store, "q")
     done = threading.Semaphore(0)
@@ -219,14 +219,14 @@ def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Stor
 
     values = ["1", "2", "3"]
     items = []
-    if what == "give_back":
+    if what == "release":
         found.put_all(values)
         items = [found.take() for _ in values]
     threads = [start_thread(consume) for _ in values]
     if what == "put_all":
         found.put_all(values)
     for item in items:
-        item.give_back()
+        item.release()
     if what == "put":
         for value in values:
             found.put(value)
@@ -247,7 +247,7 @@ def test_who_sleeps_is_told_of_what_is_given_back(place: Place, store: Store, no
     with start_thread(Queue(Asleep("x", place.open(how="clone")), "q").take, True, LONG_S) as thread:
         assert asleep.acquire(timeout=HANG_S)  # and the bell of the put is cleared
         assert not found._store.check(["q/bell"])
-        item.give_back()
+        item.release()
     assert thread.result.data == b"a"
 
 
@@ -280,12 +280,12 @@ def test_producers_and_consumers_that_share_objects_lose_nothing_and_do_nothing_
         while True:
             item = shared.take()
             if item.data == b"end":
-                return item.give_back()
+                return item.release()
             if draw.random() < 0.2:
-                item.give_back()
+                item.release()
             else:
                 done.append(item.data)
-                item.done()
+                item.ack()
 
     consumers = [start_thread(consume, number) for number in range(3)]
     for thread in [start_thread(produce, rank) for rank in range(3)]:
@@ -303,12 +303,12 @@ def test_what_was_done_between_a_look_and_a_claim_is_not_taken(place: Place, sto
     assert drained(theirs) == [b"b", b"c"]
     mine.put("d")
     assert mine.take().data == b"d"
-    first.done()
+    first.ack()
     assert len(mine.taken()) == 1
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("act", ["take", "done", "give_back"])
+@pytest.mark.parametrize("act", ["take", "ack", "release"])
 def test_ctrl_c_at_any_operation_leaves_the_item_to_be_had_or_done(act: str, after: bool, store: Store) -> None:
     """Never neither: an item that this process keeps for ever without knowing of it would be lost to all."""
     for at in range(1, 50):
@@ -321,10 +321,10 @@ def test_ctrl_c_at_any_operation_leaves_the_item_to_be_had_or_done(act: str, aft
         try:
             if item is None:
                 item = found.take()
-            elif act == "done":
-                item.done()
+            elif act == "ack":
+                item.ack()
             else:
-                item.give_back()
+                item.release()
         except KeyboardInterrupt:
             pass
         if not view.hit:
@@ -332,7 +332,7 @@ def test_ctrl_c_at_any_operation_leaves_the_item_to_be_had_or_done(act: str, aft
             return
         view.at = 0
         left = drained(found)
-        assert left == [b"a"] or (act == "done" and not left)
+        assert left == [b"a"] or (act == "ack" and not left)
         assert found.taken() == []
     raise AssertionError("it never came to an end")
 
@@ -343,10 +343,10 @@ def test_who_was_taken_for_dead_finds_out_when_it_is_done(store: Store) -> None:
     item = found.take()
     item.check()
     store.set(next(key for key in store.list_keys("q/claim/")), "7 host:1 of-another")
-    with pytest.raises(HoldLostError, match="it was taken for dead"):
+    with pytest.raises(LockLostError, match="it was taken for dead"):
         item.check()
-    with pytest.raises(HoldLostError, match=r"'q' is no longer held by .*:\d+: it was taken for dead"):
-        item.done()
+    with pytest.raises(LockLostError, match=r"'q' is no longer held by .*:\d+: it was taken for dead"):
+        item.ack()
     assert store.num_keys()
 
 
@@ -358,7 +358,7 @@ def test_a_ctrl_c_does_not_return_what_another_has_by_now(store: Store) -> None:
     store.set(claim, "7 host:1 of-another")
     view.count, view.at = 0, 1
     with pytest.raises(KeyboardInterrupt):
-        item.done()
+        item.ack()
     assert store.get(claim) == b"7 host:1 of-another"
 
 

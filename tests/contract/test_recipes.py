@@ -12,7 +12,7 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
-from fscoord.errors import BarrierError, BrokenBarrierError, HoldLostError, StoreTimeoutError, WorkFailedError
+from fscoord.errors import BarrierError, BrokenBarrierError, LockLostError, StoreTimeoutError, WorkFailedError
 from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, election, latch, once
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
@@ -241,7 +241,7 @@ def test_the_first_candidate_leads_until_it_resigns_and_then_the_next(place: Pla
     with start_thread(second.campaign):
         until(first.waiters)
         leader = second.leader()
-        assert leader == (1, first.owners()[0].owner, b"address 1")
+        assert leader == (1, first.holders()[0].owner, b"address 1")
         assert first.term == leader.term
         first.resign()
     assert first.leader() == (2, leader.owner, b"address 2")
@@ -316,7 +316,7 @@ def test_a_leader_finds_out_that_another_one_leads(store: Store) -> None:
     first._line.leave(first._line.entries()[0].id)
     with Election(store, "e") as second:
         assert second.leader().term == 2
-        with pytest.raises(HoldLostError):
+        with pytest.raises(LockLostError):
             first.check()
-        with pytest.raises(HoldLostError):
+        with pytest.raises(LockLostError):
             first.resign()

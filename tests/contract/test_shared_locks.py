@@ -64,7 +64,7 @@ def test_so_many_have_a_semaphore_at_a_time(place: Place) -> None:
 def test_one_object_may_hold_a_semaphore_several_times_but_not_more_often_than_its_value(store: Store) -> None:
     semaphore = Semaphore(store, "s", 3)
     assert [semaphore.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
-    assert [owner.token for owner in semaphore.owners()] == [1, 2, 3]
+    assert [owner.token for owner in semaphore.holders()] == [1, 2, 3]
     assert semaphore.token == 3
     semaphore.release()
     assert semaphore.token == 2
@@ -73,7 +73,7 @@ def test_one_object_may_hold_a_semaphore_several_times_but_not_more_often_than_i
         semaphore.release()
     with pytest.raises(RuntimeError, match="not held"):
         semaphore.release()
-    assert [owner.token for owner in semaphore.owners()] == [4]
+    assert [owner.token for owner in semaphore.holders()] == [4]
 
 
 def test_whoever_of_several_holders_leaves_serves_the_next_in_line(place: Place, store: Store) -> None:
@@ -84,14 +84,14 @@ def test_whoever_of_several_holders_leaves_serves_the_next_in_line(place: Place,
     until(first.waiters)
     first.release()
     assert waiter.join()
-    assert [owner.token for owner in second.owners()] == [2, 3]
+    assert [owner.token for owner in second.holders()] == [2, 3]
 
 
 def test_callers_who_disagree_about_the_value_are_told(store: Store) -> None:
     assert Semaphore(store, "s", 2).acquire()
     with pytest.raises(ValueError, match=r"value=3 here and 2 for .*: all must"):
         Semaphore(store, "s", 3).acquire()
-    assert len(Semaphore(store, "s", 2).owners()) == 1
+    assert len(Semaphore(store, "s", 2).holders()) == 1
     with pytest.raises(ValueError, match="value"):
         Semaphore(store, "s", 0)
 
@@ -102,7 +102,7 @@ def test_the_place_of_a_dead_holder_is_free_whichever_of_them_it_was(tmp_path: P
     with Workers(place.spec(), "hold_semaphore", [["s", 2]]) as workers:
         start(store, 1)
         semaphore = Semaphore(store, "s", 2)
-        until(semaphore.owners)
+        until(semaphore.holders)
         assert semaphore.acquire()
         waiter = start_thread(Semaphore(place.open(how="clone"), "s", 2).acquire, True, HANG_S)
         until(semaphore.waiters)
@@ -152,7 +152,7 @@ def test_readers_behind_one_another_get_it_together(place: Place, store: Store) 
         threads = queue_up(place, "rrr", lambda _: together.wait(HANG_S))
     for thread in threads:
         thread.join()
-    assert not lock.owners()
+    assert not lock.holders()
 
 
 def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Store) -> None:
@@ -163,7 +163,7 @@ def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Stor
         threads = queue_up(place, "wr", order.append)
         assert not ReadWriteLock(store, "l").reader.acquire(blocking=False)
         assert [waiter.token for waiter in lock.waiters()] == [0, 0]
-        assert [owner.token for owner in lock.owners()] == [1, 2]
+        assert [owner.token for owner in lock.holders()] == [1, 2]
         lock.reader._line.leave(lock.reader._line.entries()[1].id)
         assert not order
     for thread in threads:

@@ -22,9 +22,9 @@ class TestSomebodyElsesStore(StoreContract):
 
 
 WRONG = """
-from fscoord.testing.contract import interrupts, place
+from fscoord.testing.contract import place, waiting
 
-for module in (interrupts, place):
+for module in (place, waiting):
     module.HANG_S = 3  # what hangs is known to
 
 from fscoord import Capabilities, HashStore, StoreTimeoutError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fscoord.testing.contract.interrupts import Interrupts
-from fscoord.testing.contract.waiting import Waiting
+from fscoord.testing.contract.waiting import Interrupts, Waiting
 
 
 class TestEveryStore(Interrupts, Waiting):

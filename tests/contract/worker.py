@@ -21,7 +21,7 @@ from contract.opening import open_spec
 import fscoord
 from fscoord.barriers import StoreBarrier
 from fscoord.collectives import barrier, synchronize
-from fscoord.errors import FscoordError, HoldLostError, QueueEmptyError, StaleTokenError
+from fscoord.errors import FscoordError, LockLostError, QueueEmptyError, StaleTokenError
 from fscoord.recipes import Election, Fenced, Lock, Membership, Queue, ReadWriteLock, Semaphore, once
 from fscoord.store import Store
 
@@ -139,13 +139,13 @@ def wake_up_and_write(store: Store, name: str, ttl: float) -> list[str]:
     """Acquire a lock, stop and lose it, wake up, and return what comes of asking and of writing."""
     lock = Lock(store, name, ttl=ttl)
     lock.acquire()
-    with store._log.mutex:  # so that no thread has the log's own lock meanwhile
+    with store._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
         os.kill(os.getpid(), signal.SIGSTOP)
     found = []
     for call in (lock.check, lambda: Fenced(store, "value").set("old", lock.token)):
         try:
             call()
-        except HoldLostError as error:
+        except LockLostError as error:
             found.append(type(error).__name__)
     return found
 
@@ -178,12 +178,12 @@ def write_again(store: Store, ttl: float, stop_at: int, journal: str) -> None:
     lock, value = Lock(store, "l", ttl=ttl), Fenced(store, "value")
     steps, count = Journal(journal), 0
     while not store.check(["over"]):
-        with suppress(HoldLostError), lock:
+        with suppress(LockLostError), lock:
             steps.note("token", lock.token)
             for _ in range(3):
                 count += 1
                 if count == stop_at:
-                    with store._log.mutex:  # so that no thread has the log's own lock meanwhile
+                    with store._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
                         os.kill(os.getpid(), signal.SIGSTOP)
                 steps.note("write", lock.token)
                 try:

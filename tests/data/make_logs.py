@@ -19,11 +19,11 @@ from typing import Any
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import parse_name
-from fscoord._log.io.opening import Wanted
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import parse_generation_name
+from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
-from fscoord.stores.file.lifecycle import introduction
+from fscoord.stores.file.lifecycle import session_record
 
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 
@@ -56,7 +56,7 @@ def same_everywhere() -> Iterator[World]:
         patch.object(system, "time", world),
         patch.object(system, "random_bytes", world.random_bytes),
         patch.object(Session, "encode", encode_another),
-        patch.object(Wanted, "inode", lambda wanted, fd: 0),
+        patch.object(LogOptions, "inode", lambda wanted, fd: 0),
     ):
         yield world
 
@@ -76,7 +76,7 @@ def make_every_kind(path: Path, world: World) -> None:
     store = FileStore(path, world_size=3, timeout=0.01)
     other = FileStore(path, world_size=3, timeout=0.01)
     for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
-        handle._log._introduce_as = partial(introduction, {"rank": rank, "label": label})
+        handle._log.registration._introduce = partial(session_record, {"rank": rank, "label": label})
     try:
         store.get("never")
     except StoreTimeoutError:
@@ -161,7 +161,7 @@ def make_generations(directory: Path) -> None:
         def opened(number: int, **arguments: Any) -> Iterator[FileStore]:
             world.random = bytes([number])
             with FileStore(path, **arguments) as store:
-                store._log._introduce_as = partial(introduction, {"rank": number, "label": "run"})
+                store._log.registration._introduce = partial(session_record, {"rank": number, "label": "run"})
                 world.random = bytes([number + 16])  # of the generation that it makes
                 yield store
             world.now += 10**9
@@ -178,7 +178,10 @@ def make_generations(directory: Path) -> None:
             store.compact()
             store.set("behind", "the snapshot")
     for file in sorted(directory.iterdir()):
-        if parse_name(os.fsencode(file.name)) in (1, 2):  # without inode numbers the log does not remove them
+        if parse_generation_name(os.fsencode(file.name)) in (
+            1,
+            2,
+        ):  # without inode numbers the log does not remove them
             file.unlink()
     for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive")]:
         side_car.unlink()

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from fscoord import InsecurePathError, StoreUnavailableError
-from fscoord.doctor import examination, meeting, series, views
-from fscoord.doctor.checks import HOSTS, OK, PROCESSES, UNKNOWN, Check
+from fscoord.doctor import coordination, examination, probes
 from fscoord.doctor.examination import examine
-from fscoord.doctor.pair import Pair
+from fscoord.doctor.probes import Pair
+from fscoord.doctor.verdict import HOSTS, OK, PROCESSES, UNKNOWN, Check
 
 EFFORT_S = 0.05
 PATIENCE_S = 150
@@ -30,10 +30,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's slowness is no verdict on its file system: the limits only bound hangs."""
     for module, names in {
         "examination": ["FACTS_S", "LEAVE_S", "SILENT_S"],
-        "meeting": ["ACT_S", "GRACE_S"],
-        "locks": ["ACT_S"],
-        "views": ["ACT_S"],
-        "child": ["START_S", "END_S"],
+        "coordination": ["ACT_S", "GRACE_S"],
+        "probes": ["ACT_S"],
+        "agents": ["START_S", "END_S"],
     }.items():
         for name in names:
             monkeypatch.setattr(f"fscoord.doctor.{module}.{name}", HANG_S)
@@ -44,11 +43,11 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is between hosts, in few rounds: each question to another host takes its time."""
 
     def run(pair: Pair, *arguments: Any) -> Iterator[Check]:
-        return series.run(pair, *arguments) if pair.between == HOSTS else iter(())
+        return probes.run(pair, *arguments) if pair.between == HOSTS else iter(())
 
-    monkeypatch.setattr(examination, "series", SimpleNamespace(run=run, KINDS=series.KINDS))
-    monkeypatch.setattr(views, "ROUNDS", 2)
-    monkeypatch.setattr(views, "LOOKS", {"locked": "a look"})
+    monkeypatch.setattr(examination, "probes", SimpleNamespace(run=run, KINDS=probes.KINDS))
+    monkeypatch.setattr(probes, "ROUNDS", 2)
+    monkeypatch.setattr(probes, "LOOKS", {"locked": "a look"})
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ def test_two_instances_find_each_other_and_one_examines_between_them(directory, 
 
 
 def test_two_instances_of_one_host_prove_nothing_between_hosts(directory, monkeypatch):
-    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     instances = [Instance(directory, "a") for _ in range(2)]
     assert {instance.end()["other_host"] for instance in instances} == {None}
 
@@ -158,12 +157,12 @@ def test_two_instances_of_one_host_prove_nothing_between_hosts(directory, monkey
 )
 def test_another_host_is_one_with_a_cache_of_its_own(one, other, elsewhere):
     usual = {"client": None, "boot_id": "1", "network": "n1", "device": 1}
-    assert meeting.is_elsewhere(usual | one, usual | other) is elsewhere
+    assert coordination.is_elsewhere(usual | one, usual | other) is elsewhere
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, number, brief, monkeypatch):
-    monkeypatch.setattr(meeting, "GRACE_S", 1000.0)  # it is not the deadline that tells
+    monkeypatch.setattr(coordination, "GRACE_S", 1000.0)  # it is not the deadline that tells
     reached = threading.Event()
     one = Instance(directory, "a", lambda words: reached.set() if words.startswith("1 here") else None)
     assert reached.wait(PATIENCE_S)
@@ -189,8 +188,8 @@ def test_when_who_presides_goes_away_the_partner_says_so_and_nothing_stays(direc
 
 
 def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory, monkeypatch):
-    monkeypatch.setattr(meeting, "STALE_S", 0.1)
-    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    monkeypatch.setattr(coordination, "STALE_S", 0.1)
+    monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     place = Path(directory, f".fscoord-doctor-{os.getuid()}")
     (place / "chair").mkdir(parents=True, mode=0o700)
     place.chmod(0o700)
@@ -200,13 +199,13 @@ def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory
 
 
 def test_who_came_and_left_before_the_roll_was_called_is_not_missed(directory, monkeypatch):
-    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
-    monkeypatch.setattr("fscoord.doctor.meeting.Meeting._await_members", lambda self, *_: [self.name, "gone"])
+    monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
+    monkeypatch.setattr("fscoord.doctor.coordination.Coordinator._await_members", lambda self, *_: [self.name, "gone"])
     assert examine(directory)["hosts"] == [os.uname().nodename]
 
 
 def test_who_comes_late_waits_for_the_end_and_then_examines(directory, process, monkeypatch):
-    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     started, told = threading.Event(), threading.Event()
     hold = threading.Event()
 
@@ -215,7 +214,7 @@ def test_who_comes_late_waits_for_the_end_and_then_examines(directory, process, 
         assert hold.wait(PATIENCE_S)
         return iter(())
 
-    monkeypatch.setattr(examination.series, "run", busy)
+    monkeypatch.setattr(examination.probes, "run", busy)
     first = Instance(directory, "a", expected=1)
     assert started.wait(PATIENCE_S)
     late = Instance(directory, "b", lambda words: told.set() if "without this instance" in words else None, expected=1)
@@ -252,7 +251,7 @@ def test_a_directory_that_can_t_be_written_is_an_error(as_nobody, public_dir):
 
 def test_a_relative_path_is_meant_from_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(examination.series, "run", lambda *_: iter(()))
+    monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     (tmp_path / "x").mkdir()
     assert examine("x")["path"] == str(tmp_path / "x")
 

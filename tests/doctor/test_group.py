@@ -13,8 +13,8 @@ import pytest
 from conftest import GROUP
 
 from fscoord import InsecurePathError
-from fscoord.doctor.hand import Hand
-from fscoord.doctor.place import Place, group_of
+from fscoord.doctor.agent_process import Agent
+from fscoord.doctor.mailbox import Mailbox, group_of
 
 ALICE, BOB = 64001, 64002
 FACTS = {"group": GROUP}
@@ -23,22 +23,22 @@ MINE = os.getegid()
 
 def enter(directory: str, name: str, facts: dict[str, Any]) -> tuple[bool, list[str]]:
     """Do what one instance does at the place, and leave it as a SIGKILL does."""
-    place = Place(directory, name)
+    place = Mailbox(directory, name)
     presides = place.enter(facts)
     return presides, sorted(each for each in place.listing() if each.startswith("here."))
 
 
 def work(directory: str, name: str, number: int) -> tuple[list[int], int]:
-    """Do what a hand, which is another process, does with the files there."""
-    hand = Hand()
-    hand.settle(directory)
-    hand.append("f", "ofd", number, name)
-    hand.replace("g", number)
-    hand.claim("c", "mkdir", 1)
-    hand.claim("d", "open", 1)
-    hand.speed("store", {}, 0.01)
-    seen = hand.look("f", "ofd", "locked"), hand.tally("f", "flock")["sound"]
-    hand.close()
+    """Do what an agent, which is another process, does with the files there."""
+    agent = Agent()
+    agent.settle(directory)
+    agent.append("f", "ofd", number, name)
+    agent.replace("g", number)
+    agent.claim("c", "mkdir", 1)
+    agent.claim("d", "open", 1)
+    agent.speed("store", {}, 0.01)
+    seen = agent.look("f", "ofd", "locked"), agent.tally("f", "flock")["sound"]
+    agent.close()
     return seen
 
 
@@ -65,10 +65,10 @@ def test_users_of_a_group_meet_and_work_on_each_others_files(as_member, director
     assert strictly(ALICE, work, directory, "alice", 1) == ([1], 1)
     assert strictly(BOB, enter, directory, "bob", FACTS) == (False, ["here.alice", "here.bob"])
     assert strictly(BOB, work, directory, "bob", 2) == ([1, 2], 2)
-    assert as_member(ALICE, lambda: Place(directory, "alice").fetch("here.bob")) == FACTS
+    assert as_member(ALICE, lambda: Mailbox(directory, "alice").fetch("here.bob")) == FACTS
     made = os.stat(directory)
     assert (stat.S_IMODE(made.st_mode), made.st_gid) == (0o2770, GROUP)
-    as_member(BOB, lambda: Place(directory, "bob").put_aside())
+    as_member(BOB, lambda: Mailbox(directory, "bob").put_aside())
     assert os.listdir(os.path.dirname(directory)) == []
 
 
@@ -90,9 +90,9 @@ def test_place_of_a_group_that_is_not_the_groups_alone_is_refused(as_member, dir
 
 
 def test_place_that_another_has_just_made_is_entered(as_member, directory):
-    as_member(ALICE, lambda: Place(directory, "alice")._make_shared(GROUP))
-    assert as_member(BOB, lambda: Place(directory, "bob").enter(FACTS))
-    assert not as_member(ALICE, lambda: Place(directory, "alice").enter(FACTS))
+    as_member(ALICE, lambda: Mailbox(directory, "alice")._make_shared(GROUP))
+    assert as_member(BOB, lambda: Mailbox(directory, "bob").enter(FACTS))
+    assert not as_member(ALICE, lambda: Mailbox(directory, "alice").enter(FACTS))
 
 
 @pytest.mark.parametrize(

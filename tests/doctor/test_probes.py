@@ -12,33 +12,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doctor import hands
+from doctor import lying_agents
 from support.shared_os import shared_os
 
-from fscoord.doctor import acts, contests, lines, locks, series, views
-from fscoord.doctor.checks import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
-from fscoord.doctor.child import FailedError
-from fscoord.doctor.pair import Pair
+from fscoord.doctor import operations, probe_file, probes
+from fscoord.doctor.agents import FailedError
+from fscoord.doctor.probes import Pair
+from fscoord.doctor.verdict import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
 
 EFFORT_S = 0.1
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
-    """Give `pair(kind_of_file)`: two hands in this process, on files that behave so."""
+    """Give `pair(kind_of_file)`: two agents in this process, on files that behave so."""
     made = []
 
-    def make(opened: type[acts.Opened] = acts.Opened) -> Pair:
-        made.extend([hands.ThreadHand(tmp_path, opened), hands.ThreadHand(tmp_path, opened)])
+    def make(opened: type[probe_file.ProbeFile] = probe_file.ProbeFile) -> Pair:
+        made.extend([lying_agents.ThreadAgent(tmp_path, opened), lying_agents.ThreadAgent(tmp_path, opened)])
         return Pair(made[-2], made[-1], PROCESSES, EFFORT_S)
 
     yield make
-    for hand in made:
-        hand.kill()
+    for agent in made:
+        agent.kill()
 
 
 def outcomes(pair: Any, lock: str = "ofd") -> dict[str, Check]:
-    return {check.title: check for check in series.run(pair, lock, {}, lambda _: None)}
+    return {check.title: check for check in probes.run(pair, lock, {}, lambda _: None)}
 
 
 def test_a_sound_file_system_passes_every_probe(pair):
@@ -56,19 +56,19 @@ def test_a_sound_file_system_passes_every_probe(pair):
 
 @pytest.mark.parametrize("kind", ["ofd", "flock"])
 def test_locks_that_each_host_has_for_itself_are_told(pair, kind):
-    check = locks.exclusion(pair(hands.OwnLocks), kind)
+    check = probes.exclusion(pair(lying_agents.OwnLocks), kind)
     assert check.outcome == BAD
     assert "both got an exclusive lock" in check.says
 
 
 def test_appends_under_locks_that_lie_are_told(pair):
-    check = locks.race(pair(hands.OwnLocks), "ofd")
+    check = probes.race(pair(lying_agents.OwnLocks), "ofd")
     assert check.outcome == BAD
     assert "did not know of the one before" in check.says
 
 
 class Steps:
-    """A clock that each look at it moves on: hands do as much in its time under any load."""
+    """A clock that each look at it moves on: agents do as much in its time under any load."""
 
     def __init__(self) -> None:
         self._steps = itertools.count()
@@ -79,37 +79,37 @@ class Steps:
 
 
 def test_old_data_under_the_lock_is_told_by_the_race_and_by_each_look(pair, monkeypatch):
-    monkeypatch.setattr(contests, "system", SimpleNamespace(time=Steps()))
-    monkeypatch.setattr(contests, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
-    liars = pair(hands.OldData)
-    race = locks.race(liars, "ofd")
-    assert (race.outcome, locks.exclusion(liars, "ofd").outcome) == (BAD, OK)
+    monkeypatch.setattr(operations, "system", SimpleNamespace(time=Steps(), os=os))
+    monkeypatch.setattr(operations, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
+    liars = pair(lying_agents.OldData)
+    race = probes.race(liars, "ofd")
+    assert (race.outcome, probes.exclusion(liars, "ofd").outcome) == (BAD, OK)
     assert "old data" in race.says
-    looks = views.freshness(liars, "ofd", "locked")
+    looks = probes.freshness(liars, "ofd", "locked")
     assert looks.outcome == BAD
     assert looks.measured["stale"] > 0
 
 
 def test_zeros_for_data_are_told(pair):
-    liars = pair(hands.Zeros)
-    assert locks.race(liars, "ofd").outcome == BAD
-    assert "bytes that nobody wrote" in locks.race(liars, "flock").says
+    liars = pair(lying_agents.Zeros)
+    assert probes.race(liars, "ofd").outcome == BAD
+    assert "bytes that nobody wrote" in probes.race(liars, "flock").says
 
 
 def test_appends_that_are_lost_are_told(pair):
-    check = locks.race(pair(hands.Forgetful), "ofd")
+    check = probes.race(pair(lying_agents.Forgetful), "ofd")
     assert check.outcome == BAD
     assert "lost" in check.says
 
 
 def test_two_who_never_meet_prove_nothing(pair, monkeypatch):
     one, other = pair()
-    monkeypatch.setattr("fscoord.doctor.contests.MEET_S", 0.0)
+    monkeypatch.setattr("fscoord.doctor.operations.MEET_S", 0.0)
     question = {"name": "file-processes-race-ofd", "kind": "ofd", "seconds": 0.01}
     one.ask("race", 1, **question, writer="one")
 
     class Later:
-        """The other hand, who comes when the first has gone."""
+        """The other agent, who comes when the first has gone."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(one, name)
@@ -121,13 +121,13 @@ def test_two_who_never_meet_prove_nothing(pair, monkeypatch):
         def finish(self) -> Any:
             return {"written": 0, "met": False, "garbled": 0}
 
-    check = locks.race(Pair(Later(), other, PROCESSES, 0.01), "flock")
+    check = probes.race(Pair(Later(), other, PROCESSES, 0.01), "flock")
     assert (check.outcome, check.measured["turns"]) == (UNKNOWN, 0)
 
 
 def test_missing_locks_are_told_and_nothing_that_needs_them_is_tried(pair):
     one, other = pair()
-    found = outcomes(Pair(hands.Refusing(one, errno.ENOLCK), other, PROCESSES, EFFORT_S))
+    found = outcomes(Pair(lying_agents.Refusing(one, errno.ENOLCK), other, PROCESSES, EFFORT_S))
     assert (found["exclusion (ofd)"].outcome, found["exclusion (soft)"].outcome) == (BAD, OK)
     assert "no such locks" in found["exclusion (ofd)"].says
     assert not {"handover (ofd)", "death (ofd)", "race (ofd)", "store (ofd)"} & found.keys()
@@ -135,7 +135,7 @@ def test_missing_locks_are_told_and_nothing_that_needs_them_is_tried(pair):
 
 def test_a_silent_lock_manager_is_told_and_the_examination_goes_on(pair):
     one, other = pair()
-    found = outcomes(Pair(hands.Silent(one, 0), other, PROCESSES, EFFORT_S))
+    found = outcomes(Pair(lying_agents.Silent(one, 0), other, PROCESSES, EFFORT_S))
     assert (found["exclusion (ofd)"].outcome, found["exclusion (flock)"].outcome) == (BAD, BAD)
     assert found["exclusion (ofd)"].measured["stuck"]
     assert found["names"].outcome == OK
@@ -143,13 +143,13 @@ def test_a_silent_lock_manager_is_told_and_the_examination_goes_on(pair):
 
 def test_an_error_that_is_no_lock_s_proves_nothing(pair):
     one, other = pair()
-    check = outcomes(Pair(hands.Refusing(one, errno.EIO), other, PROCESSES, EFFORT_S))["exclusion (ofd)"]
+    check = outcomes(Pair(lying_agents.Refusing(one, errno.EIO), other, PROCESSES, EFFORT_S))["exclusion (ofd)"]
     assert check.outcome == UNKNOWN
     assert "Input/output error" in check.says
 
 
 def test_where_no_store_would_open_none_is_tried(pair):
-    found = {check.name for check in series.run(pair(), "ofd", None, lambda _: None)}
+    found = {check.name for check in probes.run(pair(), "ofd", None, lambda _: None)}
     assert not {"store", "speed"} & found
     assert "race" in found
 
@@ -160,33 +160,33 @@ def test_marker_files_pass_on_a_sound_file_system(pair):
     assert {check.outcome for check in found.values()} <= {OK, INFO}
 
 
-def test_with_a_marker_file_on_nfs_a_hand_reads_and_writes_past_the_cache_as_a_store_does(tmp_path):
+def test_with_a_marker_file_on_nfs_an_agent_reads_and_writes_past_the_cache_as_a_store_does(tmp_path):
     with shared_os() as kernel:
-        file = acts.Opened(str(tmp_path / "f"), is_nfs=True)
+        file = probe_file.ProbeFile(str(tmp_path / "f"), is_nfs=True)
         kernel.opened.clear()
         for number in (1, 2):
-            file.append("soft", lines.encode(number, "a"))
+            file.append("soft", probe_file.encode(number, "a"))
         assert [line.number for line in file.read(file.way("soft"), "soft")] == [1, 2]
         assert [bool(flags & os.O_DIRECT) for _, flags in kernel.opened] == [True] * 3
-        file.append("ofd", lines.encode(3, "a"))
+        file.append("ofd", probe_file.encode(3, "a"))
         assert [line.number for line in file.read(file.way("ofd"), "ofd")] == [1, 2, 3]
         assert len(kernel.opened) == 3
         file.close()
 
 
 def test_a_name_that_both_made_is_told(pair, monkeypatch):
-    monkeypatch.setattr(acts.Acts, "claim", lambda *_, count, **__: list(range(count)))
-    check = views.claims(pair())
+    monkeypatch.setattr(operations.ProbeOperations, "claim", lambda *_, count, **__: list(range(count)))
+    check = probes.claims(pair())
     assert check.outcome == BAD
     assert "made by both (link)" in check.says
 
 
 def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
     answer = {"sums": [1, 2, 4], "operations": 1.0, "error": ""}
-    monkeypatch.setattr("fscoord.doctor.contests.Contests.count", lambda *_, **__: dict(answer))
-    assert views.store(pair(), "ofd", {}).outcome == BAD
+    monkeypatch.setattr("fscoord.doctor.operations.ProbeOperations.count", lambda *_, **__: dict(answer))
+    assert probes.store(pair(), "ofd", {}).outcome == BAD
     answer["error"] = "CorruptLogError: damaged"
-    assert "damaged" in views.store(pair(), "ofd", {}).says
+    assert "damaged" in probes.store(pair(), "ofd", {}).says
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
     ids=["append", "tally", "block", "look", "race"],
 )
 def test_lock_that_stays_taken_ends_an_act_though_nobody_waits_for_its_answer(pair, monkeypatch, act, kind, arguments):
-    monkeypatch.setattr(acts, "TAKE_S", 0.05)
+    monkeypatch.setattr(probe_file, "TAKE_S", 0.05)
     one, other = pair()
     assert one.ask("lock", 1, name="f", kind=kind)
     with pytest.raises(FailedError, match=r"another had its lock for 0\.05 s"):

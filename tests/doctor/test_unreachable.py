@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fscoord.doctor import examination, locks, series, views
-from fscoord.doctor.checks import HOSTS, Check
-from fscoord.doctor.child import ChildHand, Scribe
+from fscoord.doctor import examination, probes
+from fscoord.doctor.agents import LocalAgent, MailboxAgent
 from fscoord.doctor.examination import examine
-from fscoord.doctor.pair import Pair
+from fscoord.doctor.probes import Pair
+from fscoord.doctor.verdict import HOSTS, Check
 
 IN_TIME_S = 60.0
 PLACE = "/mnt"
@@ -42,7 +42,7 @@ THERE = {**HERE, "host": "there", "boot_id": "2", "client": None}
 
 
 class Server:
-    """The model: what hands did and published, until the question with the number `silent_at` and from then on not.
+    """The model: what agents did and published, until the question with the number `silent_at` and from then on not.
 
     Attributes:
         asked: how many questions there were.
@@ -54,7 +54,7 @@ class Server:
         self.silent_at = silent_at
         self.asked = 0
         self.waited = 0.0
-        self.presides = presides
+        self.is_coordinator = presides
         self.messages: dict[str, Any] = {f"here.{name}": THERE for name in others}
         self.others = others
         self._locks: dict[tuple[str, str], set[tuple[Any, bool]]] = {}
@@ -70,11 +70,11 @@ class Server:
 
     def enter(self, who: Any, directory: str, name: str, facts: dict[str, Any]) -> bool:
         self.publish(who, f"here.{name}", facts)
-        if not self.presides:
+        if not self.is_coordinator:
             self.messages["roll"] = {"names": ["chief", name], "partner": name}
             question = {"act": "lock", "with": {"name": "f", "kind": "ofd"}, "limit": 15.0}
             self.messages |= {f"ask.{name}.{number:06}": question for number in range(3)}
-        return self.presides
+        return self.is_coordinator
 
     def publish(self, who: Any, name: str, message: Any) -> None:
         self.messages[name] = message
@@ -163,7 +163,7 @@ class Server:
 
 
 class Process:
-    """The process of a hand: one question silent, and nothing ends it any more."""
+    """The process of an agent: one question silent, and nothing ends it any more."""
 
     stdin = stdout = stderr = None
 
@@ -177,11 +177,11 @@ class Process:
     def wait(self, seconds: float) -> None:
         if self.is_stuck:
             self.server.waited += seconds
-            raise subprocess.TimeoutExpired("hand", seconds)
+            raise subprocess.TimeoutExpired("agent", seconds)
 
 
-class Modelled(ChildHand):
-    """The real hand, but for its process."""
+class Modelled(LocalAgent):
+    """The real agent, but for its process."""
 
     server: Server
 
@@ -210,7 +210,7 @@ class Modelled(ChildHand):
         super().kill()
 
 
-class ModelledScribe(Modelled, Scribe):
+class ModelledMailboxAgent(Modelled, MailboxAgent):
     """The real scribe, but for its process."""
 
     def dismiss(self, seconds: float) -> bool:
@@ -220,7 +220,7 @@ class ModelledScribe(Modelled, Scribe):
 
 
 def between_hosts(pair: Pair, *given: Any) -> Iterator[Check]:
-    return series.run(pair, *given) if pair.between == HOSTS else iter(())
+    return probes.run(pair, *given) if pair.between == HOSTS else iter(())
 
 
 @pytest.fixture
@@ -229,13 +229,13 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], tuple[dict[s
 
     def run(server: Server) -> tuple[dict[str, Any], list[str]]:
         monkeypatch.setattr(Modelled, "server", server, raising=False)
-        monkeypatch.setattr(views, "ROUNDS", 2)
+        monkeypatch.setattr(probes, "ROUNDS", 2)
         clock = SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 0.0)
-        monkeypatch.setattr(locks, "system", SimpleNamespace(time=clock))
+        monkeypatch.setattr(probes, "system", SimpleNamespace(time=clock))
         if server.others:  # what is tried between processes is tried without others too
-            monkeypatch.setattr(examination, "series", SimpleNamespace(run=between_hosts, KINDS=series.KINDS))
-        monkeypatch.setattr(examination, "ChildHand", Modelled)
-        monkeypatch.setattr(examination, "Scribe", ModelledScribe)
+            monkeypatch.setattr(examination, "probes", SimpleNamespace(run=between_hosts, KINDS=probes.KINDS))
+        monkeypatch.setattr(examination, "LocalAgent", Modelled)
+        monkeypatch.setattr(examination, "MailboxAgent", ModelledMailboxAgent)
         told: list[str] = []
         expected = sum(name.startswith("here.") for name in server.messages) + 1
         return examine(PLACE, expected=expected, effort=0.0, tell=told.append), told
@@ -249,7 +249,9 @@ def passes(report: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("others", "presides"), [((), True), (("there",), True), ((), False)], ids=["alone", "two hosts", "lending a hand"]
+    ("others", "presides"),
+    [((), True), (("there",), True), ((), False)],
+    ids=["alone", "two hosts", "lending an agent"],
 )
 def test_whichever_question_the_server_no_longer_answers_the_report_comes_in_time(examined, others, presides):
     sound = Server(None, *others, presides=presides)

@@ -7,8 +7,20 @@ from typing import Any
 import pytest
 
 from fscoord._log.access.mount import Mount
-from fscoord.doctor.checks import BAD, HOSTS, INFO, OK, PROCESSES, UNKNOWN, Check
-from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE, Findings, judge
+from fscoord.doctor.verdict import (
+    BAD,
+    HOSTS,
+    INFO,
+    NOT_PROVEN,
+    NOT_SAFE,
+    OK,
+    PROCESSES,
+    SAFE,
+    UNKNOWN,
+    Check,
+    Findings,
+    judge,
+)
 
 NEEDED = ("race", "freshness-locked", "delay-locked", "freshness-direct", "delay-direct", "names", "store")
 KINDS = ("ofd", "flock", "soft")

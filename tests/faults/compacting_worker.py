@@ -16,7 +16,7 @@ def write(path: str, writer: int, count: int) -> dict[str, int]:
         for number in range(count):
             store.set(f"{writer}", b"x" * (number % 90))
             store.add("all", 1)
-        return {"generation": store._log.header.generation}
+        return {"generation": store._log.handle.header.generation}
 
 
 if __name__ == "__main__":

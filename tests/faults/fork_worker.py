@@ -127,7 +127,7 @@ def take_all(gate: Gate, counts: list[int]) -> None:
     for lock in taken:
         if lock.acquire(blocking=False):
             mine.append(lock)
-    for pool in things.etcd._cluster._pools:  # the locks of urllib3's queues
+    for pool in things.etcd._client._pools:  # the locks of urllib3's queues
         pool.pool.mutex.acquire()
         mine.append(pool.pool.mutex)
     counts.append(len(mine))

@@ -24,9 +24,9 @@ def pretend(directory: str, slow: float) -> None:
     def find_mount(path: str) -> mount.Mount:
         return local(path) if path.startswith(node_poller.FALLBACK) else here
 
-    from fscoord._log.access import direct
+    from fscoord._log import opened
 
-    direct.find_mount = find_mount
+    opened.find_mount = find_mount
     system.O_DIRECT = 0  # the file system of the tests has none
 
 

@@ -16,10 +16,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.io.opening import Wanted
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import MalformedRecord
+from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
 
 SECTOR, PAGE = 512, 4096
@@ -345,9 +344,9 @@ def same_files(number: Callable[[], int] | None = None) -> Iterator[None]:
     """Let files that `put_state` has made anew be those that they stand for: after a power failure a file has the inode
     number that it had. So it is the one that its header names; `number` gives those of new files, if not the system.
     """
-    real_inode, owns = Wanted.inode, Identity.owns
+    real_inode, owns = LogOptions.inode, LogIdentity.owns
 
-    def inode(wanted: Wanted, fd: int) -> int:
+    def inode(wanted: LogOptions, fd: int) -> int:
         found = real_inode(wanted, fd)
         try:
             return Header.decode(os.pread(fd, 4096, 0))[0].inode
@@ -355,8 +354,8 @@ def same_files(number: Callable[[], int] | None = None) -> Iterator[None]:
             return found if number is None else number()
 
     with (
-        patch.object(Wanted, "inode", inode),
-        patch.object(Identity, "owns", lambda self, header, _: owns(self, header, header.inode)),
+        patch.object(LogOptions, "inode", inode),
+        patch.object(LogIdentity, "owns", lambda self, header, _: owns(self, header, header.inode)),
     ):
         yield
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from support.logs import LIMIT_S, OFD, LogFile, Session, Wanted
+from support.logs import LIMIT_S, OFD, Log, LogOptions, Session
 
 from fscoord import StoreUnavailableError
 from fscoord._log.format import record
@@ -28,23 +29,26 @@ def value(writer: int, number: int) -> bytes:
     return b"%d." % number + filling[:size]
 
 
-class TearingLog(LogFile):
+class TearingLog(Log):
     """A log whose writer dies in the middle of a write, if `chance` has it so."""
 
-    chance: random.Random
-    tears = 0
+    def __init__(self, path: str, writer: int, chance: random.Random) -> None:
+        super().__init__(path, Counter(), LogOptions(OFD), lambda: Session("writer", writer))
+        self.chance = chance
+        self.tears = 0
+        self.writer._write = partial(self._tear, self.writer._write)
 
-    def _write(self, data: bytes) -> None:
+    def _tear(self, write: Callable[[bytes], None], data: bytes) -> None:
         if self.chance.random() < 1 / 3:
             kept = self.chance.choice((0, 1, 11, 12, 13, len(data) - 1, self.chance.randrange(len(data))))
-            system.os.write(self._lock.fd, data[: min(kept, len(data) - 1)])
+            system.os.write(self.handle.lock.fd, data[: min(kept, len(data) - 1)])
             self.tears += 1
             raise StoreUnavailableError("the disk is full")
-        super()._write(data)
+        write(data)
 
 
 class Counter:
-    """A consumer that knows what it must be given."""
+    """A state machine that knows what it must be given."""
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -63,8 +67,7 @@ class Counter:
 
 def write(path: str, writer: int, count: int, seed: int) -> dict[str, int]:
     """Write `count` records, each until it is not torn."""
-    log = TearingLog(path, Counter(), Wanted(OFD), lambda: Session("writer", writer))
-    log.chance = random.Random(seed)
+    log = TearingLog(path, writer, random.Random(seed))
     key = b"%d" % writer
     for number in range(count):
         content = value(writer, number)
@@ -78,7 +81,7 @@ def write(path: str, writer: int, count: int, seed: int) -> dict[str, int]:
     return {"tears": log.tears}
 
 
-class WatchedLog(LogFile):
+class WatchedLog(Log):
     """A log that counts how often it needed the lock to be sure."""
 
     doubts = 0
@@ -91,10 +94,10 @@ class WatchedLog(LogFile):
 def follow(path: str, counts: dict[str, int], read_only: bool) -> dict[str, int]:
     """Look at the log without a pause until all is there."""
     wanted = {int(writer): count for writer, count in counts.items()}
-    consumer = Counter()
-    log = WatchedLog(path, consumer, Wanted(OFD, read_only=read_only), lambda: Session("reader", 0))
+    state_machine = Counter()
+    log = WatchedLog(path, state_machine, LogOptions(OFD, read_only=read_only), lambda: Session("reader", 0))
     looks = 0
-    while consumer.seen != wanted:
+    while state_machine.seen != wanted:
         log.refresh(LIMIT_S)
         looks += 1
     log.close()
@@ -105,13 +108,13 @@ def reopen(path: str, counts: dict[str, int], seed: int) -> dict[str, int]:
     """Open the log again and again until all is there: no look may find less than the one before."""
     wanted, before, opens, chance = sum(counts.values()), 0, 0, random.Random(seed)
     while before < wanted:
-        consumer = Counter()
-        log = LogFile(path, consumer, Wanted(OFD, read_only=True), lambda: Session("reader", 0))
+        state_machine = Counter()
+        log = Log(path, state_machine, LogOptions(OFD, read_only=True), lambda: Session("reader", 0))
         for _ in range(chance.choice((1, 1, 2, 50, 1000))):
             log.refresh(LIMIT_S)
         log.close()
-        assert sum(consumer.seen.values()) >= before
-        before = sum(consumer.seen.values())
+        assert sum(state_machine.seen.values()) >= before
+        before = sum(state_machine.seen.values())
         opens += 1
     return {"opens": opens}
 

@@ -26,9 +26,9 @@ from support.processes import TESTS
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord._log.wakeup import waiter as log_ticket, watcher as log_watch
-from fscoord._log.wakeup.doorbell import Bell, bucket
+from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import file_events, system
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
@@ -291,10 +291,10 @@ def test_a_bell_that_is_deleted_while_somebody_waits(path: str, monkeypatch: pyt
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
         assert other.num_keys() == 0
-        assert other._log.bell == 1
+        assert other._log.handle.bell == 1
         os.unlink(path + ".bell")
         until(lambda: os.path.exists(path + ".bell"))
-        until(lambda: other.num_keys() == 0 and other._log.bell == 2)
+        until(lambda: other.num_keys() == 0 and other._log.handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
             monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
@@ -307,7 +307,7 @@ def test_a_bell_that_is_deleted_before_anybody_waits_again(path: str, monkeypatc
         is_woken_by_a_ring(path, store)
         os.unlink(path + ".bell")
         waiter = start_thread(store.get, "k")
-        until(lambda: other.num_keys() == 0 and other._log.bell == 2)
+        until(lambda: other.num_keys() == 0 and other._log.handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
             monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
@@ -344,7 +344,7 @@ def test_a_writer_that_is_killed_between_clearing_and_ringing(path: str) -> None
 def test_a_ring_that_is_lost_costs_a_slow_poll(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
-        monkeypatch.setattr(Bell, "ring", lambda *_: None)
+        monkeypatch.setattr(Doorbell, "ring", lambda *_: None)
         other.set("k", "1")
         assert waiter.join() == b"1"
 
@@ -387,10 +387,10 @@ def test_a_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> N
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other, Holder(path) as holder:
         waiter = wait_in_thread(store, "k")
         assert other.num_keys() == 1
-        assert other._log.bell == 0
+        assert other._log.handle.bell == 0
         holder.finish()
-        until(lambda: other.num_keys() and other._log.bell)
-        assert other._log.bell == 1
+        until(lambda: other.num_keys() and other._log.handle.bell)
+        assert other._log.handle.bell == 1
         other.set("k", "1")
         assert waiter.join() == b"1"
 
@@ -472,15 +472,15 @@ def test_a_write_wakes_none_but_those_who_wait_for_it(
     """32 threads wait for 32 keys, which are set one by one: each looks at the log about once more, not 32 times."""
     keys = keys_apart(32)
     looks: list[int] = []
-    refresh = LogFile.refresh
+    refresh = Log.refresh
 
-    def count(log: LogFile, limit: float) -> None:
+    def count(log: Log, limit: float) -> None:
         looks.append(threading.get_ident())
         refresh(log, limit)
 
     with FileStore(path, timeout=2 * HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiters = [wait_in_thread(store, key, others=number) for number, key in enumerate(keys)]
-        monkeypatch.setattr(LogFile, "refresh", count)
+        monkeypatch.setattr(Log, "refresh", count)
         for key, waiter in zip(keys, waiters, strict=True):
             other.set(key, "1")
             assert waiter.join() == b"1"
@@ -491,12 +491,12 @@ WAITERS = """
 import sys, threading
 from fscoord import FileStore
 from fscoord._log.wakeup import waiter
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord.stores.file import notifier
 
 waiter.SLOW_FIRST_S = waiter.SLOW_LAST_S = notifier.ANNOUNCE_S = 60
 path, *keys = sys.argv[1:]
-looks, refresh = [], LogFile.refresh
+looks, refresh = [], Log.refresh
 
 
 def count(log, limit):
@@ -510,7 +510,7 @@ for thread in threads:
     thread.start()
 while store._notifier._watcher is None or len(store._notifier._watcher._sleeping) < len(keys):
     pass
-LogFile.refresh = count
+Log.refresh = count
 print("ready", flush=True)
 for thread in threads:
     thread.join()
@@ -754,10 +754,10 @@ def test_every_write_rings_for_its_keys_where_there_is_a_bell_and_for_nobody_whe
             store.multi_set([], [])
 
         write_all()
-        assert (store._log.bell, rung) == (0, [])
+        assert (store._log.handle.bell, rung) == (0, [])
         with start_thread(waiter.get, "awaited") as thread:
             until(lambda: asleep(waiter))
-            until(lambda: store.check(["never"]) or store._log.bell)
+            until(lambda: store.check(["never"]) or store._log.handle.bell)
             write_all()
             waiter.set("awaited", "1")
         assert thread.result == b"1"

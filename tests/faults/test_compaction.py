@@ -79,6 +79,7 @@ def outcome(call: Callable[[], Any]) -> FscoordError | None:
     return None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("compactions", [0, 1])
 def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, memory: Path) -> None:
@@ -111,7 +112,7 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
     """Let call `number` inside the compaction fail, and none outside."""
     failed: list[str] = []
     inside, left = [False], [number]
-    compact = store._log._compact
+    compact = store._log.compactor.compact
 
     def marked() -> None:
         inside[0] = True
@@ -127,7 +128,7 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
                 failed.append(name)
                 raise OSError(error, os.strerror(error))
 
-    store._log._compact = marked
+    store._log.compactor.compact = marked
     with faulty.instead(does):
         yield failed
 
@@ -163,7 +164,7 @@ def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
             other.get("a")
             for _ in range(slept):
                 store.compact()
-            other._log._looked = 0.0
+            other._log.handle.path_checked_at = 0.0
             with faulty_os() as faulty, faulty.fail(number, error) as failed:
                 raised = outcome(lambda: other.set("late", "1"))
             if raised is not None:
@@ -214,6 +215,7 @@ def die_at(number: int, part: float, body: Callable[[], None]) -> Callable[[], N
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
 def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, compactions: int, memory: Path) -> None:
@@ -255,8 +257,8 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(triggered: bool, mem
             for _ in range(8):
                 store.set("b", "x" * 300)
             if triggered:
-                store._log._wanted = store._log._wanted._replace(compact_bytes=1)
-                store._log._compact_at = 0
+                store._log.handle.options = store._log.handle.options._replace(compact_bytes=1)
+                store._log.handle.compact_at = 0
             at = At(number, interrupt)
             try:
                 with at:
@@ -368,7 +370,7 @@ def many_at_once(path: Path, writers: int, operations: int, least: int, limit_s:
         assert int(store.get("total")) == writers * operations
         assert [int(store.get(f"writer {n}")) for n in range(writers)] == [operations] * writers
         assert len(generations(path)) == 1
-        return store._log.header.generation
+        return store._log.handle.header.generation
 
 
 def test_writers_that_compact_lose_nothing_and_readers_never_go_back(path: Path, scale: Callable[[int], int]) -> None:

@@ -18,6 +18,8 @@ from support.plain_reader import read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError
 
+pytestmark = pytest.mark.exhaustive
+
 LIMIT_S = 60
 Contents = tuple[dict[bytes, bytes], dict[bytes, list[bytes]]]
 
@@ -146,7 +148,7 @@ class Judge:
             store.set("after", "1")
             store.compact()
             store.set("behind", "2")
-            assert store._log._alive is not None, "nobody can tell whether this process lives"
+            assert store._log.liveness.file is not None, "nobody can tell whether this process lives"
         expected = values | {b"after": b"1", b"behind": b"2"}, queues
         with FileStore(path, read_only=True, timeout=LIMIT_S) as reader:
             assert contents(reader) == expected

@@ -43,7 +43,7 @@ def used(path: Path, compactions: int = 0) -> FileStore:
 def is_killed(store: FileStore) -> None:
     """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
     store._log.close()
-    lifecycle.end(store)
+    lifecycle.unregister(store)
 
 
 def close_unremoved(store: FileStore) -> None:
@@ -182,6 +182,7 @@ def test_the_end_is_one_record_of_the_last_participant(path: Path) -> None:
     assert log.values == {b"k": b"w"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
 def test_who_is_killed_while_it_ends_a_log_leaves_the_old_life_or_a_new_one(
@@ -209,6 +210,7 @@ def test_who_is_killed_while_it_ends_a_log_leaves_the_old_life_or_a_new_one(
     raise AssertionError("it never came to an end")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
 def test_any_call_of_the_beginning_of_a_life_may_fail(error: int, tmp_path: Path) -> None:
     for number in range(200):

@@ -27,9 +27,9 @@ import fscoord
 from fscoord import CorruptLogError, FileStore, FscoordError, StoreClosedError, StoreError, StoreTimeoutError
 from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
+
+pytestmark = pytest.mark.exhaustive
 
 LIMIT_S = 60
 ERRORS = [
@@ -58,13 +58,13 @@ OPERATIONS: dict[str, Operation] = {
     "clone": lambda store: store.clone().close(),
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),
-    "session": lambda store: store.session > 0,
-    "be_rank": lambda store: store.be_rank(7),
+    "register": lambda store: store.register() > 0,
+    "announce_rank": lambda store: store.announce_rank(7),
     "members": lambda store: len(store.members()),
     "dead_ranks": lambda store: store.dead_ranks([5]),
     "dead_sessions": lambda store: store.dead_sessions([1]),
     "wait_alive": lambda store: store.wait_alive(["never"], [6], 0.003),
-    "wait_sessions": lambda store: store.wait_sessions(["never"], [store.session], 0.003),
+    "wait_sessions": lambda store: store.wait_sessions(["never"], [store.register()], 0.003),
     "capabilities": lambda store: store.capabilities,
     "timeout": lambda store: store.timeout,
     "set_timeout": lambda store: store.set_timeout(LIMIT_S),
@@ -131,7 +131,7 @@ def must_void(store: FileStore, other: FileStore) -> None:
     store.set("written", "1")
     with FileStore(store.path, timeout=LIMIT_S) as third:
         third.set("torn", "x" * 100)
-    os.truncate(store._log.file, os.path.getsize(store._log.file) - 50)
+    os.truncate(store._log.handle.file, os.path.getsize(store._log.handle.file) - 50)
 
 
 def must_follow(store: FileStore, other: FileStore) -> None:
@@ -179,7 +179,7 @@ class Case:
         with self.open(LIMIT_S) as other, self.open(LIMIT_S) as store:
             self.condition(store, other)
             before = self.contents()
-            store._log._looked = 0.0  # so that it looks whether the file is still there, too
+            store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
             with self.faulty.fail(number, error, names=names, for_good=for_good) as failed:
                 said = outcome(OPERATIONS[self.operation], store)
             where = failed[0] if failed else ""
@@ -214,7 +214,7 @@ class Case:
         except StoreClosedError:
             assert self.operation == "close", self.what
         except StoreError as error:
-            assert (store._log._end[1] or "it is not over") in str(error), self.what
+            assert (store._log.handle.final_error[1] or "it is not over") in str(error), self.what
         if self.operation != "begin a run":
             other.set("others", "2")
         with self.open(0) as third:

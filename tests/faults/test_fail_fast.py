@@ -29,7 +29,7 @@ from fscoord import (
     synchronize,
 )
 from fscoord._log.wakeup import waiter as log_ticket
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
 
 HANG_S = 60
@@ -338,11 +338,11 @@ def test_a_time_out_does_not_wait_for_a_lock_to_tell_who_is_dead(path: str) -> N
         store.append("b/arrivals", "0/2 ")
         with FileStore(path, timeout=HANG_S) as stuck:
             stuck.set("k", "v")
-            stuck._log._lock.try_lock()
+            stuck._log.handle.lock.try_lock()
             started = time.monotonic()
             assert [member.alive for member in store.members([1])] == ["no"]
             assert time.monotonic() - started < HANG_S / 2
-            stuck._log._lock.unlock()
+            stuck._log.handle.lock.unlock()
         assert store.dead_ranks([1]) == [1]
 
 

@@ -35,7 +35,9 @@ from support.plain_reader import Refused, read_log
 
 from fscoord import CorruptLogError
 from fscoord._log.format.record import Record
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
+
+pytestmark = pytest.mark.exhaustive
 
 ALL = float(os.environ.get("FSCOORD_SCALE", "1")) > 1
 

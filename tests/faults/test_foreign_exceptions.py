@@ -20,7 +20,7 @@ from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
 EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]
@@ -49,7 +49,7 @@ def call_with(exception: type[Exception], number: int, call: Callable[[], Any]) 
         if isinstance(raised, AttributeError):
             raised.obj = None  # Python notes there whose property it came out of
     else:
-        # What is raised while an object is thrown away is dropped by Python: see `_interruptions.lose_none`.
+        # What is raised while an object is thrown away is dropped by Python: see `_interruptions.resend_lost_signals`.
         assert not at.reached or "close_all" in at.where, f"nothing came out at {at.where}"
     return at
 
@@ -89,7 +89,9 @@ def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, e
             assert number > 15
             both.check(name)
         logs = [both.store._log, both.other._log]
-        assert descriptors() == open_before + sum(log._root_fd >= 0 for log in logs), "and one for each in a later file"
+        assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
+            "and one for each in a later file"
+        )
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)

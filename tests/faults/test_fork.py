@@ -9,6 +9,7 @@ import pickle
 import random
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -31,8 +32,18 @@ HANG_S = 60
 
 
 def fork_in_c() -> int:
-    """fork(2) as a library in C calls it: Python's hooks don't run, and it does not know."""
-    return int(ctypes.PyDLL(None).fork())
+    """fork(2) as a library in C calls it: Python's hooks don't run, and it does not know.
+
+    No other thread may be waiting for the interpreter then, such as that of a pytest-xdist worker: the child would hand
+    the interpreter over to a thread that it does not have, and hang. So threads first get it, and then ask no more.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    try:
+        time.sleep(2 * interval)  # a thread that began to wait before asks within that time, and is served
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(interval)
 
 
 FORKS = [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]
@@ -104,7 +115,7 @@ def test_parent_and_child_use_one_handle(path: str, lock: str, fork: Callable[[]
         for _ in range(50):
             store.add("n", 1)
         store.append("text", "child")
-        return {"k": store.get("k"), "own": len(store._log._descriptors)}
+        return {"k": store.get("k"), "own": len(store._log.handle.owned_fds)}
 
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "before")
@@ -161,7 +172,7 @@ def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what:
             store.close()
 
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
-        kernel = store._log._lock
+        kernel = store._log.handle.lock
         kernel.try_lock()
         try:
             with Child(fork, work, store) as child:
@@ -365,9 +376,9 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
         assert len(os.listdir("/proc/self/fd")) < 100
         return store.add("n", 1)
 
-    monkeypatch.setattr(log_lock, "PATIENCE_S", 0)
+    monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
     with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
-        kernel = other._log._lock
+        kernel = other._log.handle.lock
         kernel.try_lock()
         try:
             with start_thread(store.add, "n", 1) as waiter:
@@ -386,7 +397,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: 
 
     def parent() -> int:
         store = FileStore(path)
-        store._log._lock.try_lock()
+        store._log.handle.lock.try_lock()
         pid = os.fork()
         if pid == 0:
             signal.alarm(HANG_S)

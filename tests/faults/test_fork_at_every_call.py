@@ -22,6 +22,8 @@ from faults.test_every_call import OPERATIONS, WITHOUT_CALLS, make_base, must_fo
 from fscoord import FileStore
 from fscoord.recipes import Lock, Queue
 
+pytestmark = pytest.mark.exhaustive
+
 every_fork = pytest.mark.parametrize(
     "fork", [pytest.param(os.fork, id="os.fork"), pytest.param(fork_in_c, id="fork in C")]
 )
@@ -76,7 +78,7 @@ def fork_everywhere(
 
 
 @every_fork
-@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "be_rank"])
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "announce_rank"])
 def test_a_fork_at_any_call_of_another_thread(operation: str, fork: Any, directory: Path, draw: Draw) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS[operation], fork=fork) > 1
 

@@ -20,7 +20,14 @@ PACKAGE = Path(fscoord.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "forks.md"
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 MAKERS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Thread", "Timer"}
-MAKERS |= {"Wakeup", "start_thread", "start_bare_thread", "start_new_thread", "allocate_lock", "ThreadPoolExecutor"}
+MAKERS |= {
+    "AutoResetEvent",
+    "start_thread",
+    "start_bare_thread",
+    "start_new_thread",
+    "allocate_lock",
+    "ThreadPoolExecutor",
+}
 FROM = {"threading", "_thread", "system", "futures"}
 HOOK = "after_fork_in_child"
 
@@ -51,13 +58,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The steps, empty, in a process that is a child as far as the hook knows."""
     steps: dict[str, Any] = {}
     monkeypatch.setattr(forks, "_steps", steps)
-    monkeypatch.setattr(forks, "own_process", [0])
+    monkeypatch.setattr(forks, "fork_marker", [0])
     monkeypatch.setattr(forks, "_life", [1])
     return steps
 
 
 def test_a_step_without_a_place_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'nobody' is not a step of a forked child.*ORDER"):
+    with pytest.raises(ValueError, match=r"'nobody' is not a step of fork recovery.*ORDER"):
         forks.after_fork_in_child("nobody", list)
 
 
@@ -92,6 +99,7 @@ def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> No
     assert taken == ["first", "first"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", MODULES)
 def test_the_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step(module: str) -> None:
     if makes_a_lock_or_thread(module) or steps_of(module):
@@ -140,7 +148,7 @@ def test_threads_that_begin_to_watch_processes_at_once_watch_each_its_own(
         for number, process in enumerate(processes):
             process.kill()
             process.wait()
-            assert events.count_ended() == 1, number
+            assert events.reap_exited() == 1, number
         assert not events.processes
         assert events._descriptors == before
     finally:

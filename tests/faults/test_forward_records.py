@@ -27,8 +27,7 @@ from faults.persistence import (
 from support.plain_reader import read_log
 
 from fscoord import FileStore
-from fscoord.stores.dump import dump
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, verify
 
 LIMIT_S = 60
 SIZE = 71

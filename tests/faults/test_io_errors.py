@@ -63,6 +63,7 @@ def outcome(operation: Operation, store: Store) -> FscoordError | None:
     return None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_any_call_may_fail_while_a_log_is_born_or_opened(
@@ -104,6 +105,7 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("introduced", [False, True])
 def test_a_write_that_stops_at_any_byte_is_not_applied_and_can_be_repeated(introduced: bool, path: str) -> None:
     """What is torn is the record itself, or the introduction of a handle that has not written before."""

@@ -17,8 +17,10 @@ from support.plain_reader import read_newest
 
 from fscoord import FileStore
 
+pytestmark = pytest.mark.exhaustive
+
 LIMIT_S = 60
-WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "be_rank"]
+WRITES = ["set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "announce_rank"]
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def perform(path: Path, operation: str, condition: Any, number: int, part: float
     with faulty_system() as faulty:
         store, other = FileStore(path, timeout=LIMIT_S), FileStore(path, timeout=LIMIT_S)
         condition(store, other)
-        store._log._looked = 0.0  # so that it looks whether the file is still there, too
+        store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
         faulty.calls.clear()
         with faulty.instead(does):
             OPERATIONS[operation](store)
@@ -99,7 +101,7 @@ def kill_everywhere(directory: Path, operation: str, condition: Any) -> int:
 
 
 @pytest.mark.parametrize("condition", [nothing, must_void])
-@pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "be_rank"])
+@pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "announce_rank"])
 def test_who_is_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
     assert kill_everywhere(directory, operation, condition) > 5
 

@@ -28,7 +28,7 @@ from fscoord.recipes import (
     ReadWriteLock,
     Semaphore,
     _line,
-    break_hold,
+    force_release,
     membership,
     once,
 )
@@ -274,7 +274,7 @@ def test_keys_of_a_line_where_who_breaks_a_hold_is_killed(
         others.append(Another(path, kind, store))
         view.meanwhile = others[-1].pass_by
         try:
-            break_hold(view, "l", hold.token)
+            force_release(view, "l", hold.token)
         finally:
             try:
                 hold.release()
@@ -325,7 +325,7 @@ def test_keys_of_a_latch_whose_users_are_killed(path: Path, store: Store, moment
 
 
 @pytest.mark.parametrize("kind_of_queue", [Queue, PriorityQueue])
-@pytest.mark.parametrize("way", ["done", "give_back"])
+@pytest.mark.parametrize("way", ["ack", "release"])
 def test_keys_of_a_queue_whose_users_are_killed(
     path: Path, store: Store, moment: str, kind_of_queue: type[Queue], way: str
 ) -> None:
@@ -338,7 +338,7 @@ def test_keys_of_a_queue_whose_users_are_killed(
         queue = kind_of_queue(store, "q")
         queue.put("b")
         while len(queue) or queue.taken():
-            queue.take().done()
+            queue.take().ack()
         assert set(store.list_keys()) <= {"q/number", "q/returns", "q/bell"}
 
     assert kill_at_each_operation(path, moment, act, check) > 5
@@ -383,7 +383,7 @@ def test_keys_that_stay_are_documented_for_each_recipe() -> None:
     assert set(keys_that_stay()) == set(recipes.__all__) - NO_RECIPES
 
 
-NO_RECIPES = {"break_hold", "Item", "Leader", "Participant", "Waiter"}
+NO_RECIPES = {"force_release", "Item", "Leader", "Participant", "Contender"}
 
 
 def test_keys_after_a_history_with_kills_are_those_of_the_page(
@@ -422,10 +422,10 @@ def use_each_once_more(store: Store) -> None:
     Lock(store, "once")._line.leave(Lock(store, "once")._line.entries()[0].id)
     queue = Queue(store, "Queue")
     queue.put("last")
-    queue.take().give_back()
+    queue.take().release()
     while len(queue) or queue.taken():
-        queue.take().done()
+        queue.take().ack()
     queue.put("last")
-    queue.take().done()
+    queue.take().ack()
     with Membership(store, "Membership") as group:
         assert len(group.members()) == 1

@@ -15,12 +15,13 @@ import pytest
 from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 
-from fscoord import FileStore, StoreError, StoreGoneError
-from fscoord._log.format.session import Session
-from fscoord._log.liveness import presence
-from fscoord._log.liveness.liveness_file import Home
+from fscoord import FileStore, SessionDeadError, StoreError
+from fscoord._log.format.control_records import Session
+from fscoord._log.liveness import own_session
+from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.liveness.own_session import Liveness
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 
@@ -34,7 +35,7 @@ def path(tmp_path: Path) -> str:
 def watcher(path: str) -> Iterator[FileStore]:
     """A handle of this process, which is session 1."""
     with FileStore(path, rank=0, timeout=HANG_S) as store:
-        assert store.session == 1
+        assert store.register() == 1
         yield store
 
 
@@ -48,7 +49,7 @@ class Victim:
             try:
                 store = FileStore(path, rank=rank, timeout=HANG_S)
                 self.extra = then(store) if then else None
-                os.write(done, b"%d" % store.session)
+                os.write(done, b"%d" % store.register())
                 signal.alarm(2 * HANG_S)
                 signal.pause()
             finally:
@@ -84,13 +85,13 @@ def test_members_say_who_they_are(path: str) -> None:
     with FileStore(path, rank=3, label="first") as store, FileStore(path, label="second") as other:
         first, second = store.members()
         assert (first.number, first.pid, first.host, first.rank, first.label) == (
-            store.session,
+            store.register(),
             os.getpid(),
             os.uname().nodename,
             3,
             "first",
         )
-        assert (second.number, second.rank, second.label) == (other.session, None, "second")
+        assert (second.number, second.rank, second.label) == (other.register(), None, "second")
         assert first.alive == second.alive == "yes"
         assert 0 <= second.since - first.since < HANG_S
         assert store.members() == other.members()
@@ -103,12 +104,12 @@ def test_a_handle_introduces_itself_when_it_has_something_to_say(path: str) -> N
         assert [member.number for member in speaker.members()] == [1]
         silent.set("k", "v")
         assert [member.number for member in speaker.members()] == [1, 2]
-        assert (silent.session, speaker.session) == (2, 1)
+        assert (silent.register(), speaker.register()) == (2, 1)
 
 
-def test_asking_for_its_session_introduces_a_handle(path: str) -> None:
+def test_a_handle_is_registered_once_and_keeps_its_number(path: str) -> None:
     with FileStore(path) as store:
-        assert store.session == store.session == 1
+        assert store.register() == store.register() == 1
         assert [entry.kind for entry in dump(path)] == ["session"]
 
 
@@ -122,34 +123,32 @@ def test_a_read_only_handle_sees_members_and_is_none(path: str, watcher: FileSto
         assert reader.dead_ranks([1]) == []
         assert watcher.dead_ranks([1]) == reader.dead_ranks([1]) == [1]
         with pytest.raises(StoreError, match="read_only"):
-            _ = reader.session
+            reader.register()
 
 
 def test_a_handle_may_be_several_ranks(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         for rank in (4, 5, 4, 5):
-            store.be_rank(rank)
+            store.announce_rank(rank)
         assert [entry.kind for entry in dump(path)] == ["session"] * 2
-        other.be_rank(5)
+        other.announce_rank(5)
         store.close()
         assert other.dead_ranks([3, 4, 5]) == [4]
 
 
 def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watcher: FileStore) -> None:
-    alive = watcher._log._alive
+    alive = watcher._log.liveness.file
     assert alive is not None
     with open(path + ".alive", "r+b", buffering=0) as stranger:
         lock = system.fcntl.F_OFD_SETLK
         system.fcntl.fcntl(stranger, lock, alive_range(system.fcntl.F_WRLCK, 2, 2))
         with FileStore(path, rank=1) as other:
-            assert other.session == 4
+            assert other.register() == 4
             assert lives(watcher) == {1: "yes", 4: "yes"}
 
 
 def alive_range(kind: int, start: int, length: int) -> bytes:
-    from fscoord._log.liveness.liveness_file import _FLOCK_STRUCT
-
-    return _FLOCK_STRUCT.pack(kind, 0, start, length, 0)
+    return system.FLOCK_STRUCT.pack(kind, 0, start, length, 0)
 
 
 def test_a_handle_that_asked_who_lives_before_it_wrote_lives(path: str, watcher: FileStore) -> None:
@@ -197,8 +196,8 @@ def test_a_closed_handle_is_a_dead_session_of_a_living_process(path: str, watche
 
 def test_a_program_that_another_takes_the_place_of_is_dead(path: str, watcher: FileStore) -> None:
     def become_another(store: FileStore) -> None:
-        store.be_rank(1)
-        os.write(done, b"%d" % store.session)
+        store.announce_rank(1)
+        os.write(done, b"%d" % store.register())
         os.execv(sys.executable, [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"])
 
     ready, done = os.pipe()
@@ -236,11 +235,11 @@ def test_a_rank_that_comes_again_lives(path: str, watcher: FileStore) -> None:
 def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
         other.set("k", "v")
-        monkeypatch.setattr(type(store._log), "lives", lambda *_: False)
-        assert store._log.bury(2, HANG_S)
+        monkeypatch.setattr(Liveness, "is_alive", lambda *_: False)
+        assert store._log.record_death(2, HANG_S)
         size = os.path.getsize(path)
         for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
-            with pytest.raises(StoreGoneError, match=r"session 2 is dead.*open the store again"):
+            with pytest.raises(SessionDeadError, match=r"session 2 is dead.*open the store again"):
                 call()
         assert os.path.getsize(path) == size
         assert store.get("k") == b"v"
@@ -253,22 +252,22 @@ def test_a_death_is_the_verdict_whatever_its_byte_says_and_who_was_never_there_i
         store.set("k", "v")
         other.set("k", "w")
         assert store.get("k") == b"w"
-        assert store._log.lives(2, None) is True
-        assert store._log.lives(99, None) is None
+        assert store._log.liveness.is_alive(2, None) is True
+        assert store._log.liveness.is_alive(99, None) is None
         with monkeypatch.context() as patch:
-            patch.setattr(type(store._log), "lives", lambda *_: False)
-            assert store._log.bury(2, HANG_S)
-        assert store._log._alive is not None
-        assert store._log._alive.is_held(2)
-        assert store._log.lives(2, None) is False
+            patch.setattr(Liveness, "is_alive", lambda *_: False)
+            assert store._log.record_death(2, HANG_S)
+        assert store._log.liveness.file is not None
+        assert store._log.liveness.file.is_held(2)
+        assert store._log.liveness.is_alive(2, None) is False
 
 
 def test_who_has_asked_who_lives_and_wrote_nothing_looks_after_no_byte(path: str, watcher: FileStore) -> None:
     watcher.set("k", "v")
     with FileStore(path, timeout=HANG_S) as other:
         assert other.get("k") == b"v"
-        assert other._log.lives_now(1, None) is True
-        other._log._looked = 0.0
+        assert other._log.is_alive(1, None) is True
+        other._log.handle.path_checked_at = 0.0
         assert other.get("k") == b"v"
         assert other._log.session == 0
 
@@ -279,16 +278,16 @@ def test_that_liveness_can_t_be_told_is_said_once(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(presence, "open_alive", refuse)
+    monkeypatch.setattr(own_session, "open_liveness_file", refuse)
     with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
         store.set("k", "v")
-        store._log._take_byte()
+        store._log.liveness.take_byte()
     assert [text for text in caplog.messages if "can't be used" in text] == caplog.messages[:1]
 
 
 def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1) as other:
-        assert not watcher._log.bury(other.session, HANG_S)
+        assert not watcher._log.record_death(other.register(), HANG_S)
         assert "death" not in [entry.kind for entry in dump(path)]
 
 
@@ -297,7 +296,7 @@ def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: Fi
 
 @every_fork
 def test_a_forked_child_is_another_session(path: str, watcher: FileStore, fork: Callable[[], int]) -> None:
-    with Child(fork, lambda: watcher.session) as child:
+    with Child(fork, watcher.register) as child:
         assert child.result() == 2
         assert lives(watcher)[1] == "yes"
     assert lives(watcher) == {1: "yes", 2: "no"}
@@ -332,7 +331,7 @@ def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_
         orphan = int(os.read(orphan_ready, 20))
         try:
             victim.kill()
-            alive = watcher._log._alive
+            alive = watcher._log.liveness.file
             assert alive is not None
             assert alive.is_held(victim.session)
             assert watcher.dead_ranks([1]) == [1]
@@ -346,7 +345,7 @@ def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_
 
 
 def session_of_mine(**changes: Any) -> Session:
-    home = Home.find()
+    home = ProcessIdentity.find()
     mine = Session(
         host=home.host,
         pid=os.getpid(),
@@ -359,8 +358,8 @@ def session_of_mine(**changes: Any) -> Session:
 
 
 def test_a_process_number_that_was_given_again_is_another_process() -> None:
-    assert not Home.find().has_seen_die(session_of_mine())
-    assert Home.find().has_seen_die(session_of_mine(start_time=system.start_time() - 1))
+    assert not ProcessIdentity.find().is_provably_dead(session_of_mine())
+    assert ProcessIdentity.find().is_provably_dead(session_of_mine(start_time=system.start_time() - 1))
 
 
 def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
@@ -368,7 +367,7 @@ def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert Home.find().has_seen_die(session_of_mine(pid=pid))
+    assert ProcessIdentity.find().is_provably_dead(session_of_mine(pid=pid))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +383,7 @@ def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
 )
 def test_a_process_number_from_elsewhere_proves_nothing(elsewhere: dict[str, Any]) -> None:
     stranger = {"start_time": system.start_time() - 1} | elsewhere
-    assert not Home.find().has_seen_die(session_of_mine(**stranger))
+    assert not ProcessIdentity.find().is_provably_dead(session_of_mine(**stranger))
 
 
 @pytest.mark.parametrize(("began", "found", "same"), [(7, 7, True), (1, 1, True), (0, 0, False), (7, 8, False)])
@@ -393,14 +392,14 @@ def test_a_process_is_the_same_if_it_began_when_the_session_says(
 ) -> None:
     monkeypatch.setattr(system, "start_time", lambda pid=None: found)
     session = session_of_mine(start_time=began)
-    assert Home.find().is_the_same(session) == same
-    assert not Home.find().is_the_same(session._replace(time_space=1))
-    assert not Home.find().is_the_same(session._replace(host="elsewhere"))
+    assert ProcessIdentity.find().is_same_process(session) == same
+    assert not ProcessIdentity.find().is_same_process(session._replace(time_space=1))
+    assert not ProcessIdentity.find().is_same_process(session._replace(host="elsewhere"))
 
 
 def test_where_nothing_is_known_of_this_machine_a_process_number_proves_nothing() -> None:
-    unknown = Home("", bytes(16), 0, 0)
-    assert not unknown.has_seen_die(Session("", os.getpid(), start_time=1))
+    unknown = ProcessIdentity("", bytes(16), 0, 0)
+    assert not unknown.is_provably_dead(Session("", os.getpid(), start_time=1))
 
 
 def test_after_a_reboot_all_who_were_there_are_dead(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,9 +439,9 @@ def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_wr
     os.replace(path + ".alive", path + ".moved")
     with FileStore(path, rank=1) as other:
         now = system.time.monotonic()
-        watcher._log._looked = watcher._log._alive_checked = now - 10
+        watcher._log.handle.path_checked_at = watcher._log.liveness.checked_at = now - 10
         watcher.set("k", "v")
-        assert watcher.session == 3
+        assert watcher.register() == 3
         assert lives(other) == {1: "unknown", 2: "yes", 3: "yes"}
         assert other.dead_ranks([0]) == []
 
@@ -533,11 +532,11 @@ def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, m
         store.set("k", "v")
         other.set("k", "w")
         with monkeypatch.context() as patch:
-            patch.setattr(type(store._log), "lives", lambda *_: False)
-            assert store._log.bury(2, HANG_S)
+            patch.setattr(Liveness, "is_alive", lambda *_: False)
+            assert store._log.record_death(2, HANG_S)
         FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
         for _ in range(compactions):
             store.compact()
-        with pytest.raises(StoreGoneError, match="session 2 is dead"):
+        with pytest.raises(SessionDeadError, match="session 2 is dead"):
             other.set("k", "x")
         assert store.get("k") == b"w"

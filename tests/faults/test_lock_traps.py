@@ -22,8 +22,8 @@ from support.places import start_thread
 
 from fscoord import FileStore
 from fscoord._log import log as log_file
+from fscoord._log.handle import NeedsLock
 from fscoord._log.io import safe_files as log_path, torn_tail
-from fscoord._log.io.cursor import Suspect
 from fscoord._log.locking import kernel_wait as log_line, log_lock
 from fscoord.errors import StoreClosedError, StoreError, StoreGoneError, StoreTimeoutError
 
@@ -44,14 +44,14 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the lock in the kernel at once, instead of trying again for a while."""
-    monkeypatch.setattr(log_lock, "PATIENCE_S", 0)
+    monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
 
 
 @contextmanager
 def held(path: str, lock: str) -> Iterator[Callable[[], object]]:
     """Hold the lock through a handle of its own; yields what gives it back."""
     with FileStore(path, lock=lock, timeout=HANG_S) as holder:
-        kernel = holder._log._lock
+        kernel = holder._log.handle.lock
         until(lambda: takes(holder))
         try:
             yield kernel.unlock
@@ -223,12 +223,12 @@ def test_a_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impati
                 for thread in lock_threads():
                     thread.join(0.1)
                 try:
-                    stranger._log._lock.try_lock()
+                    stranger._log.handle.lock.try_lock()
                     found.append("a stranger got in")
                 except BlockingIOError:
                     pass
                 finally:
-                    stranger._log._lock.unlock()
+                    stranger._log.handle.lock.unlock()
                 return None, 0, b""
 
             for _ in range(3):
@@ -315,7 +315,7 @@ def test_a_wait_that_the_kernel_refuses_goes_on_by_trying(
     monkeypatch.setattr(log_lock.LogLock, "block", refuse)
     with FileStore(path, timeout=HANG_S) as store, held(path, "ofd") as release:
         with start_thread(store.add, "n", 1) as waiter:
-            until(lambda: not store._log._lock.can_block)
+            until(lambda: not store._log.handle.lock.can_block)
             assert waiter.is_alive()
             release()
         assert waiter.result == 1
@@ -341,7 +341,7 @@ def test_a_wait_goes_on_by_trying_where_no_descriptor_is_left(
     def reopen(*_: Any) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(log_file.LogFile, "_reopen_for_lock", reopen)
+    monkeypatch.setattr(log_file.Log, "_reopen_for_lock", reopen)
     with FileStore(path, timeout=0.05) as store, held(path, "ofd"), pytest.raises(StoreTimeoutError):
         store.set("k", "1")
 
@@ -378,13 +378,13 @@ def test_who_waits_for_the_lock_of_a_log_that_has_gone_is_told_while_another_hol
 ) -> None:
     """And does not open what is there instead over and over meanwhile."""
     opened: list[int] = []
-    reopen = log_file.LogFile._reopen_for_lock
+    reopen = log_file.Log._reopen_for_lock
 
-    def count(log: log_file.LogFile) -> int:
+    def count(log: log_file.Log) -> int:
         opened.append(1)
         return reopen(log)
 
-    monkeypatch.setattr(log_file.LogFile, "_reopen_for_lock", count)
+    monkeypatch.setattr(log_file.Log, "_reopen_for_lock", count)
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "1")
         with held(path, lock):
@@ -420,7 +420,7 @@ def interrupt_hand_over(path: str, lock: str, number: int) -> bool:
         store.set_timeout(0)
         with pytest.raises(StoreTimeoutError):  # for the other holds the lock
             store.set("two", at.where)
-        other._log._lock.unlock()
+        other._log.handle.lock.unlock()
         store.set_timeout(HANG_S)
         assert store.add("m", 1) == number
     return at.reached
@@ -436,7 +436,7 @@ def interrupted(at: At, call: Callable[..., Any], *arguments: Any) -> None:
 
 def takes(store: FileStore) -> bool:
     try:
-        store._log._lock.try_lock()
+        store._log.handle.lock.try_lock()
     except BlockingIOError:
         return False
     return True
@@ -536,7 +536,7 @@ def test_openers_of_an_empty_file_that_want_different_locks_agree_on_one(path: s
 
 def suspect() -> None:
     """What a reader meets without the lock where it must look again with it."""
-    raise Suspect
+    raise NeedsLock
 
 
 def test_a_reader_that_waits_for_the_lock_lets_others_of_its_process_work(

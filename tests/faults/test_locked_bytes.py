@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from fscoord import FileStore
-from fscoord._log.liveness import presence
+from fscoord._log.liveness import own_session
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 LOCKER = """
@@ -61,7 +61,7 @@ def test_newcomer_goes_on_without_a_byte_and_names_the_locker(path: Path, caplog
                 newcomer.set("b", "2")
             assert time.monotonic() - started < HANG_S
             first.set("c", "1")
-            assert newcomer.session == 2, "no numbers are used up"
+            assert newcomer.register() == 2, "no numbers are used up"
             (warning,) = caplog.records
             assert f"{system.hostname()}:{pid} locks 64 bytes of it and more, from 2 on" in warning.getMessage()
             (member,) = [member for member in first.members() if member.number == 2]
@@ -74,14 +74,14 @@ def test_bytes_of_others_are_passed_over(path: Path) -> None:
     with FileStore(path, timeout=HANG_S) as first:
         first.set("a", "1")
         with open(f"{path}.alive", "r+b") as file:
-            taken = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2, presence.BYTE_TRIES - 1, 0)
+            taken = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2, own_session.BYTE_TRIES - 1, 0)
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, taken)
             with FileStore(path, timeout=HANG_S) as newcomer:
                 newcomer.set("b", "1")
-                assert newcomer.session == 2 + presence.BYTE_TRIES - 1
+                assert newcomer.register() == 2 + own_session.BYTE_TRIES - 1
                 assert {member.number: member.alive for member in first.members()} == {
                     1: "yes",
-                    newcomer.session: "yes",
+                    newcomer.register(): "yes",
                 }
 
 

@@ -18,11 +18,10 @@ import pytest
 from support.places import start_thread
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
-from fscoord._log import log as log_file
-from fscoord._log.access import direct, mount
-from fscoord._log.locking.process_mutex import shared_by
-from fscoord.stores.copying import copy
-from fscoord.stores.verify import verify
+from fscoord._log import log as log_file, opened as opened_log
+from fscoord._log.access import mount
+from fscoord._log.locking.process_mutex import process_mutex_for
+from fscoord.inspect import copy, verify
 
 HANG_S = 60
 
@@ -228,7 +227,7 @@ def test_first_writers_of_a_copy_begin_one_lineage(path: Path) -> None:
             with thread:
                 pass
         assert one.get("n") == b"10"
-        assert len({handle._log.header.lineage for handle in (one, two)}) == 1
+        assert len({handle._log.handle.header.lineage for handle in (one, two)}) == 1
     assert len(generations(other)) == 2
 
 
@@ -238,9 +237,9 @@ def test_handles_of_a_copy_share_nothing_with_those_of_the_original(path: Path) 
     other = path.parent / "other"
     shutil.copytree(path.parent, other, ignore=lambda *_: {"other"})
     with opened(path) as store, opened(path) as same, opened(other / path.name) as copied:
-        assert store._log.mutex is same._log.mutex
-        assert store._log.mutex is not copied._log.mutex
-        assert shared_by(store._log.root.key) is not shared_by(copied._log.root.key)
+        assert store._log.handle.mutex is same._log.handle.mutex
+        assert store._log.handle.mutex is not copied._log.handle.mutex
+        assert process_mutex_for(store._log.handle.root.key) is not process_mutex_for(copied._log.handle.root.key)
 
 
 def test_log_copied_while_it_is_written_is_whole_or_refused(path: Path) -> None:
@@ -456,7 +455,7 @@ def test_cp_leaves_out_a_record_that_was_never_finished(path: Path) -> None:
 def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """All directories are on a file system like that of sshfs(1), but for its locks."""
     look_up: Callable[[str], mount.Mount] = mount.find_mount
-    for module in (log_file, direct):
+    for module in (log_file, opened_log):
         monkeypatch.setattr(module, "find_mount", lambda path: look_up(path)._replace(kind="fuse.bindfs"))
     monkeypatch.setattr(mount.Mount, "is_local", property(lambda _: True))
 
@@ -466,7 +465,7 @@ def test_log_without_lasting_inode_numbers_removes_nothing(path: Path, fuse: Non
     assert len(generations(path.parent)) == 3
     assert read(path) == b"precious"
     with opened(path) as store:
-        header = store._log.header
+        header = store._log.handle.header
         assert (header.inode, header.root_inode) == (0, 0)
         store.set("k", "later")
     shutil.copytree(path.parent, path.parent / "other", ignore=lambda *_: {"other"})

@@ -94,7 +94,7 @@ class OtherHost:
                 return None, 0, b""
             os.write(answer, b"h")
             os.read(theirs, 1)
-            log._compact()
+            log.compactor.compact()
             done.append(True)
             return MOVED, 0, b""
 
@@ -163,6 +163,7 @@ OPERATIONS: dict[str, tuple[Callable[[FileStore], object], object]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("kind", COHERENCE)
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -179,7 +180,7 @@ def test_the_file_may_go_before_any_call_of_an_operation(
     def calls_left(ahead: int, times: int, number: int) -> int:
         with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
             store.set("n", "1")
-            fds, left = store._log._descriptors, number
+            fds, left = store._log.handle.owned_fds, number
 
             def does(call: str = "", _: object = None, given: tuple[Any, ...] = ()) -> None:
                 nonlocal left, points
@@ -247,7 +248,7 @@ def test_a_host_that_compacts_without_pause_keeps_nobody_from_writing_for_good(
     """Each time that a handle has arrived in the newest generation, that one is gone: this is no failing server."""
     with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
         store.set("n", "1")
-        fds, left = store._log._descriptors, [5 * network.TRIES]
+        fds, left = store._log.handle.owned_fds, [5 * network.TRIES]
 
         def compact() -> None:
             if left[0] and not any(is_locked(fd) for fd in fds):
@@ -265,7 +266,7 @@ def test_the_wait_for_a_generation_that_stays_has_an_end(
     monkeypatch.setattr(file, "LOCK_GRACE_S", 0.2)
     with FileStore(path, coherence="direct", timeout=0.1) as store:
         store.set("n", "1")
-        fds = store._log._descriptors
+        fds = store._log.handle.owned_fds
         locks.before = lambda: any(is_locked(fd) for fd in fds) or other.compact(2)
         with pytest.raises(StoreTimeoutError):
             store.add("n", 1)

@@ -30,9 +30,9 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from fscoord._log.io import cursor as reader
+from fscoord._log import recovery
 from fscoord._runtime import system
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 HANG_S = 60
 """No call of these tests waits so long: one that does, hangs."""
@@ -141,7 +141,9 @@ def test_a_wait_ends_when_the_log_goes_away(way: str, watch: str, read_only: boo
     with FileStore(inner, read_only=read_only, watch=watch, timeout=10 * HANG_S) as waiter:
         until = time.monotonic() + HANG_S
         with Thread(wait_until_gone, waiter) as waiting:
-            while not (waiter._notifier._waiters and waiter._notifier._watcher.is_announced):  # it makes nothing any more
+            while not (
+                waiter._notifier._waiters and waiter._notifier._watcher.is_announced
+            ):  # it makes nothing any more
                 assert time.monotonic() < until
             spoil(inner)
             error = str(waiting.join())
@@ -174,13 +176,13 @@ def test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its
         for _ in range(compactions):
             store.compact()
             store.set("k", "w")
-        file = Path(store._log.file)
+        file = Path(store._log.handle.file)
         data = file.read_bytes()
         file.unlink()
         file.write_bytes(data + data)
         file.chmod(0o600)
-        store._log._trouble = reader.DIRTY
-        store._log._looked = time.monotonic() + 3600
+        store._log.handle.recovery = recovery.POSITION
+        store._log.handle.path_checked_at = time.monotonic() + 3600
         with pytest.raises(StoreGoneError):
             store.get("k")
 
@@ -229,9 +231,9 @@ INSECURE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link": (link_to_a_log, "is a symbolic link"),
     "a dangling link": (lambda path: path.symlink_to("nowhere"), "is a symbolic link"),
     "a link to itself": (lambda path: path.symlink_to(path), "is a symbolic link"),
-    "a directory": (lambda path: path.mkdir(), "is no regular file"),
-    "a FIFO": (lambda path: os.mkfifo(path), "is no regular file"),
-    "a socket": (make_socket, "is no regular file"),
+    "a directory": (lambda path: path.mkdir(), "is not a regular file"),
+    "a FIFO": (lambda path: os.mkfifo(path), "is not a regular file"),
+    "a socket": (make_socket, "is not a regular file"),
 }
 FOR_WRITERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a second name": (another_name_of_a_log, "has several names"),
@@ -261,7 +263,7 @@ def test_what_is_not_a_file_of_ours_alone_is_refused_and_left_alone(what: str, p
 
 def test_a_device_is_refused() -> None:
     for read_only in (False, True):
-        with pytest.raises(InsecurePathError, match="is no regular file"):
+        with pytest.raises(InsecurePathError, match="is not a regular file"):
             FileStore("/dev/null", read_only=read_only)
 
 
@@ -553,7 +555,7 @@ def test_a_log_that_may_not_be_read_is_said_so(as_stranger, public_dir: Path) ->
     with untouched(public_dir):
         name, text = as_stranger(try_to_open, str(path))
     assert name == "StoreUnavailableError"
-    assert "Permission denied; check who owns the log" in text
+    assert "Permission denied; check the owners and modes of the log" in text
 
 
 def test_a_log_for_all_is_shared_by_users_who_mean_it(as_stranger, public_dir: Path) -> None:

@@ -18,6 +18,8 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError
 
+pytestmark = pytest.mark.exhaustive
+
 STARTS = [0, 1, 100, 504, 505, 510, 511]
 """Where in its sector the record begins: its prefix has 8 bytes, and lies in one sector or in two."""
 SIZES = [60, 450, 512, 900, 1500]

@@ -75,7 +75,7 @@ def test_half_a_million_records_beside_tearing_writers(place: Path, rng: random.
 
 
 def test_the_checking_reader_would_notice(tmp_path: Path) -> None:
-    """Zeros, a phantom, a record missing or given twice: the consumer of these tests fails for each."""
+    """Zeros, a phantom, a record missing or given twice: the state machine of these tests fails for each."""
     good = [(ord("S"), b"1", value(1, number), 1, 0) for number in range(40)]
     Counter().apply(good)
     zeros = [(ord("S"), b"1", value(1, 3)[:40] + bytes(len(value(1, 3)) - 40), 1, 0)]

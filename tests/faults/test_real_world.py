@@ -328,7 +328,7 @@ def test_a_lock_outlives_another_library_that_opens_and_closes_the_log(lock: str
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
         store.set("k", "v")
         other.set("k", "w")
-        kernel = store._log._lock
+        kernel = store._log.handle.lock
         kernel.try_lock()
         try:
             with open(path, "rb+") as stranger:
@@ -364,7 +364,7 @@ def test_two_copies_of_the_package_in_one_process_exclude_each_other(lock: str, 
         ):
             ours.set("k", "v")
             theirs.set("k", "w")
-            kernel = ours._log._lock
+            kernel = ours._log.handle.lock
             kernel.try_lock()
             try:
                 with pytest.raises(another.StoreTimeoutError):

@@ -29,6 +29,8 @@ from fscoord.recipes import (
 )
 from fscoord.store import Store
 
+pytestmark = pytest.mark.exhaustive
+
 EXCEPTIONS = [ValueError, IndexError, TimeoutError, OverflowError, KeyError]
 
 
@@ -43,14 +45,14 @@ def use(hold: Any) -> None:
 
 def work(queue: Queue) -> None:
     queue.put("a")
-    queue.take().done()
+    queue.take().ack()
 
 
 def pass_on(queue: Queue) -> None:
     queue.put("a")
-    queue.take(block=False).give_back()
+    queue.take(block=False).release()
     len(queue)
-    queue.take().done()
+    queue.take().ack()
 
 
 def take_part(group: Membership) -> None:
@@ -65,7 +67,7 @@ def lead(office: Election) -> None:
 
 
 def write(value: Fenced) -> None:
-    value.set("value", value.token or 1)
+    value.set("value", value.token() or 1)
     value.get()
 
 

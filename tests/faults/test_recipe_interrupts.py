@@ -76,7 +76,7 @@ def settle(request: pytest.FixtureRequest, kind: Callable[[Store], Any], hold: A
 
 
 def nobody_is_in_line(hold: Any) -> bool:
-    return not hold.owners() and not hold.waiters() and not hold._held
+    return not hold.holders() and not hold.waiters() and not hold._held
 
 
 def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:

@@ -17,11 +17,10 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Successor, generation_name
 from fscoord._log.locking.log_lock import FLOCK
-from fscoord.stores.repair import Dropped, Repair, repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import Repair, Skipped, repair, verify
 
 
 @pytest.fixture
@@ -34,17 +33,17 @@ def output(tmp_path: Path) -> str:
     return str(tmp_path / "copy")
 
 
-def mend(path: str, output: str, *, salvage: bool = False) -> tuple[Repair, list[Dropped]]:
+def mend(path: str, output: str, *, salvage: bool = False) -> tuple[Repair, list[Skipped]]:
     """Repair the log; a copy that is there is sound, and the log is as it was."""
     if os.path.exists(output):
         os.unlink(output)
     before = contents(path)
-    dropped: list[Dropped] = []
-    found = repair(path, output, salvage=salvage, write=True, drop=dropped.append)
+    skipped: list[Skipped] = []
+    found = repair(path, output, salvage=salvage, write=True, on_skipped=skipped.append)
     assert contents(path) == before
-    assert (found.dropped, found.dropped_bytes) == (len(dropped), sum(one.size for one in dropped))
+    assert (found.skipped, found.skipped_bytes) == (len(skipped), sum(one.size for one in skipped))
     assert verify(output).verdict == "sound"
-    return found, dropped
+    return found, skipped
 
 
 def content(path: str) -> object:
@@ -58,8 +57,8 @@ def test_a_sound_log_is_copied_with_all_that_it_says(path: str, output: str) -> 
         store.set("k", "v")
         store.queue_push("queue", "x")
         store.add("n", 4)
-    found, dropped = mend(path, output)
-    assert (found.kept, dropped, found.notes, found.is_written) == (4, [], (), True)
+    found, skipped = mend(path, output)
+    assert (found.kept, skipped, found.notes, found.is_written) == (4, [], (), True)
     assert content(output) == content(path)
     one, other = (Header.decode(contents(name))[0] for name in (path, output))
     assert other.log_id != one.log_id
@@ -82,18 +81,18 @@ def test_all_before_the_damage_is_kept_and_all_behind_it_if_asked_for(path: str,
     found = steps(data)
     for bad in found[1:]:
         put(path, flip(data, 8 * (bad.end - 2)))
-        done, dropped = mend(path, output)
+        done, skipped = mend(path, output)
         assert look_at(output) == complete(found, bad.start)
-        assert [(one.offset, one.size) for one in dropped] == [
+        assert [(one.offset, one.size) for one in skipped] == [
             (step.start, step.end - step.start) for step in found if step.start >= bad.start
         ]
-        assert [one.is_certain for one in dropped] == [False] + [True] * (len(dropped) - 1)
+        assert [one.is_certain for one in skipped] == [False] + [True] * (len(skipped) - 1)
         assert done.kept == len(
             [step for step in found if step.end <= bad.start and data[step.start + record.KIND_AT] != record.BELL]
         )
-        done, dropped = mend(path, output, salvage=True)
+        done, skipped = mend(path, output, salvage=True)
         assert look_at(output) == data_of([step for step in found if step is not bad])
-        assert [(one.offset, one.size) for one in dropped] == [(bad.start, bad.end - bad.start)]
+        assert [(one.offset, one.size) for one in skipped] == [(bad.start, bad.end - bad.start)]
 
 
 def test_what_is_left_out_is_named_by_its_kind_and_key(path: str, output: str) -> None:
@@ -149,11 +148,11 @@ def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output
             second.set("k", "2")
     put(path, flip(contents(path), 8 * (start + 30)))
     found, _ = mend(path, output, salvage=True)
-    assert found.notes == ("who session 2 was is lost",)
+    assert found.notes == ("the description of session 2 is lost",)
     with FileStore(output) as store:
         assert store.get("k") == b"2"
         store.set("k", "3")
-        assert store.session == 3
+        assert store.register() == 3
         assert [(one.host, one.pid) for number, one in store._log.sessions.items() if number == 2] == [("unknown", 0)]
 
 
@@ -165,9 +164,9 @@ def test_who_wrote_several_records_is_introduced_and_told_of_once(path: str, out
             for value in "234":
                 second.set("k", value)
     put(path, flip(contents(path), 8 * (start + 30)))
-    found, dropped = mend(path, output, salvage=True)
-    assert found.notes == ("who session 2 was is lost",)
-    assert len(dropped) == 1
+    found, skipped = mend(path, output, salvage=True)
+    assert found.notes == ("the description of session 2 is lost",)
+    assert len(skipped) == 1
     kinds = [entry[1] for entry in read_log(contents(output)).records]
     assert kinds == ["s", "S", "s", "S", "S", "S"]
 
@@ -206,8 +205,8 @@ def newest(path: str) -> str:
 
 def test_what_is_copied_is_the_newest_generation(newest: str, path: str, output: str) -> None:
     expected = content(path)
-    found, dropped = mend(path, output)
-    assert (found.source, found.generation, found.notes, dropped) == (newest, 2, (), [])
+    found, skipped = mend(path, output)
+    assert (found.source, found.generation, found.notes, skipped) == (newest, 2, (), [])
     assert content(output) == expected
     assert Header.decode(contents(output))[0].generation == 0
 
@@ -215,8 +214,8 @@ def test_what_is_copied_is_the_newest_generation(newest: str, path: str, output:
 def test_damage_in_an_old_generation_loses_nothing_and_is_told(newest: str, path: str, output: str) -> None:
     expected = content(path)
     put(path, flip(contents(path), 8 * (steps(contents(path))[1].end - 2)))
-    found, dropped = mend(path, output)
-    assert (found.source, dropped) == (newest, [])
+    found, skipped = mend(path, output)
+    assert (found.source, skipped) == (newest, [])
     assert "generation 0 is damaged" in found.notes[0]
     assert content(output) == expected
 
@@ -244,7 +243,7 @@ def test_a_generation_is_looked_for_twice_before_it_is_called_missing(newest: st
 def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
     """Append to generation 0 that `generation` is the newest, or what names none."""
     data = contents(path)
-    named = Successor(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
+    named = GenerationRef(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
     chain = record.chain_at_end(data)
     put(path, data + record.encode(record.FORWARD, b"", named.forward() if value is None else value, 1, 2, chain)[0])
 
@@ -252,16 +251,16 @@ def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
 def test_of_all_generations_that_are_named_the_newest_counts(newest: str, path: str, output: str) -> None:
     expected = content(path)
     add_forward(path, 1)
-    found, dropped = mend(path, output)
-    assert (found.source, dropped) == (newest, [])
+    found, skipped = mend(path, output)
+    assert (found.source, skipped) == (newest, [])
     assert content(output) == expected
 
 
 def test_what_names_no_generation_sensibly_is_passed_over(path: str, output: str) -> None:
     data = make(path, write_every_kind)
     add_forward(path, 1, b"nonsense")
-    found, dropped = mend(path, output)
-    assert (found.source, [one.offset for one in dropped]) == (path, [len(data)])
+    found, skipped = mend(path, output)
+    assert (found.source, [one.offset for one in skipped]) == (path, [len(data)])
     assert look_at(output) == data_of(steps(data))
 
 
@@ -273,7 +272,7 @@ def test_whoever_may_write_a_log_it_can_be_read_but_nothing_else_can(path: str, 
     os.unlink(path)
     os.unlink(output)
     os.mkfifo(path)
-    with pytest.raises(InsecurePathError, match="no regular file"):
+    with pytest.raises(InsecurePathError, match="not a regular file"):
         repair(path, output, write=True)
 
 
@@ -282,9 +281,9 @@ def test_a_header_that_is_damaged_is_made_do_without_only_if_asked_for(newest: s
     put(newest, flip(contents(newest), 8 * 40))
     with pytest.raises(CorruptLogError, match=r"header.*--salvage"):
         repair(path, output, write=True)
-    found, dropped = mend(path, output, salvage=True)
+    found, skipped = mend(path, output, salvage=True)
     assert found.source == newest
-    assert [(one.offset, one.size, one.why) for one in dropped] == [(0, HEADER_SIZE, "the header is damaged")]
+    assert [(one.offset, one.size, one.why) for one in skipped] == [(0, HEADER_SIZE, "the header is damaged")]
     assert content(output) == expected
 
 
@@ -322,7 +321,7 @@ def test_without_being_told_to_it_writes_nothing(path: str, output: str, tmp_pat
 
 def test_how_far_it_has_got_is_told_of_each_file(newest: str, path: str, output: str) -> None:
     told: list[tuple[str, int, int]] = []
-    repair(path, output, write=True, tell=lambda *given: told.append(given))
+    repair(path, output, write=True, on_progress=lambda *given: told.append(given))
     sizes = os.path.getsize(path), os.path.getsize(newest)
     assert told == [(path, sizes[0], sizes[0]), *[(newest, sizes[1], sizes[1])] * 2], "looked through, and copied"
 
@@ -344,7 +343,7 @@ def test_nothing_is_overwritten(there: str, path: str, output: str) -> None:
 def test_what_appears_meanwhile_is_not_overwritten_either(path: str, output: str, tmp_path: Path) -> None:
     make(path, write_every_kind)
     with pytest.raises(ValueError, match="nothing is overwritten"):
-        repair(path, output, write=True, tell=lambda *_: Path(output).write_text("mine"))
+        repair(path, output, write=True, on_progress=lambda *_: Path(output).write_text("mine"))
     assert Path(output).read_text() == "mine"
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]
 
@@ -392,7 +391,7 @@ def test_writers_are_kept_away_while_it_copies(path: str, output: str) -> None:
                 store.set("k", "late")
             seen.append(1)
 
-        repair(path, output, write=True, tell=write_meanwhile)
+        repair(path, output, write=True, on_progress=write_meanwhile)
         assert seen
         store.set("k", "now")
     assert content(output) == ({"k": b"v" * 100}, 0)
@@ -414,8 +413,8 @@ def test_a_record_of_a_newer_version_is_left_out(path: str, output: str, rng: ra
     strange, chain = record.encode(ord("Q"), b"", b"", 1, 0, chain)
     behind, _ = record.encode(record.SET, b"k", b"w", 1, 0, chain)
     put(path, data + strange + behind)
-    _, dropped = mend(path, output)
-    assert ["newer" in one.why for one in dropped] == [True, False]
+    _, skipped = mend(path, output)
+    assert ["newer" in one.why for one in skipped] == [True, False]
     assert content(output) == ({"k": b"v"}, 0)
 
 
@@ -432,7 +431,7 @@ def test_a_generation_that_goes_while_it_is_looked_for_is_followed_to_the_next(p
                 store.set("k", "2")
                 store.compact()
 
-        repair(path, output, write=True, tell=tell)
+        repair(path, output, write=True, on_progress=tell)
     assert told.count(path) == 2
     assert content(output) == ({"k": b"2"}, 0)
 

@@ -21,8 +21,8 @@ import pytest
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log.io import permissions
-from fscoord._log.io.permissions import copy_permissions
+from fscoord._log.io import safe_files
+from fscoord._log.io.safe_files import copy_permissions
 
 HANG_S = 60
 ALICE, BOB, ALICES_OWN, BOBS_OWN, TEAM, OTHERS = 2001, 2002, 3001, 3002, 2100, 2200
@@ -198,7 +198,7 @@ def test_compaction_that_cannot_give_the_group_is_left_to_others(directory: Path
         with FileStore(path, mode=0o660, timeout=HANG_S, compact_bytes=2000) as store:
             for number in range(300):
                 store.set("b", str(number))
-            assert store._log.header.generation == 0
+            assert store._log.handle.header.generation == 0
         assert len(warnings) == 1, warnings
         assert "could not be compacted" in warnings[0]
         assert "Operation not permitted" in warnings[0]
@@ -283,6 +283,6 @@ def test_permissions_are_copied_or_refused(directory: Path, monkeypatch: pytest.
 
     os.chown(target, 0, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(permissions.system.os, "chown", refuse)
+        patch.setattr(safe_files.system.os, "chown", refuse)
         with pytest.raises(PermissionError):
             copy_permissions(str(source), str(target))

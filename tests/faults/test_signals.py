@@ -23,7 +23,7 @@ from support.places import start_thread
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log import log as log_file
+from fscoord._log import recovery
 from fscoord._log.io import safe_files
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
@@ -45,7 +45,7 @@ OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
     "list_keys": lambda store: store.list_keys(),
     "multi_get": lambda store: store.multi_get(["introduced", "fresh"]),
     "wait": lambda store: times_out(lambda: store.wait(["never"], 0.003)),
-    "be_rank": lambda store: store.be_rank(next(NUMBERS)),
+    "announce_rank": lambda store: store.announce_rank(next(NUMBERS)),
     "wait_alive": lambda store: times_out(lambda: store.wait_alive(["never"], [0, 1, 2], 0.003)),
 }
 NUMBERS = itertools.count()
@@ -79,14 +79,14 @@ class Pair:
 
     def check(self, where: str) -> None:
         """The lock and the mutex are free, the handle works, and knows what a fresh one knows."""
-        kernel = self.other._log._lock
+        kernel = self.other._log.handle.lock
         try:
             kernel.try_lock()
         except BlockingIOError:
             pytest.fail(f"interrupted at {where}, it kept the lock")
         finally:
             kernel.unlock()
-        assert not self.store._log._shared.busy, where
+        assert not self.store._log.handle.shared.is_inside, where
         with start_thread(self.store.set, "from another thread", where) as thread:
             thread.join()
         assert self.store.add("works", 1) == int(self.other.get("works")), where
@@ -192,13 +192,16 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
                 run(at, lambda: call(both.store))
             both.check(", ".join(at.where for at in points))
         logs = [both.store._log, both.other._log]
-        assert descriptors() == open_before + sum(log._root_fd >= 0 for log in logs), "and one for each in a later file"
+        assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
+            "and one for each in a later file"
+        )
 
 
 LOOP = """
 import random, signal, sys
 from fscoord import FileStore
-from fscoord._runtime.signals import lose_none
+from fscoord._log import recovery
+from fscoord._runtime.signals import resend_lost_signals
 
 path, lock, count, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 store = FileStore(path, lock=lock, timeout=60)
@@ -215,7 +218,7 @@ def handler(*_):
 signal.signal(signal.SIGINT, handler)
 signal.signal(signal.SIGALRM, handler)
 acknowledged = 0
-with lose_none():
+with resend_lost_signals():
     for number in range(count):
         try:
             try:
@@ -407,7 +410,7 @@ def test_a_handler_that_calls_the_store_works_or_is_refused(
             number += step
             both.renew()
             if dirty:
-                both.store._log._trouble |= log_file.DIRTY
+                both.store._log.handle.recovery |= recovery.POSITION
             said: list[str] = []
             at = At(number, lambda: said.append(outcome(HANDLERS[handler], both.store)))  # noqa: B023
             with at:
@@ -465,7 +468,7 @@ def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
 def test_a_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
     found: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
-        kernel = other._log._lock
+        kernel = other._log.handle.lock
 
         def disturb() -> None:
             wait_until(lock_threads)

@@ -111,8 +111,8 @@ def test_ctrl_c_at_any_point_leaves_all_long_values_readable(
             assert store.queue_pop("q") == OTHER, at.where
             other.compact()
             assert store.get("k") == VALUE, at.where
-            descriptors = store._log._descriptors | other._log._descriptors
-            assert all(os.fstat(fd).st_nlink for fd in other._log._in_use()), at.where
+            descriptors = store._log.handle.owned_fds | other._log.handle.owned_fds
+            assert all(os.fstat(fd).st_nlink for fd in other._log.handle.fds_in_use()), at.where
             assert len(descriptors) <= 8, at.where
         if not at.reached:
             break
@@ -146,7 +146,7 @@ def test_threads_read_long_values_while_the_log_goes_from_file_to_file(opened: C
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedOs]:
     """A kernel under the package that takes O_DIRECT, and looks at names that are never due."""
-    monkeypatch.setattr(network, "LOOK_S", math.inf)
+    monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
     with shared_os() as shared:
         yield shared
@@ -168,7 +168,9 @@ def test_long_values_are_read_in_the_way_of_the_mount(
                 kernel.calls.clear()
                 log, state = handle._log, handle._state
                 update = partial(log.update, 0, b"", b"")
-                fetched = update(lambda _, __, log=log, state=state: (state.get(b"k", log.fetch), 0, b""), LIMIT_S)
+                fetched = update(
+                    lambda _, __, log=log, state=state: (state.get(b"k", log.read_locked), 0, b""), LIMIT_S
+                )
                 assert fetched == VALUE + OTHER
                 read = [fd for name, fd in kernel.calls if name == "pread"]
                 assert read
@@ -192,13 +194,13 @@ def test_zeros_from_a_cache_are_not_taken_for_a_long_value_nor_for_damage(
             kernel.posix_fadvise = lambda fd, *about: emptied.append(about)
             for lies in (1, 2):
                 kernel.zeros = lies
-                open_now = len(other._log._descriptors)
+                open_now = len(other._log.handle.owned_fds)
                 inspect = other._log.inspect
                 assert inspect(lambda: other._state.has(b"k"))
                 value = other._look_into(LIMIT_S, lambda fetch: other._state.get(b"k", fetch))
                 assert value == VALUE
                 assert kernel.zeros == 0
-                assert len(other._log._descriptors) == open_now
+                assert len(other._log.handle.owned_fds) == open_now
             assert set(emptied) == {(0, 0, os.POSIX_FADV_DONTNEED)}
 
 
@@ -284,16 +286,16 @@ def test_a_file_that_another_host_has_removed_meanwhile_is_followed_and_not_miss
         store.set("k", VALUE)
         store.compact()
         assert other.get("k") == VALUE
-        stale = other._log.file
+        stale = other._log.handle.file
         store.set("late", "1")
         store.compact()
         store.compact()
         assert not os.path.exists(stale)
-        fds = {fd for fd in other._log._descriptors if os.readlink(f"/proc/self/fd/{fd}").startswith(stale)}
+        fds = {fd for fd in other._log.handle.owned_fds if os.readlink(f"/proc/self/fd/{fd}").startswith(stale)}
 
         def forget(name: str, _: object, arguments: tuple[object, ...]) -> None:
             if arguments and (arguments[0] == stale or (name in ("read", "pread", "fstat") and arguments[0] in fds)):
-                fds.discard(other._log._rfd if other._log.file != stale else -1)
+                fds.discard(other._log.handle.reader_fd if other._log.handle.file != stale else -1)
                 if arguments[0] == stale or arguments[0] in fds:
                     raise OSError(errno.ESTALE, "stale")
 

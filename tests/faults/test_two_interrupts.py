@@ -21,7 +21,10 @@ from fscoord.stores.prefix import PrefixStore
 HANG_S = 60
 
 # Some of the points are in the end of a generator that nobody has any more: Python drops what is raised there.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 KINDS: dict[str, Callable[[Store], Any]] = {
     "Lock": lambda store: Lock(store, "l"),
@@ -256,15 +259,15 @@ def test_two_interrupts_of_a_take_leave_the_item_to_be_had(store: Store) -> None
         queue.put("a")
         if is_interrupted(point, lambda: queue.take(block=False)):
             assert queue.taken() == [], point.places
-            queue.take(block=False).done()
+            queue.take(block=False).ack()
         else:
             store.delete_key(store.list_keys("q/claim/")[0])
-            queue.take(block=False).done()
+            queue.take(block=False).ack()
 
     assert at_each_two_points(act, "recipes/") > 300
 
 
-@pytest.mark.parametrize("way", ["done", "give_back", "end of the with", "with that raises"])
+@pytest.mark.parametrize("way", ["ack", "release", "end of the with", "with that raises"])
 def test_two_interrupts_of_the_end_of_an_item_leave_it_done_or_to_be_had(hash_store: Store, way: str) -> None:
     queue = Queue(hash_store, "q")
 
@@ -281,12 +284,12 @@ def test_two_interrupts_of_the_end_of_an_item_leave_it_done_or_to_be_had(hash_st
         item = queue.take(block=False)
         is_interrupted(point, lambda: end(item))
         if not item._is_over:
-            assert point.where.split()[1] in {"done", "give_back", "_end", "__exit__"}, "it had begun"
-            item.done()
+            assert point.where.split()[1] in {"ack", "release", "_end", "__exit__"}, "it had begun"
+            item.ack()
         assert queue.taken() == [], point.places
-        assert len(queue) == 0 or way != "done" or point.reached
+        assert len(queue) == 0 or way != "ack" or point.reached
         if len(queue):
-            queue.take(block=False).done()
+            queue.take(block=False).ack()
 
     assert at_each_two_points(act, "recipes/") > 50
 
@@ -375,7 +378,7 @@ def test_two_interrupts_of_a_loop_leave_the_item_to_be_had(hash_store: Store, lo
         last = point.places[-1].split()[1] if point.reached else ""
         if items and not items[-1]._core._is_over:
             assert last == "__aexit__", "it had begun"
-            items[-1]._core.done()
+            items[-1]._core.ack()
         elif last == "__aenter__":  # of what had been taken
             hash_store.delete_key(hash_store.list_keys("q/claim/")[0])
         assert queue._core.taken() == [], point.places

@@ -17,10 +17,11 @@ from support.processes import Processes, result
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Place, Successor, generation_name
-from fscoord._log.inspect import resync, scan
-from fscoord.stores.verify import Report, verify
+from fscoord._log.format.record import LogPosition
+from fscoord._log.inspect import scan
+from fscoord.inspect import Report, verify
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -182,7 +183,7 @@ def test_what_only_a_newer_version_knows_is_damage_to_this_one(path: str) -> Non
     put(path, contents(path)[:size] + strange)
     report = verify(path)
     assert damage(report) == [(size, len(strange))]
-    assert "newer" in report.findings[0].says
+    assert "newer" in report.findings[0].message
     harmless, _ = record.encode(ord("q"), b"", b"", 1, 0, chain)
     put(path, contents(path)[:size] + harmless)
     assert verify(path).verdict == "sound"
@@ -210,7 +211,7 @@ def test_a_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str
     put(path, data)
     report = verify(path)
     assert (report.verdict, damage(report)) == ("damaged", [(0, len(data))])
-    assert says in report.findings[0].says
+    assert says in report.findings[0].message
 
 
 # -- generations
@@ -252,12 +253,12 @@ def test_a_generation_that_was_deleted_is_named(store: FileStore, path: str) -> 
     os.unlink(newest(path))
     report = verify(path)
     assert report.verdict == "damaged"
-    assert "generation 2 of the log is missing" in report.findings[0].says
+    assert "generation 2 of the log is missing" in report.findings[0].message
 
 
 def test_a_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
     put(newest(path), make(path + "2", write_every_kind))
-    assert "not the generation that was to follow" in verify(path).findings[0].says
+    assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
 def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
@@ -267,7 +268,7 @@ def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
     file = os.path.join(os.path.dirname(path), name)
     assert verify(path).verdict == "sound"
     put(file, contents(file)[: Header.decode(contents(file))[1]])
-    assert "snapshot" in verify(path).findings[0].says
+    assert "snapshot" in verify(path).findings[0].message
 
 
 def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
@@ -281,7 +282,7 @@ def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
         file.write(behind)
     report = verify(path)
     assert damage(report) == [(last.end, len(behind))]
-    assert "after the seal" in report.findings[0].says
+    assert "after the seal" in report.findings[0].message
 
 
 def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(
@@ -290,7 +291,7 @@ def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation
     """Only of generation 0 do openers read the end first."""
     file = newest(path)
     data = contents(file)
-    named = Successor(9, bytes(16), 0, 0, generation_name(b"log", 9, bytes(6)))
+    named = GenerationRef(9, bytes(16), 0, 0, generation_name(b"log", 9, bytes(6)))
     forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
     chain = record.chain_at_end(data)
     last, _ = record.encode(record.SET, b"k", forward + b"more", 1, 2, chain)
@@ -309,10 +310,10 @@ def test_a_file_that_no_seal_names_is_told_and_harmless(store: FileStore, path: 
 def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
     make(path, write_every_kind)
     _, size, chain = Header.decode(contents(path))
-    seal = Successor(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
+    seal = GenerationRef(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
     data, _ = record.encode(record.SEAL, b"", seal, 1, 0, chain)
     put(path, contents(path)[:size] + data)
-    assert "not the next" in verify(path).findings[0].says
+    assert "not the next" in verify(path).findings[0].message
 
 
 # -- a log in use
@@ -325,7 +326,7 @@ def test_beside_writers_that_tear_all_the_time_nothing_is_called_damaged(path: s
     with Processes("race_worker") as processes:
         writers = [processes.start_role("write", path, writer, count, rng.randrange(1 << 32)) for writer in (1, 2)]
         while any(writer.poll() is None for writer in writers):
-            report = verify(path, limit=60)
+            report = verify(path, timeout=60)
             assert damage(report) == []
             assert report.generations[0].records >= records, "an older state was seen after a newer one"
             looks, records = looks + 1, report.generations[0].records
@@ -343,7 +344,7 @@ def test_beside_writers_that_compact_all_the_time_nothing_is_called_damaged(path
     with Processes("compacting_worker") as processes:
         writers = [processes.start_role("write", path, writer, 400) for writer in (1, 2)]
         while any(writer.poll() is None for writer in writers):
-            report = verify(path, limit=60)
+            report = verify(path, timeout=60)
             assert damage(report) == []
             assert report.generations[-1].generation >= newest, "an older state was seen after a newer one"
             newest = report.generations[-1].generation
@@ -356,14 +357,14 @@ def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str
     with FileStore(path, lock=lock) as store:
         store.set("k", "v")
         whole = contents(path)
-        log_lock = store._log._lock
-        with store._log.mutex:
+        log_lock = store._log.handle.lock
+        with store._log.handle.mutex:
             log_lock.try_lock()
             try:
-                assert verify(path, limit=0).verdict == "sound", "a whole log needs no lock"
+                assert verify(path, timeout=0).verdict == "sound", "a whole log needs no lock"
                 put(path, whole + whole[-30:-10])
                 with pytest.raises(StoreTimeoutError) as caught:
-                    verify(path, limit=0)
+                    verify(path, timeout=0)
                 assert caught.value.holder == ("session 1" if lock == "ofd" else f"{os.uname().nodename}:{os.getpid()}")
             finally:
                 log_lock.unlock()
@@ -387,15 +388,15 @@ def test_every_record_is_found_from_before_it(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         for before, after, chain in zip(found, found[1:], chains, strict=False):
-            assert resync.find_next(fd, Place(before.start, 12345)) == Place(after.start, chain)
-        assert resync.find_next(fd, Place(found[-1].start, 12345)) is None
+            assert scan.find_next(fd, LogPosition(before.start, 12345)) == LogPosition(after.start, chain)
+        assert scan.find_next(fd, LogPosition(found[-1].start, 12345)) is None
     finally:
         os.close(fd)
 
 
 def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each 16th of its bytes begins what looks like a record of 65 kB, newlines and all."""
-    monkeypatch.setattr(resync, "_WORK_MIN", 0)
+    monkeypatch.setattr(scan, "_WORK_MIN", 0)
     put(path, make(path, write_every_kind) + b"\x0e\1\1\0" + b"\1\1A\1\n\1\1\0\1\n\1\1\x0e\1\1\0" * 25_000)
     with faulty_os() as faulty:
         report = verify(path)
@@ -436,7 +437,7 @@ def test_a_log_with_a_marker_file_is_judged_when_the_marker_has_gone(
     marker.write_text("1\nelsewhere\n")
     monkeypatch.setattr(scan.system.time, "sleep", finish)
     assert verify(path).verdict == "sound"
-    assert naps == [scan.SOFT_NAP_S] * 3
+    assert naps == [scan.SOFT_LOCK_CHECK_S] * 3
 
 
 def test_a_snapshot_that_ends_where_a_piece_ends_is_sound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

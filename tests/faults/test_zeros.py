@@ -15,10 +15,9 @@ import pytest
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.access import mount
 from fscoord._log.io import torn_tail
-from fscoord._log.io.torn_tail import TookTooLong, Zeros
+from fscoord._log.io.torn_tail import DeadlineReached, Zeros
 from fscoord._runtime import system
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import repair, verify
 
 HANG_S = 60
 GIB = 1 << 30
@@ -113,7 +112,7 @@ def test_open_handles_meet_their_deadlines_and_go_on_reading(path: Path, without
             with pytest.raises(StoreTimeoutError):
                 call()
         assert time.monotonic() - started < HANG_S
-        assert store._log._zeros._end > size + (1 << 20), "each goes on where the one before has stopped"
+        assert store._log.handle.zeros._end > size + (1 << 20), "each goes on where the one before has stopped"
         os.truncate(path, size)
         assert store.get("k") == b"1"
         store.set("k", "2")
@@ -210,7 +209,7 @@ def test_first_data_stops_at_the_deadline_and_goes_on(descriptor: int, monkeypat
         try:
             found = zeros.first_data(descriptor, 0, 100 * 4096)
             break
-        except TookTooLong:
+        except DeadlineReached:
             stops += 1
     assert found == 50 * 4096
     assert 5 <= stops <= 15
@@ -222,7 +221,7 @@ def test_search_for_a_void_stops_at_the_deadline(descriptor: int, monkeypatch: p
     os.pwrite(descriptor, b"x" * (100 * 512), 4096)
     zeros = Zeros()
     zeros.deadline = 20.0
-    with pytest.raises(TookTooLong):
+    with pytest.raises(DeadlineReached):
         torn_tail.examine(descriptor, 1024, 77, zeros, durable=True)
 
 

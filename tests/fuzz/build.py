@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, encode_death
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.session import Session, encode_death
-from fscoord._log.format.successor import Successor, generation_name
 
 T = TypeVar("T")
 
@@ -52,10 +52,10 @@ def build(source: Source) -> dict[str, bytes]:
     names = [NAME, *(generation_name(NAME.encode(), n, bytes([n]) * 6).decode() for n in range(1, count))]
     headers = [_header(source, number) for number in range(count)]
     files: dict[str, bytes] = {}
-    following: Successor | None = None
+    following: GenerationRef | None = None
     for number in reversed(range(count)):
         data, chain, size = _file(source, headers[number], following)
-        following = Successor(number, headers[number].log_id, size, chain, names[number].encode())
+        following = GenerationRef(number, headers[number].log_id, size, chain, names[number].encode())
         files[names[number]] = _mutated(source, data)
     return files
 
@@ -75,7 +75,7 @@ def _header(source: Source, number: int) -> Header:
     )
 
 
-def _file(source: Source, header: Header, following: Successor | None) -> tuple[bytes, int, int]:
+def _file(source: Source, header: Header, following: GenerationRef | None) -> tuple[bytes, int, int]:
     """Return a file's bytes, and where its snapshot may be said to end: the chain there, and the size."""
     data = header.encode()
     _, size, chain = Header.decode(data)
@@ -98,7 +98,7 @@ def _file(source: Source, header: Header, following: Successor | None) -> tuple[
     return data, *place
 
 
-def _record(source: Source, kind: int, following: Successor | None, chain: int) -> tuple[bytes, int]:
+def _record(source: Source, kind: int, following: GenerationRef | None, chain: int) -> tuple[bytes, int]:
     writer = source.choice((1, 1, 1, 2, 3, 0, (1 << 24) - 1, (1 << 32) - 1))
     time_ns = source.choice((0, 1, 1_800_000_000_000_000_000, (1 << 64) - 1))
     key = source.choice((b"k", b"a", b"n", b"", b"\xff\0", b"k" * 1024))
@@ -110,7 +110,7 @@ def _record(source: Source, kind: int, following: Successor | None, chain: int) 
     return record.encode(kind, key, value, writer, time_ns, chain)
 
 
-def _value(source: Source, kind: int, following: Successor | None) -> bytes:
+def _value(source: Source, kind: int, following: GenerationRef | None) -> bytes:
     if source.chance(12):
         return source.bytes(source.below(64))
     if kind == record.MULTI_SET:
@@ -131,13 +131,13 @@ def _value(source: Source, kind: int, following: Successor | None) -> bytes:
     return source.bytes(source.below(9)) * source.choice((1, 1, 1, 100, 9000))
 
 
-def _successor(source: Source, following: Successor | None) -> Successor:
+def _successor(source: Source, following: GenerationRef | None) -> GenerationRef:
     if following is not None and source.chance(2):
         return following
     number = source.choice((1, 2, 3, 0, (1 << 32) - 1))
     random = bytes([number % 256]) * 6
     base = source.choice((b"log", b"other", b"", b"a\0b", b"x" * 300, b".."))
-    return Successor(
+    return GenerationRef(
         number, bytes([number % 256]) * 16, source.choice(INTERESTING), 0, generation_name(base, number, random)
     )
 

@@ -20,10 +20,10 @@ with atheris.instrument_imports(include=["fscoord"]):
     from fuzz.exercise import exercise_log, run
 
     from fscoord._log.format import record
+    from fscoord._log.format.control_records import Session
+    from fscoord._log.format.generation_ref import GenerationRef
     from fscoord._log.format.header import Header
-    from fscoord._log.format.malformed import MalformedRecord
-    from fscoord._log.format.session import Session
-    from fscoord._log.format.successor import Successor
+    from fscoord._log.format.record import MalformedRecord
 
 HEADER = Header(bytes(16), 1).encode()
 
@@ -46,7 +46,13 @@ def raw(data: bytes) -> None:
 
 def decoder(data: bytes) -> None:
     record.decode(data, 0)
-    for decode in (record.decode_pairs, Session.decode, Successor.from_seal, Successor.from_forward, Header.decode):
+    for decode in (
+        record.decode_pairs,
+        Session.decode,
+        GenerationRef.from_seal,
+        GenerationRef.from_forward,
+        Header.decode,
+    ):
         try:
             decode(data)
         except MalformedRecord:

@@ -11,9 +11,7 @@ from typing import Any
 from fuzz.build import NAME, Source, build
 
 from fscoord import CorruptLogError, FileStore, FscoordError
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 EXPECTED = (FscoordError, ValueError, OverflowError)
 """What the operations of a store may raise: its own errors, and those for values that are no numbers."""
@@ -54,7 +52,7 @@ def exercise_log(files: dict[str, bytes], tmp: Path) -> str:
     """
     path = write(tmp / "read", files)
     before = {name: (path.parent / name).read_bytes() for name in files}
-    verdict = told(lambda: verify(path, limit=0).verdict)
+    verdict = told(lambda: verify(path, timeout=0).verdict)
     with suppress(FscoordError):
         list(dump(path))
     opened = told(lambda: FileStore(path, read_only=True, timeout=0).close() or "opened")
@@ -79,7 +77,7 @@ def salvage(path: Path, output: Path) -> None:
     kept = []
     for is_thorough in (False, True):
         try:
-            kept.append(repair(path, output, salvage=is_thorough, write=True, limit=0).kept)
+            kept.append(repair(path, output, salvage=is_thorough, write=True, timeout=0).kept)
         except FscoordError:
             continue
         assert verify(output).verdict == "sound"

@@ -14,6 +14,8 @@ import pytest
 from fscoord._log.format import record
 from fscoord._log.format.record import Record
 
+pytestmark = pytest.mark.exhaustive
+
 KINDS = sorted({*record.DATA_KINDS, record.SESSION, record.BELL, record.LEAVE, record.DEATH, record.SEAL})
 RECORDS = 10
 TIMES = 250

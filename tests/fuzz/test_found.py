@@ -10,13 +10,11 @@ from support.logs import look_at, make, opened, put, write_every_kind
 
 from fscoord import CorruptLogError, FileStore, LimitExceededError, StoreGoneError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor, generation_name
 from fscoord._log.locking.log_lock import OFD
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, repair, verify
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def put_records(path: str, *records: tuple[int, bytes, bytes, int]) -> int:
 @pytest.mark.parametrize("kind", [record.SEAL, record.FORWARD])
 def test_a_name_that_no_file_can_have_is_damage(kind: int, base: bytes, path: str) -> None:
     """A ValueError came through, or was said to be one of the disk."""
-    successor = Successor(1, bytes(16), 0, 0, generation_name(base, 1, bytes(6)))
+    successor = GenerationRef(1, bytes(16), 0, 0, generation_name(base, 1, bytes(6)))
     start = put_records(path, (kind, b"", successor.seal() if kind == record.SEAL else successor.forward(), 1))
     assert verify(path).findings[0][1] == start
     with pytest.raises(CorruptLogError):
@@ -74,13 +72,13 @@ def test_a_generation_that_only_a_later_one_names_and_that_is_gone_ends_the_sear
     first, second = (generation_name(b"log", number, bytes(6)) for number in (1, 2))
     header = Header(b"1" * 16, OFD, generation=1).encode()
     _, size, chain = Header.decode(header)
-    put_records(path, (record.SEAL, b"", Successor(1, b"1" * 16, size, chain, first).seal(), 1))
-    seal, _ = record.encode(record.SEAL, b"", Successor(2, b"2" * 16, 0, 0, second).seal(), 1, 0, chain)
+    put_records(path, (record.SEAL, b"", GenerationRef(1, b"1" * 16, size, chain, first).seal(), 1))
+    seal, _ = record.encode(record.SEAL, b"", GenerationRef(2, b"2" * 16, 0, 0, second).seal(), 1, 0, chain)
     put(os.path.join(os.path.dirname(path), first.decode()), header + seal)
     for read_only in (False, True):
         with pytest.raises(StoreGoneError, match="lost generation 2"):
             FileStore(path, timeout=5, read_only=read_only)
-    assert "generation 2 of the log is missing" in verify(path).findings[0].says
+    assert "generation 2 of the log is missing" in verify(path).findings[0].message
 
 
 @pytest.mark.timeout(60)
@@ -90,14 +88,14 @@ def test_a_generation_that_leads_back_to_itself_ends_the_way(kind: int, path: st
     name = generation_name(b"log", 1, bytes(6))
     header = Header(b"1" * 16, OFD, generation=1).encode()
     _, size, chain = Header.decode(header)
-    again = Successor(1, b"1" * 16, size, chain, name)
+    again = GenerationRef(1, b"1" * 16, size, chain, name)
     put_records(path, (record.SEAL, b"", again.seal(), 1))
     back, _ = record.encode(kind, b"", again.seal() if kind == record.SEAL else again.forward(), 1, 0, chain)
     file = os.path.join(os.path.dirname(path), name.decode())
     put(file, header + back)
     found = verify(path).findings[0]
     assert found.file == file
-    assert ("not the next" if kind == record.SEAL else "only generation 0 may") in found.says
+    assert ("not the next" if kind == record.SEAL else "only generation 0 may") in found.message
     with pytest.raises(CorruptLogError):
         list(dump(path))
     if kind == record.SEAL:
@@ -109,7 +107,7 @@ def test_a_generation_that_leads_back_to_itself_ends_the_way(kind: int, path: st
 def test_a_forward_record_behind_a_torn_one_is_damage(path: str) -> None:
     """Openers go by it, and `verify` called the log torn."""
     put_records(path, (record.SET, b"k", b"v" * 400, 1))
-    way = Successor(1, b"1" * 16, 0, 0, generation_name(b"log", 1, bytes(6)))
+    way = GenerationRef(1, b"1" * 16, 0, 0, generation_name(b"log", 1, bytes(6)))
     forward, _ = record.encode(record.FORWARD, b"", way.forward(), 1, 0, 12345)
     with open(path, "rb") as file:
         data = file.read()

@@ -18,13 +18,13 @@ from support.logs import make, put, write_every_kind
 
 from fscoord import FileStore
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_death
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import MAGIC, Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.session import Session, decode_death
-from fscoord._log.format.successor import Successor
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord._log.format.record import MalformedRecord
+from fscoord.inspect import dump, repair, verify
+
+pytestmark = pytest.mark.exhaustive
 
 SIZE = 400
 """How many bytes of decisions a log is made of."""
@@ -91,8 +91,8 @@ def test_what_records_hold_is_read_or_refused_with_words(data: bytes) -> None:
         record.decode_pairs,
         Session.decode,
         decode_death,
-        Successor.from_seal,
-        Successor.from_forward,
+        GenerationRef.from_seal,
+        GenerationRef.from_forward,
         Header.decode,
         lambda value: Header.decode(MAGIC + b"\2\0" + value),
     ):

@@ -21,7 +21,7 @@ from fscoord import (
     get_all,
     synchronize,
 )
-from fscoord.arguments import integer, key_bytes
+from fscoord._arguments import check_int64, key_bytes
 from fscoord.barriers import StoreBarrier
 from fscoord.launch.agent import Agent, Job
 from fscoord.recipes import (
@@ -35,7 +35,7 @@ from fscoord.recipes import (
     Queue,
     ReadWriteLock,
     Semaphore,
-    break_hold,
+    force_release,
     once,
 )
 from fscoord.store import Store
@@ -48,10 +48,10 @@ class Sessions(HashStore):
     session = 1
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        return [number for number in numbers if integer("session", number) == 2]
+        return [number for number in numbers if check_int64("session", number) == 2]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        return [rank for rank in ranks if integer("rank", rank) == 1]
+        return [rank for rank in ranks if check_int64("rank", rank) == 1]
 
     def clone(self) -> Sessions:
         other = Sessions(timeout=self.timeout)
@@ -65,7 +65,7 @@ Calls = list[Callable[[], Any]]
 def locks(store: Store) -> Calls:
     lock, turns, semaphore = Lock(store, "r"), ReadWriteLock(store, "r"), Semaphore(store, "r", 2)
     return [
-        lock.owners,
+        lock.holders,
         lock.waiters,
         lambda: lock.acquire(timeout=0),
         lock.release,
@@ -73,7 +73,7 @@ def locks(store: Store) -> Calls:
         turns.reader.release,
         lambda: semaphore.acquire(timeout=0),
         semaphore.release,
-        lambda: break_hold(store, "r", 1),
+        lambda: force_release(store, "r", 1),
     ]
 
 
@@ -84,7 +84,7 @@ def election(store: Store) -> Calls:
 
 def fenced(store: Store) -> Calls:
     value = Fenced(store, "r")
-    return [lambda: value.set(b"data", 3), value.get, lambda: value.token]
+    return [lambda: value.set(b"data", 3), value.get, value.token]
 
 
 def latch(store: Store) -> Calls:
@@ -112,10 +112,10 @@ def queue_of(kind: type[Queue]) -> Callable[[Store], Calls]:
             lambda: work.put_all([b"1", b"2"]),
             lambda: taken.append(work.take(block=False)),
             work.taken,
-            work.__len__,
-            lambda: taken[0].give_back(),
-            lambda: work.take(timeout=0).done(),
-            lambda: work.take(timeout=0).done(),
+            work.size,
+            lambda: taken[0].release(),
+            lambda: work.take(timeout=0).ack(),
+            lambda: work.take(timeout=0).ack(),
         ]
 
     return queue
@@ -237,7 +237,7 @@ def test_what_is_no_arrival_stands_in_for_nobody(text: bytes) -> None:
 def test_a_session_that_none_can_have_makes_a_line_a_foreign_one() -> None:
     store = Sessions(timeout=0)
     store.set("l/line", b"1 me\nid x 1 %d host:1 -" % 2**63)
-    with pytest.raises(FscoordError, match="no line of waiters"):
+    with pytest.raises(FscoordError, match="not a valid line of waiters"):
         Lock(store, "l").acquire(timeout=0)
 
 
@@ -247,14 +247,14 @@ def test_what_is_no_claim_and_no_item_is_left_where_it_is() -> None:
     work.put(b"data")
     (item,) = (key for key in store.list_keys() if "/item/" in key)
     store.set(item, b"data")
-    with pytest.raises(FscoordError, match=r"q/item/.*no item of a queue.*delete the key"):
+    with pytest.raises(FscoordError, match=r"q/item/.*not a valid item of a queue.*delete the key"):
         work.take(block=False)
     assert store.get(item) == b"data"
     assert len(work) == 1
     claim = item.replace("/item/", "/claim/")
     store.set(claim, b"mine")
     for call in (work.taken, lambda: work.take(block=False)):
-        with pytest.raises(FscoordError, match=r"q/claim/.*no claim on an item"):
+        with pytest.raises(FscoordError, match=r"q/claim/.*not a valid claim on an item"):
             call()
     assert store.get(claim) == b"mine"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateError, environment
-from fscoord.arguments import MalformedText
+from fscoord._arguments import MalformedText
 from fscoord.barriers import BarrierConfig
 from fscoord.recipes import Lock
-from fscoord.recipes._lease import longest_look
+from fscoord.recipes._lease import check_interval
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     NodeState,
@@ -23,12 +23,12 @@ from fscoord.rendezvous import (
     RendezvousStoreInfo,
     parse_rendezvous_endpoint,
 )
-from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import parse_rendezvous_config
 from fscoord.rendezvous.shared import SharedState
-from fscoord.rendezvous.state import Limits, Seen, State, Verdict, decide
+from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
 from fscoord.stores import url as urls
-from fscoord.stores.etcd.sessions import read_record
+from fscoord.stores.etcd.sessions import parse_record
 
 SIGNS = st.text(
     alphabet=st.sampled_from(list("aZ0159:/?#[]@!$&'()*+,;=%-._~ \t\n\0\x7f\u00e9\u0661\ud800")), max_size=40
@@ -177,7 +177,7 @@ RECORDS = st.builds(lambda name, value: json.dumps({**RECORD, name: value}), st.
 @settings(max_examples=50)
 def test_what_a_session_on_etcd_says_of_itself_is_read_or_refused(data: bytes) -> None:
     try:
-        said = read_record(data)
+        said = parse_record(data)
     except MalformedText as error:
         assert data != json.dumps(RECORD).encode(), error
         return
@@ -226,11 +226,11 @@ def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
     for node, value in beats.items():
         store.set(f"beat/{node}", value)
     shared = SharedState(backend, store)
-    keeper = Keeper(shared, store, "me", RendezvousSettings("id", 1, 2))
+    thread = KeepAliveThread(shared, store, "me", RendezvousSettings("id", 1, 2))
     for now in (0.0, 6.0, 12.0, 18.0):
         try:
-            keeper.look(shared.read()[0])
-            keeper.turn(now)
+            thread.check(shared.read()[0])
+            thread.tick(now)
         except RendezvousError as error:
             assert len(str(error)) < 20_000
 
@@ -239,7 +239,7 @@ def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
 @settings(max_examples=50)
 def test_in_whatever_state_a_node_comes_to_rest(state: State, most: int, is_over: bool, is_known: bool) -> None:
     alive = state.present if is_known else frozenset[str]()
-    seen = Seen(alive=alive, is_last_call_over=is_over, is_reserve_over=is_over)
+    seen = Observed(alive=alive, is_last_call_over=is_over, is_reserve_over=is_over)
     for _ in range(4):
         decision = decide(state, "me", Limits(1, most), seen)
         if decision.verdict is not Verdict.WRITE:
@@ -282,7 +282,7 @@ def test_the_line_of_a_lock_is_read_or_refused(line: bytes) -> None:
     store.set("lock/line", line)
     lock = Lock(store, "lock", ttl=60)
     try:
-        assert longest_look(lock._line.entries(), 1.0) > 0
+        assert check_interval(lock._line.entries(), 1.0) > 0
         if lock.acquire(blocking=False):
             lock.release()
     except FscoordError as error:

@@ -19,7 +19,7 @@ def sizes_of(handler, store):
 
 
 def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(monkeypatch):
-    monkeypatch.setattr(agent, "LOOK_S", 0.01)
+    monkeypatch.setattr(agent, "ROUND_CHECK_S", 0.01)
     store = HashStore(timeout=0.05)
     store.set("workers/1", "4")
 
@@ -31,7 +31,7 @@ def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(mon
 
 
 def test_wait_for_a_node_that_says_nothing_is_logged(monkeypatch, caplog):
-    monkeypatch.setattr(agent, "LOOK_S", 0.01)
+    monkeypatch.setattr(agent, "ROUND_CHECK_S", 0.01)
     monkeypatch.setattr("fscoord._waiting.slow_wait.FIRST_S", 0.0)
     caplog.set_level(logging.WARNING, "fscoord")
     stands = iter([True, False])
@@ -40,7 +40,7 @@ def test_wait_for_a_node_that_says_nothing_is_logged(monkeypatch, caplog):
 
 
 def test_node_that_says_nothing_because_the_round_is_over_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(agent, "LOOK_S", 0.01)
+    monkeypatch.setattr(agent, "ROUND_CHECK_S", 0.01)
     assert sizes_of(SimpleNamespace(is_current=lambda: False, round=5), HashStore()) is None
 
 

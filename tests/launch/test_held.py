@@ -13,7 +13,14 @@ from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 from support.places import until
 
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, HoldLostError, LimitExceededError, StoreGoneError, StoreTimeoutError
+from fscoord.errors import (
+    FscoordError,
+    LimitExceededError,
+    LockLostError,
+    SessionDeadError,
+    StoreGoneError,
+    StoreTimeoutError,
+)
 from fscoord.launch import held, run_held, warden
 
 OUTPUT_MAX = 10_000
@@ -31,7 +38,7 @@ def numbers(output):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(held, "LOOK_S", 0.01)
+    monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
 
 
 def test_a_command_ends_with_its_own_code_and_its_output_is_kept():
@@ -110,11 +117,11 @@ def test_afterwards_signals_are_handled_as_before():
 class Guarded:
     """A command under a warden in a session of its own, with this test in the place of who holds."""
 
-    def __init__(self, manner, text, patience=0, **settings):
+    def __init__(self, mode, text, patience=0, **settings):
         theirs, self.orders = os.pipe()
         report, reports = os.pipe()
         self.report = os.fdopen(report)
-        command = [*warden.program(manner, theirs, reports, patience), "sh", "-c", text]
+        command = [*warden.program(mode, theirs, reports, patience), "sh", "-c", text]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs, reports], start_new_session=True, stdout=subprocess.PIPE, **settings
         )
@@ -195,10 +202,10 @@ LEAVE = "sleep 600 & echo $!; setsid sh -c 'sleep 600 & echo $!; wait' & echo $!
 """Leaves three processes, one of them a daemon's child, and says their numbers."""
 
 
-@pytest.mark.parametrize("manner", ["held", "alone", "worker"])
-def test_nothing_is_left_of_a_command_whose_warden_is_killed(guarded, manner, tmp_path):
+@pytest.mark.parametrize("mode", ["held", "alone", "worker"])
+def test_nothing_is_left_of_a_command_whose_warden_is_killed(guarded, mode, tmp_path):
     os.mkfifo(tmp_path / "go")
-    child = guarded(manner, f"{LEAVE} read go < {tmp_path}/go; kill -9 $PPID; exec sleep 600")
+    child = guarded(mode, f"{LEAVE} read go < {tmp_path}/go; kill -9 $PPID; exec sleep 600")
     pids = [number for _ in range(3) for number in numbers(child.line())]
     assert all(map(is_there, pids))
     (tmp_path / "go").write_text("go\n")
@@ -208,9 +215,9 @@ def test_nothing_is_left_of_a_command_whose_warden_is_killed(guarded, manner, tm
     assert not [pid for pid in pids if is_there(pid)]  # before anybody was told
 
 
-@pytest.mark.parametrize("manner", ["held", "alone", "worker"])
-def test_nothing_is_left_of_a_command_whose_guard_is_killed(guarded, manner):
-    child = guarded(manner, LEAVE + "exec sleep 600")
+@pytest.mark.parametrize("mode", ["held", "alone", "worker"])
+def test_nothing_is_left_of_a_command_whose_guard_is_killed(guarded, mode):
+    child = guarded(mode, LEAVE + "exec sleep 600")
     pids = [number for _ in range(3) for number in numbers(child.line())]
     child.process.kill()
     _, report = child.end()
@@ -288,20 +295,22 @@ def when(path, error):
     return check
 
 
-@pytest.mark.parametrize("error", [HoldLostError("it was taken"), StoreGoneError("it was taken")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [LockLostError("it was taken"), StoreGoneError("it was taken"), SessionDeadError("it was taken")], ids=repr
+)
 def test_a_command_is_told_when_the_hold_is_lost_and_so_is_all_that_it_started(soon, tmp_path, error):
     loop = f"trap 'echo told >> said; exit' TERM; echo x >> ready; {AWAIT_SIGNAL}"
     text = f'cd {tmp_path}; trap "echo told >> said; exit 0" TERM; sh -c "{loop}" & '
     text += f"until [ -e ready ]; do sleep 0.01; done; touch lost; {AWAIT_SIGNAL}"
-    with pytest.raises(HoldLostError, match="it was taken; the command was stopped"):
+    with pytest.raises(LockLostError, match="it was taken; the command was stopped"):
         run(text, when(tmp_path / "lost", error))
     assert (tmp_path / "said").read_text() == "told\ntold\n"
 
 
 def test_whoever_is_deaf_to_that_is_killed_after_the_grace(soon, tmp_path):
     text = f"cd {tmp_path}; trap 'echo deaf > said' TERM; echo $$ > pid; touch lost; {AWAIT_SIGNAL}"
-    with pytest.raises(HoldLostError):
-        run(text, when(tmp_path / "lost", HoldLostError("it was taken")), grace=0.1)
+    with pytest.raises(LockLostError):
+        run(text, when(tmp_path / "lost", LockLostError("it was taken")), grace=0.1)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
@@ -322,7 +331,7 @@ def test_without_an_answer_for_as_long_as_the_hold_lasts_it_is_stopped():
     def check():
         raise StoreTimeoutError("no answer")
 
-    with pytest.raises(HoldLostError, match=r"no sign of life could be given for most of the 0\.2 s"):
+    with pytest.raises(LockLostError, match=r"no sign of life could be given for most of the 0\.2 s"):
         run("exec sleep 600", check, patience=0.2)
 
 
@@ -337,18 +346,18 @@ def test_all_are_told_before_they_are_killed(monkeypatch):
     monkeypatch.setattr(warden, "_send", lambda pids, number: sent.append((pids, number)))
     with open(os.devnull, "wb") as nowhere:
         guard = warden._Warden("held", 0, nowhere.fileno(), 8, -1)
-        assert [guard._loses_patience(missed) for missed in (0, 1, 2, 0, 3)] == [False, False, False, False, True]
+        assert [guard._has_expired(missed) for missed in (0, 1, 2, 0, 3)] == [False, False, False, False, True]
     assert sent == [([1, 2], signal.SIGTERM)]
 
 
 def test_each_look_that_was_answered_is_a_sign_of_life(soon):
     reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as orders, held._Watch(lambda: None, writer, 1.0, 600.0):
+    with os.fdopen(reader, "rb") as orders, held._HoldMonitor(lambda: None, writer, 1.0, 600.0):
         assert orders.read(2) == bytes([warden.ALIVE, warden.ALIVE])
 
 
 def test_a_look_that_is_stuck_is_not_waited_for_and_writes_nowhere_afterwards(soon, monkeypatch, tmp_path):
-    monkeypatch.setattr(held, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(held, "LAST_CHECK_S", 0.01)
     started, goes_on = threading.Event(), threading.Event()
 
     def check():
@@ -369,18 +378,18 @@ def test_a_look_that_is_stuck_is_not_waited_for_and_writes_nowhere_afterwards(so
 
 def test_a_sign_of_life_begins_the_time_anew_and_no_quarter_counts_twice():
     now = [0.0]
-    pulse = warden.Pulse(8, clock=lambda: now[0])
+    watchdog = warden.Watchdog(8, clock=lambda: now[0])
 
     def at(time):
         now[0] = time
-        return pulse.missed()
+        return watchdog.missed()
 
     assert [at(1), at(2), at(3), at(4.5)] == [0, 1, 0, 2]
-    assert pulse.left() == 2
-    pulse.beat()
+    assert watchdog.left() == 2
+    watchdog.beat()
     assert [at(6), at(6.5), at(700), at(701), at(702)] == [0, 1, 2, 0, 3]
-    assert warden.Pulse(0).left() is None
-    assert warden.Pulse(0).missed() == 0
+    assert warden.Watchdog(0).left() is None
+    assert warden.Watchdog(0).missed() == 0
 
 
 def test_too_much_output_ends_it():

@@ -12,6 +12,8 @@ import pytest
 from linear import models
 from linear.checker import BROKEN, LINEARIZABLE, UNDECIDED, UNKNOWN, Call, Model, check, check_each
 
+pytestmark = pytest.mark.exhaustive
+
 
 def possible(calls: list[Call], model: Model, state: Hashable) -> bool:
     """Try every order of every choice of the unreturned calls."""

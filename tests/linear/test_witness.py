@@ -15,6 +15,8 @@ from linear.witness import Done, Places, mistakes, read_generations, unclaimed
 from fscoord import FileStore
 from fscoord._runtime import system
 
+pytestmark = pytest.mark.exhaustive
+
 KEY = b"k"
 KINDS = {"value": ("set", "get"), "counter": ("add", "get"), "queue": ("push", "pop")}
 MODELS = {"value": (models.value, b"first"), "counter": (models.value, b"0"), "queue": (models.queue, ())}

@@ -66,7 +66,7 @@ def test_a_server_that_can_t_be_reached_is_told_in_time_and_nothing_stays_when_i
     report = json.loads(end.stdout)
     assert (end.returncode, report["verdict"]) == (69, "not safe")
     assert "did not answer" in report["reasons"][0]
-    while any(b"fscoord.doctor.hand" in arguments for arguments in command_lines()):
+    while any(b"fscoord.doctor.agent_process" in arguments for arguments in command_lines()):
         time.sleep(0.1)
     assert sides.a.fork().do("os.listdir", sides.full(sides.a, "")) == []
 

@@ -8,7 +8,7 @@ from typing import Any
 from mounts.agents import Agent
 from mounts.conftest import Sides
 
-from fscoord.members import Member
+from fscoord.store import Member
 
 
 def by_number(members: list[Member]) -> dict[int, str]:
@@ -52,7 +52,7 @@ def test_a_process_that_is_stopped_is_not_dead(sides: Sides) -> None:
 def test_who_waits_for_a_rank_of_the_other_host_learns_of_its_death(sides: Sides) -> None:
     doomed, waiter, other = sides.opened(3)
     for rank, agent in enumerate((doomed, waiter, other)):
-        agent.be_rank(rank)
+        agent.announce_rank(rank)
     asked = [agent.begin("with_worker", "mounts.work.linger_alive", [0, 1, 2]) for agent in (waiter, other)]
     for agent in (waiter, other):
         assert agent.next_event() == "waiting"

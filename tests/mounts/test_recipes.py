@@ -150,7 +150,7 @@ def test_a_holder_that_is_stopped_keeps_its_lock_unless_it_has_a_ttl(sides: Side
     while not said.is_done():  # it may be woken before it has stopped
         holder.resume()
         holder.host.look(0.05)
-    assert said.result() == ("HoldLostError" if ttl else "released")
+    assert said.result() == ("LockLostError" if ttl else "released")
     assert other.do("mounts.work.try_named_lock", "@store", LIMIT_S / 2)
 
 

@@ -14,7 +14,7 @@ from histories.worker import make_calls
 from support.places import wait_in_vain
 
 from fscoord.collectives import barrier, broadcast, gather, synchronize
-from fscoord.errors import HoldLostError, QueueEmptyError
+from fscoord.errors import LockLostError, QueueEmptyError
 from fscoord.recipes import Election, Item, Lock, Queue
 from fscoord.rendezvous import RendezvousParameters, create_handler
 from fscoord.store import Store
@@ -141,7 +141,7 @@ def repeat(store: Store, count: int, method: str, *given: Any) -> None:
 
 
 def session(store: FileStore) -> int:
-    return store.session
+    return store.register()
 
 
 def wait_dead(store: Store, number: int) -> None:
@@ -198,7 +198,7 @@ def end_item(worker: Worker, item: Item, how: str) -> None:
     name = item.data.decode()
     worker.report(("taken", name, time.monotonic_ns()))
     worker.report((how, name, time.monotonic_ns()))
-    item.done() if how == "done" else item.give_back()
+    item.ack() if how == "done" else item.release()
     worker.report(("ended", name, time.monotonic_ns()))
 
 
@@ -218,11 +218,11 @@ def hold_and_stop(worker: Worker, ttl: float | None) -> str:
     lock = Lock(worker.stores["store"], "named", ttl=ttl)
     lock.acquire()
     worker.report("holding")
-    with worker.stores["store"]._log.mutex:  # so that no thread has the log's own lock meanwhile
+    with worker.stores["store"]._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         lock.check()
-    except HoldLostError as error:
+    except LockLostError as error:
         return type(error).__name__
     lock.release()
     return "released"

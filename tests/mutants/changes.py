@@ -10,10 +10,15 @@ MOVED = "tests/faults/test_moved_logs.py"
 
 
 class Mutant(NamedTuple):
-    """In ``module`` of the package, `old`, which stands there once, becomes `new`; one of `tests` must fail then."""
+    """A mistake: in the definition `where`, `old`, which stands there once, becomes `new`; one of `tests` must fail.
+
+    Attributes:
+        where: the qualified name of a function, a class, or an assignment, such as ``Log.update``; what
+            `definitions.locate` takes. A definition that moves to another module needs no change here.
+    """
 
     name: str
-    module: str
+    where: str
     old: str
     new: str
     tests: tuple[str, ...]
@@ -22,29 +27,29 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "a torn tail is not voided",
-        "_log/log.py",
+        "Log._update_locked",
         """\
-        self._trouble = DIRTY
-        if self._pending or self._torn:
-            self._void_tail()
-        session = self._lock.session
+        handle.recovery = POSITION
+        if handle.pending or handle.is_torn:
+            self.writer.void_tail()
+        session = handle.lock.session
 """,
         """\
-        self._trouble = DIRTY
-        session = self._lock.session
+        handle.recovery = POSITION
+        session = handle.lock.session
 """,
         (SCHEDULES,),
     ),
     Mutant(
         "the lock is given back before the write",
-        "_log/io/writer.py",
+        "LogWriter.append",
         "        size = len(data)\n        self._write(data)\n",
-        "        size = len(data)\n        self._lock.unlock()\n        self._write(data)\n",
+        "        size = len(data)\n        handle.lock.unlock()\n        self._write(data)\n",
         (SCHEDULES,),
     ),
     Mutant(
         "a bell is marked after the look at the log",
-        "stores/file/notifier.py",
+        "Waiting._follow",
         """\
                 if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
                     ticket.arm(bucket(awaited))
@@ -61,50 +66,48 @@ MUTANTS = (
     ),
     Mutant(
         "a torn record is taken for one byte longer than it said",
-        "_log/format/record.py",
-        "    return int(length)\n\n\ndef implied_chain",
-        "    return int(length) + 1\n\n\ndef implied_chain",
+        "record_length",
+        "    return int(length)\n",
+        "    return int(length) + 1\n",
         ("tests/unit/test_record.py",),
     ),
     Mutant(
         "behind a VOID the chain goes on from the record before it",
-        "_log/io/writer.py",
+        "LogWriter.void_tail",
         "            verdict = torn_tail.Skip(verdict.place + len(data), chain)",
-        "            verdict = torn_tail.Skip(verdict.place + len(data), self._chain)",
+        "            verdict = torn_tail.Skip(verdict.place + len(data), handle.chain)",
         (SCHEDULES,),
     ),
     Mutant(
         "no read to the end before a decision",
-        "_log/log.py",
+        "LocalAccess.catch_up",
         """\
-            data = system.os.read(self._rfd, CHUNK)
-            if data:
-                self._advance(data, locked=True)
+        data = system.os.read(handle.reader_fd, CHUNK)
+        if data and self._cursor.advance(data, locked=True):
 """,
         """\
-            data = b""
-            if data:
-                self._advance(data, locked=True)
+        data = b""
+        if data and self._cursor.advance(data, locked=True):
 """,
         (SCHEDULES,),
     ),
     Mutant(
         "a look at the name is left out: the link count is believed",
-        "_log/generations/follower.py",
-        "        if (named.st_dev, named.st_ino) != self.root.identity or (is_root and found.st_nlink == 0):",
+        "LocalAccess._check_path",
+        "        if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):",
         "        if is_root and found.st_nlink == 0:",
         ("tests/unit/test_generations.py::test_a_log_that_was_removed_is_gone_whatever_its_generation",),
     ),
     Mutant(
         "the bell is rung before the write",
-        "stores/file/__init__.py",
+        "FileStore.set",
         """\
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((name,))
 """,
         """\
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((name,))
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
 """,
@@ -112,14 +115,14 @@ MUTANTS = (
     ),
     Mutant(
         "the log is not opened for appending",
-        "_log/contention.py",
-        "    _write_flags: int = system.os.O_RDWR | system.os.O_APPEND",
-        "    _write_flags: int = system.os.O_RDWR",
+        "HandleState.__init__",
+        "        self.write_flags: int = system.os.O_RDWR | system.os.O_APPEND",
+        "        self.write_flags: int = system.os.O_RDWR",
         ("tests/unit/test_file_store.py",),
     ),
     Mutant(
         "a forked child unlocks what it inherited",
-        "_runtime/system.py",
+        "_close_inherited",
         "        found.setdefault(kept.close, set()).update(kept)\n",
         "        found.setdefault(kept.close, set()).update(kept)\n"
         "        for fd in kept:\n"
@@ -130,249 +133,258 @@ MUTANTS = (
     ),
     Mutant(
         "a deadline is set anew at each look",
-        "stores/file/notifier.py",
+        "Waiting._follow",
         "                left = deadline - system.time.monotonic()\n",
         "                deadline = system.time.monotonic() + limit\n                left = limit\n",
         ("tests/contract/test_waiting.py",),
     ),
     Mutant(
         "a file that was opened again need not be the same",
-        "_log/io/cursor.py",
-        "        if (found.st_dev, found.st_ino) != self._identity:",
-        "        if found.st_dev != self._identity[0]:",
+        "descriptors.reopen",
+        "    if (found.st_dev, found.st_ino) != handle.file_identity:",
+        "    if found.st_dev != handle.file_identity[0]:",
         (
             "tests/faults/test_paths.py::test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its_own",
         ),
     ),
     Mutant(
         "the check of a length is not looked at",
-        "_log/format/record.py",
+        "record_length",
         "    if (length * _MULTIPLIER + chain) & _MASK != check or not RECORD_MIN <= length <= RECORD_MAX:",
         "    if not RECORD_MIN <= length <= RECORD_MAX:",
         (FLIPS,),
     ),
     Mutant(
         "the check of a length does not depend on the chain",
-        "_log/format/record.py",
+        "record.encode",
         "    check = (length * _MULTIPLIER + chain) & _MASK\n",
         "    check = (length * _MULTIPLIER) & _MASK\n",
         ("tests/unit/test_record.py",),
     ),
     Mutant(
         "the checksum of the last of many records is not compared",
-        "_log/format/record.py",
+        "record.decode",
         "        if last != _pack_tail(10, checksum, 10):\n            return _decode_each(data, chain)\n",
         "",
         (FLIPS,),
     ),
     Mutant(
         "nothing lies between a record and its checksum, so that the chain begins anew with each",
-        "_log/format/record.py",
+        "_pack_head",
         "_pack_head, _pack_tail = _HEAD.pack, _TAIL.pack\n",
         '_pack_head = _HEAD.pack\ndef _pack_tail(_, checksum, __):\n    return Struct("<IBB").pack(checksum, 10, 10)\n',
         ("tests/unit/test_record.py::test_chain_depends_on_every_record_before",),
     ),
     Mutant(
         "a key is as long as a record says",
-        "_log/format/record.py",
+        "record.decode",
         "        if split > stop or key_size > 1024:",
         "        if split > stop:",
         ("tests/unit/test_record.py",),
     ),
     Mutant(
         "a record whose end is a newline may be torn",
-        "_log/io/torn_tail.py",
+        "torn_tail.examine",
         '        torn = read_at(fd, end - 1, 1) in (b"", b"\\0")',
         '        torn = read_at(fd, end - 1, 1) in (b"", b"\\0", b"\\n")',
         (FLIPS,),
     ),
     Mutant(
         "zeros that a cache has shown are believed the next time",
-        "_log/io/cursor.py",
-        "            if self._may_lie:\n                self._zeros.forget()\n",
+        "Cursor.examine",
+        "            if handle.may_lie:\n                handle.zeros.forget()\n",
         "",
-        ("tests/unit/test_coherence.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
+        ("tests/unit/test_network_access.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
     ),
     Mutant(
         "zeros of one file are believed of the next",
-        "_log/generations/follower.py",
-        "        self._zeros.forget()\n",
+        "GenerationFollower._switch",
+        "        handle.zeros.forget()\n",
         "",
         ("tests/unit/test_generations.py::test_zeros_of_one_generation_are_not_taken_for_those_of_the_next",),
     ),
     Mutant(
         "each zero is read again whenever it is asked for",
-        "_log/io/torn_tail.py",
+        "Zeros.first_data",
         "        start = max(start, self._end)\n",
         "",
-        ("tests/unit/test_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
+        ("tests/unit/test_torn_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
     ),
     Mutant(
         "a search for data never runs out of time",
-        "_log/io/torn_tail.py",
-        "            if start < end and system.time.monotonic() > self.deadline:\n                raise TookTooLong\n",
+        "Zeros.first_data",
+        """\
+            if start < end and system.time.monotonic() > self.deadline:
+                raise DeadlineReached
+""",
         "",
-        ("tests/unit/test_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
+        ("tests/unit/test_torn_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
     ),
     Mutant(
         "what was read together with a seal, and stands after it, counts",
-        "_log/io/cursor.py",
+        "Cursor.advance",
         "                data = data[: record.end_of_first(data, record.SEAL)]\n",
         "",
-        ("tests/unit/test_following.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
+        ("tests/unit/test_recovery.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
     ),
     Mutant(
         "two records of a session may have one time",
-        "_log/io/writer.py",
+        "LogWriter.append",
         "        if time_ns <= self._last_time:\n            time_ns = self._last_time + 1\n",
         "",
         ("tests/unit/test_format.py",),
     ),
     Mutant(
         "a file goes because it is called like one of the log",
-        "_log/generations/forwarding.py",
+        "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return header.generation <= newest\n",
-        ("tests/unit/test_signpost.py",),
+        ("tests/unit/test_forwarding.py",),
     ),
     Mutant(
         "a generation that is later than the newest goes, too",
-        "_log/generations/forwarding.py",
+        "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return owner.owns(header, system.os.fstat(fd).st_ino)\n",
-        ("tests/unit/test_signpost.py::test_a_later_generation_than_the_newest_stays",),
+        ("tests/unit/test_forwarding.py::test_a_later_generation_than_the_newest_stays",),
     ),
     Mutant(
         "where inode numbers do not last all files belong to the log",
-        "_log/format/identity.py",
+        "LogIdentity.owns",
         " and 0 not in (self.root_inode, inode)",
         "",
-        ("tests/unit/test_identity.py",),
+        ("tests/unit/test_header.py",),
     ),
     Mutant(
         "another first file and another later file are mistaken for each other",
-        "_log/format/identity.py",
-        "        return Standing.OTHER_ROOT if header.generation else Standing.COPY\n",
-        "        return Standing.COPY if header.generation else Standing.OTHER_ROOT\n",
-        ("tests/unit/test_identity.py",),
+        "provenance_of",
+        "        return Provenance.OTHER_ROOT if header.generation else Provenance.COPY\n",
+        "        return Provenance.COPY if header.generation else Provenance.OTHER_ROOT\n",
+        ("tests/unit/test_header.py",),
     ),
     Mutant(
         "a copy goes on in the lineage of its original",
-        "_log/generations/compaction.py",
-        "            lineage=log_id if self._is_copy else self.header.lineage,\n",
-        "            lineage=self.header.lineage,\n",
+        "Compactor._next_header",
+        "            lineage=log_id if handle.is_copy else handle.header.lineage,\n",
+        "            lineage=handle.header.lineage,\n",
         ("tests/unit/test_generations.py::test_a_copy_begins_a_lineage_and_names_its_files_as_they_are",),
     ),
     Mutant(
         "a copy is written to in the generation that was copied",
-        "_log/generations/follower.py",
-        "        if self._is_copy:\n            return 0\n",
+        "GenerationFollower._first_compaction",
+        "        if handle.is_copy:\n            return 0\n",
         "",
         (MOVED,),
     ),
     Mutant(
         "a copy and its original are one log to the handles of a process",
-        "_log/generations/forwarding.py",
+        "Root.key",
         "        return self.header.log_id, *self.identity\n",
         "        return self.header.log_id, 0, 0\n",
         (MOVED,),
     ),
     Mutant(
         "every file system keeps the numbers of its inodes",
-        "_log/access/mount.py",
+        "Mount.inodes_last",
         '        return not self.kind.startswith("fuse") or self.kind in FUSE_WITH_INODES\n',
         "        return True\n",
         (MOVED,),
     ),
     Mutant(
         "what a damaged record holds is searched for records",
-        "_log/inspect/resync.py",
+        "find_next",
         "        if record.record_length(prefix, bad.chain) >= 0:\n            start = end\n",
         "",
         ("tests/faults/test_verify.py::test_a_log_inside_a_value_is_not_taken_for_what_follows",),
     ),
     Mutant(
         "what stands in the place of a generation is taken for it",
-        "_log/generations/follower.py",
+        "GenerationFollower._checked_header",
         "            if (header.log_id, header.generation) != (successor.log_id, successor.generation):",
         "            if header.generation != successor.generation:",
         ("tests/unit/test_generations.py::test_a_generation_that_is_another_s_is_refused",),
     ),
     Mutant(
         "a seal is appended before the generation that it names is whole",
-        "_log/generations/compaction.py",
+        "Compactor._commit",
         """\
-            place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
+            place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
+            # File and directory are synced before the seal, so that a seal never names less than a whole file.
             system.os.fsync(fd)
-            safe_files.sync_directory(self.path, self._descriptors)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            safe_files.sync_directory(handle.path, handle.owned_fds)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
-            self._append(record.SEAL, b"", successor.seal(), session)
+            # The commit. A crash after this record leaves a log that is whole: all the rest can be made up for.
+            self._writer.append(record.SEAL, b"", successor.seal(), session)
 """,
         """\
             entries = list(entries)
             with open(system.os.devnull, "r+b") as nowhere:
-                place = _write(nowhere.fileno(), header._replace(inode=self._wanted.inode(fd)), entries)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+                place = _write(nowhere.fileno(), header._replace(inode=handle.options.inode(fd)), entries)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
-            self._append(record.SEAL, b"", successor.seal(), session)
-            _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
+            self._writer.append(record.SEAL, b"", successor.seal(), session)
+            _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
             system.os.fsync(fd)
 """,
         ("tests/faults/test_compaction.py::test_any_call_of_a_compaction_may_fail",),
     ),
     Mutant(
         "who died is not asked again with the lock",
-        "_log/liveness/presence.py",
-        '            if self.lives(number, Home.find()) is not False:\n                return False, 0, b""\n',
+        "Log.record_death.decide",
+        """\
+            if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
+                return False, 0, b""
+""",
         "",
         ("tests/faults/test_liveness.py::test_a_death_is_looked_at_again_before_it_is_recorded",),
     ),
     Mutant(
         "session numbers are forgotten in a compaction, and given again",
-        "_log/liveness/session_table.py",
-        "            if number in ranked or number == self._last_session or number not in self.deaths\n",
+        "SessionTable.remembered",
+        "            if number in ranked or number == self.last or number not in self.deaths\n",
         "            if number not in self.deaths\n",
         ("tests/unit/test_generations.py::test_the_dead_are_forgotten_when_the_log_is_compacted",),
     ),
     Mutant(
         "a lower restart count is let in",
-        "_log/format/runs.py",
+        "runs.classify_run",
         "        if known == job and (number == count or (number > count >= 0)):",
         "        if known == job and number == count:",
         ("tests/unit/test_runs.py",),
     ),
     Mutant(
         "damage is believed without the lock",
-        "_log/io/cursor.py",
-        "            if not locked:\n                raise Suspect\n",
+        "Cursor._skip_void",
+        "            if not locked:\n                raise NeedsLock\n",
         "",
         ("tests/faults/test_lock_traps.py::test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it",),
     ),
     Mutant(
         "who stops listening does not hand on",
-        "_log/wakeup/watcher.py",
-        "            self._sleeping.discard(ticket)\n            self._hand_on()",
-        "            self._sleeping.discard(ticket)",
+        "Watch.sleep",
+        "            self._asleep.discard(ticket)\n            self._hand_on()",
+        "            self._asleep.discard(ticket)",
         ("tests/faults/test_bell_traps.py::test_who_listens_may_leave_and_another_takes_over",),
     ),
     Mutant(
         "an fsync that failed is forgotten",
-        "_log/io/writer.py",
+        "FileAppender._sync",
         """\
-            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
-            raise safe_files.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
         """\
-            raise safe_files.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+            raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
         ("tests/faults/test_io_errors.py::test_a_handle_that_failed_to_sync_is_done_for",),
     ),
     Mutant(
         "a lock that came for who had given up is not given back",
-        "_log/locking/kernel_wait.py",
+        "_LockThread._run",
         """\
-                    unblock(self.fd)  # a child that was forked in C has inherited the descriptor, and keeps it open
+                    # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
+                    unblock(self.fd)
                     system.close_quietly(self.fd)
 """,
         """\
@@ -381,110 +393,113 @@ MUTANTS = (
     ),
     Mutant(
         "the lock is not taken before an update",
-        "_log/log.py",
-        "                        if grant is None:\n                            lock.try_lock()\n",
-        "                        if grant is None:\n                            pass\n",
+        "Log.update",
+        "                        if handover is None:\n                            lock.try_lock()\n",
+        "                        if handover is None:\n                            pass\n",
         (SCHEDULES,),
     ),
     Mutant(
         "behind a seal one goes on with the old generation's lock",
-        "_log/log.py",
+        "Log._update_locked",
         """\
-                if lock is not self._lock:  # of what follows not all may have been read
-                    return MOVED
+            self.follower.follow()
+            return MOVED  # the lock was that of the generation that has ended
 """,
         """\
-                lock = self._lock
+            self.follower.follow()
 """,
         (SCHEDULES,),
     ),
     Mutant(
         "after an append the reader's offset is not moved on",
-        "_log/io/writer.py",
-        "        self._offset += size\n",
+        "LogWriter.append",
+        "        handle.offset += size\n",
         "",
         (SCHEDULES,),
     ),
     Mutant(
         "a pop does not look whether the queue is empty by now",
-        "stores/file/sessions.py",
-        '            return (whole(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")',
-        '            return (whole(queue[0], self._log.fetch) if queue else b"", record.POP, b"")',
+        "Sessions._take.decide",
+        '(materialize(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
+        '(materialize(queue[0], self._log.read_locked) if queue else b"", record.POP, b"")',
         (SCHEDULES,),
     ),
     Mutant(
         "where long values are is not looked up again when the log goes on in another file",
-        "_log/generations/follower.py",
+        "GenerationFollower._enter",
         """\
-                self._rehome(place)
+                self._large_values.relocate(place)
 """,
         "",
         ("tests/unit/test_spill.py",),
     ),
     Mutant(
         "a handle that follows a compaction remembers the dead",
-        "_log/generations/follower.py",
+        "GenerationFollower._enter",
         """\
-                self._forget_dead()
+                self._table.forget_dead()
 """,
         "",
         ("tests/unit/test_generations.py::test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets",),
     ),
     Mutant(
         "a death that is forgotten while a waiter looks for it is an error",
-        "stores/file/death_watch.py",
+        "Vigil._watch",
         "        if session is None or number in self._watched or not home",
         "        if number in self._watched or not home",
-        ("tests/unit/test_presence.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
+        ("tests/unit/test_own_session.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
     ),
     Mutant(
         "a long value is given out whatever its checksum",
-        "_log/io/spill.py",
+        "spill.read",
         "return value if crc32(value) == spilled.crc else None",
         "return value",
         ("tests/unit/test_spill.py", "tests/faults/test_spill.py"),
     ),
     Mutant(
         "a handle that did not arrive in the next file and has lost its descriptors takes itself to be there",
-        "_log/generations/follower.py",
-        "self._trouble &= ~ASTRAY | astray",
-        "self._trouble &= ~ASTRAY",
+        "GenerationFollower.open_again",
+        "handle.recovery &= ~GENERATION | was_on_the_way",
+        "handle.recovery &= ~GENERATION",
         ("tests/faults/test_spill.py",),
     ),
     Mutant(
         "who waits for the lock concludes that the log was replaced, from what another thread is changing",
-        "_log/contention.py",
-        "        return safe_files.open_descriptor(self.file, self._write_flags)\n",
-        "        return self._reopen(self._write_flags, set())\n",
+        "Log._reopen_for_lock",
+        "        return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)\n",
+        "        from fscoord._log.io.descriptors import reopen\n"
+        "        fd = reopen(self.handle, self.handle.write_flags)\n"
+        "        self.handle.owned_fds.discard(fd)\n"
+        "        return fd\n",
         (
             "tests/faults/test_lock_traps.py::test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone",
         ),
     ),
     Mutant(
         "the first record is not chained over the header",
-        "_log/format/header.py",
+        "Header.decode",
         "        return header, size, checksum\n",
         "        return header, size, 0\n",
         ("tests/unit/test_format.py",),
     ),
     Mutant(
         "how long the lock was waited for is read from the wall clock",
-        "_log/contention.py",
+        "Log._wait_for_lock",
         "        waited = system.time.monotonic() - started\n",
         "        waited = system.time.time() - started\n",
         ("tests/faults/test_lock_traps.py::test_a_stopped_holder_is_named_and_the_deadline_met",),
     ),
     Mutant(
         "a token that is over is taken",
-        "recipes/fenced.py",
+        "fenced.Fenced.set",
         "            if seen > token:\n",
         "            if seen < 0:\n",
         ("tests/contract/test_leases.py::test_a_value_is_written_with_a_token_and_refuses_lower_ones",),
     ),
     Mutant(
         "a marker that could not be given back is forgotten when the log goes on in another file",
-        "_log/locking/log_lock.py",
-        "        following._marker = self._marker\n",
+        "LogLock.next_on",
+        "        following._symlink_lock = self._symlink_lock\n",
         "",
         ("tests/faults/test_every_call.py::test_every_call_under_other_locks_may_fail",),
     ),

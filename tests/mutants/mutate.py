@@ -123,7 +123,7 @@ class Campaign:
         if not self.given.again:
             return set(self.found)
         settled = {key for key, result in self.found.items() if result["how"] in {"killed", "hung"}}
-        return settled | {key for key in self.found if reason(*key.split(":", 1))}
+        return settled | {key for key in self.found if reason(key.partition(":")[2])}
 
     def try_place(self, module: str, place: Place) -> None:
         tests, is_reached = self.tests_at(module, place.lines)
@@ -151,7 +151,7 @@ class Campaign:
             result["how"] = "unreached"
         if result["how"] in {"survived", "unreached"}:
             result["left"] = len(tests) - len(within)
-            why = reason(module, place.key)
+            why = reason(place.key)
             print(f"{result['how']}{' (explained)' * bool(why)}: {module}:{place.lines.start}: {place.key}", flush=True)
         self.found[result["key"]] = result
         with self.results.open("a") as file:
@@ -182,8 +182,7 @@ def score(results: Iterable[dict[str, Any]]) -> str:
     """Return how many changes were found, and how many of the others are explained, in words."""
     counts: Counter[str] = Counter()
     for result in results:
-        module, _, key = result["key"].partition(":")
-        is_explained = result["how"] in {"survived", "unreached"} and reason(module, key)
+        is_explained = result["how"] in {"survived", "unreached"} and reason(result["key"].partition(":")[2])
         counts["explained" if is_explained else result["how"]] += 1
     total = max(1, counts.total())
     good = total - counts["survived"] - counts["unreached"]

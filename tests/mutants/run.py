@@ -17,17 +17,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from mutants.changes import MUTANTS, Mutant
+from mutants.definitions import Definition, definitions, locate
 
 REPOSITORY = Path(__file__).parent.parent.parent
 LIMIT_S = 300
 
 
+def mutated(package: Path, mutant: Mutant, known: dict[str, list[Definition]]) -> tuple[str, str, str]:
+    """Return the module of the package that `mutant` changes, its source, and its source with the change."""
+    places = locate(mutant.where, known)
+    module = places[0].module
+    source = (package / module).read_text(encoding="utf-8")
+    counts = [place.text(source).count(mutant.old) for place in places]
+    assert sum(counts) == 1, f"{mutant.name}: what it changes stands {sum(counts)} times in {mutant.where}"
+    lines, place = source.splitlines(keepends=True), places[counts.index(1)]
+    lines[place.lines.start - 1 : place.lines.stop - 1] = [place.text(source).replace(mutant.old, mutant.new)]
+    return module, source, "".join(lines)
+
+
 def mutate(package: Path, mutant: Mutant) -> None:
     """Apply `mutant` to a copy of the package."""
-    path = package / mutant.module
-    source = path.read_text(encoding="utf-8")
-    assert source.count(mutant.old) == 1, f"{mutant.name}: what it changes stands {source.count(mutant.old)} times"
-    path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+    module, _, changed = mutated(package, mutant, definitions(package))
+    (package / module).write_text(changed, encoding="utf-8")
 
 
 def run(root: Path, test: str) -> tuple[bool, str]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from fscoord.rendezvous.state import Decision, Limits, Seen, State, Verdict, close, decide, without
+from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
 
 
 @dataclass
 class Node:
     name: str
-    seen: Seen = field(default_factory=Seen)
+    seen: Observed = field(default_factory=Observed)
     known: frozenset[str] | None = None
     read: State | None = None
     decision: Decision | None = None
@@ -54,14 +54,14 @@ class World:
 
     def bury(self) -> bool:
         """Somebody finds out who is dead, and takes them out."""
-        new = without(self.state, self.dead & self.state.present)
+        new = evict(self.state, self.dead & self.state.present)
         return self._put(new, f"the dead are taken out: {sorted(self.dead & self.state.present)}")
 
     def mistake_for_dead(self, node: Node) -> None:
-        self._put(without(self.state, {node.name}), f"{node.name} is taken for dead")
+        self._put(evict(self.state, {node.name}), f"{node.name} is taken for dead")
 
     def leave(self, node: Node) -> None:
-        self._put(without(self.state, {node.name}), f"{node.name} leaves")
+        self._put(evict(self.state, {node.name}), f"{node.name} leaves")
         del self.nodes[node.name]
         self.dead.add(node.name)
 
@@ -114,7 +114,7 @@ class World:
         if decision.verdict in (Verdict.CLOSED, Verdict.SPARE):
             self.tell(f"{node.name} is told: {decision.verdict.value}")
             node.is_over = True
-            self._put(without(self.state, {node.name}), f"{node.name} goes")
+            self._put(evict(self.state, {node.name}), f"{node.name} goes")
             return True
         return decision.verdict is Verdict.WRITE
 
@@ -132,13 +132,13 @@ class World:
 
     def check_state(self, state: State) -> None:
         """What holds in every state."""
-        assert len(set(state.participants)) == len(state.participants) <= self.limits.most
+        assert len(set(state.participants)) == len(state.participants) <= self.limits.max_nodes
         assert not set(state.participants) & set(state.waiting + state.former)
         assert len(set(state.waiting)) == len(state.waiting)
         assert not set(state.waiting) & set(state.former)
         assert set(state.left) <= set(state.participants)
         if state.complete:
-            assert self.limits.least <= len(state.participants)
+            assert self.limits.min_nodes <= len(state.participants)
             assert list(state.participants) == sorted(state.participants)
             assert not state.former
         assert (state.life, state.round) >= (self.state.life, self.state.round)
@@ -175,10 +175,10 @@ class World:
             assert all(node.outcome for node in living)
             return
         working = [node for node in living if node.outcome]
-        if len(living) < self.limits.least:
+        if len(living) < self.limits.min_nodes:
             assert not working
             return
-        size = min(len(living), self.limits.most)
+        size = min(len(living), self.limits.max_nodes)
         if working:  # a round stands, and who came late waits: all take part that were there, at least the least
             size = len(self.state.participants)
         assert {node.outcome[0] for node in working} == {self.state.round}
@@ -187,4 +187,4 @@ class World:
         waiting = {node.name for node in living} - {node.name for node in working}
         assert waiting == set(self.state.waiting)
         assert len(working) == size
-        assert self.limits.least <= size <= self.limits.most
+        assert self.limits.min_nodes <= size <= self.limits.max_nodes

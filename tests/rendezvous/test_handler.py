@@ -32,9 +32,9 @@ from fscoord.rendezvous import (
     create_handler,
     get_rendezvous_handler,
 )
-from fscoord.rendezvous.keeper import Keeper
+from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.shared import SharedState
-from fscoord.rendezvous.state import State, without
+from fscoord.rendezvous.state import State, evict
 
 HOUR = 3600
 """The interval of keep-alives that only tests send."""
@@ -91,14 +91,14 @@ def grow(one, late):
 def die(*handlers):
     """Let handlers end as they do when their process is killed."""
     for handler in handlers:
-        handler._keeper.stop()
+        handler._keep_alive.stop()
 
 
 def pass_time(*living):
     """Let so much time pass that whoever is not among `living` is dead, and they see it."""
     for number in range(1, 6):
         for handler in living:
-            handler._keeper.turn(number * 2.0 * HOUR)
+            handler._keep_alive.tick(number * 2.0 * HOUR)
 
 
 def test_one_node_is_a_round(node):
@@ -168,7 +168,7 @@ def test_a_spare_node_takes_the_place_of_a_dead_one(node):
 def test_who_was_taken_for_dead_comes_again(node):
     one, two = node(1, 2), node(1, 2)
     grow(one, two)
-    one._shared.change(lambda state: without(state, [two.node]))
+    one._shared.change(lambda state: evict(state, [two.node]))
     assert not two.is_current()
     infos = joined(one, two)
     assert {info.world_size for info in infos} == {2}
@@ -190,7 +190,7 @@ def test_after_closing_nobody_takes_part_any_more(node):
     one.set_closed()
     assert one.is_closed()
     late = node(1, 2)
-    late._keeper._pulse.know([one.node])
+    late._keep_alive._detector.mark_alive([one.node])
     with pytest.raises(RendezvousClosedError):
         late.next_rendezvous()
     with pytest.raises(RendezvousClosedError):
@@ -223,7 +223,7 @@ def test_after_all_nodes_have_died_the_next_launch_starts_afresh(node):
     die(*old)
     fresh = [node(2, 2), node(2, 2)]
     threads = [start_thread(each.next_rendezvous) for each in fresh]
-    watch(lambda: all(each._keeper._thread for each in fresh))
+    watch(lambda: all(each._keep_alive._thread for each in fresh))
     pass_time(*fresh)
     assert {thread.join().rank for thread in threads} == {0, 1}
 
@@ -235,7 +235,7 @@ def test_a_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(n
     die(one)
     fresh = node(1, 1)
     thread = start_thread(fresh.next_rendezvous)
-    watch(lambda: fresh._keeper._thread is not None)
+    watch(lambda: fresh._keep_alive._thread is not None)
     pass_time(fresh)
     assert thread.join().world_size == 1
     with pytest.raises(RendezvousClosedError):
@@ -252,10 +252,10 @@ def test_who_was_in_an_older_state_has_not_just_come(node):
     one.set_closed()
     old, _ = fresh._shared.read()
     die(one)
-    fresh._keeper.look(old)
+    fresh._keep_alive.check(old)
     pass_time(fresh)
-    fresh._keeper.look(fresh._shared.read()[0])
-    alive, _ = fresh._keeper.look(old)  # as if this thread had read it before the keep-alive wrote
+    fresh._keep_alive.check(fresh._shared.read()[0])
+    alive, _ = fresh._keep_alive.check(old)  # as if this thread had read it before the keep-alive wrote
     assert one.node in old.present
     assert one.node not in alive
 
@@ -268,7 +268,7 @@ def test_too_few_nodes_is_an_error_that_names_who_was_there_and_nobody_counts_on
 
 
 def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatch):
-    monkeypatch.setattr("fscoord.rendezvous.handler.SLOW_LOOK_S", 0)
+    monkeypatch.setattr("fscoord.rendezvous.handler.ADDRESS_POLL_S", 0)
     first, second = sorted([node(2, 2), node(2, 2)], key=lambda handler: handler.node)
     monkeypatch.setattr(first, "_prepare", lambda *_: "nothing")
     agree = second._agree
@@ -288,7 +288,7 @@ def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatc
 
 
 def test_wait_for_the_address_of_rank_0_is_logged(monkeypatch):
-    monkeypatch.setattr("fscoord.rendezvous.handler.SLOW_LOOK_S", 0)
+    monkeypatch.setattr("fscoord.rendezvous.handler.ADDRESS_POLL_S", 0)
     store = HashStore()
     handler = DynamicRendezvousHandler(RendezvousSettings("id", 2, 2), C10dRendezvousBackend(store, "id"), store)
     state = State(complete=True, participants=("0 silent", handler.node))
@@ -355,10 +355,10 @@ def test_whatever_a_dead_node_is_called_a_log_can_hold_it(caplog):
     store = HashStore()
     shared = SharedState(C10dRendezvousBackend(store, "id"), store)
     shared.write(State(participants=("\ud800",)), None)
-    keeper = Keeper(shared, store, "me", RendezvousSettings("id", 1, 2))
+    thread = KeepAliveThread(shared, store, "me", RendezvousSettings("id", 1, 2))
     for now in range(0, 60, 6):
         with suppress(RendezvousConnectionError):  # such a name is none of a key: it has no counter to forget
-            keeper.turn(float(now))
+            thread.tick(float(now))
     assert shared.read()[0].participants == ()
     assert [record.message for record in caplog.records] == ["dead: \\ud800"]
 

@@ -17,7 +17,7 @@ from fscoord.rendezvous import (
     RendezvousTimeout,
 )
 from fscoord.rendezvous.shared import SharedState
-from fscoord.rendezvous.state import State, close, without
+from fscoord.rendezvous.state import State, close, evict
 
 KEY = "torch.rendezvous.id"
 JOIN_S = 0.3
@@ -172,7 +172,7 @@ def test_state_that_a_backend_loses_is_told_from_one_that_never_was():
     with pytest.raises(RendezvousStateError, match="'silent'"):
         shared.read()
     with pytest.raises(RendezvousStateError, match="'silent'"):
-        shared.change(lambda state: without(state, ["n"]))
+        shared.change(lambda state: evict(state, ["n"]))
 
 
 def test_many_nodes_that_refuse_each_other_their_writes_come_through():

@@ -11,7 +11,7 @@ import pytest
 from rendezvous.simulation import World
 
 from fscoord import RendezvousStateError
-from fscoord.rendezvous.state import Limits, Seen, State, Verdict, close, decide, without
+from fscoord.rendezvous.state import Limits, Observed, State, Verdict, close, decide, evict
 
 TWO_TO_THREE = Limits(2, 3)
 FORMING = State()
@@ -22,7 +22,7 @@ ALL = frozenset("abcdefgh")
 
 def ruled(state, me, limits=TWO_TO_THREE, **seen):
     seen = {"alive": ALL, "life": state.life if me in state.present else None, **seen}
-    return decide(state, me, limits, Seen(**seen))
+    return decide(state, me, limits, Observed(**seen))
 
 
 def written(state, me, limits=TWO_TO_THREE, **seen):
@@ -135,10 +135,10 @@ def test_a_participant_that_has_not_read_its_outcome_yet_gets_it_first():
 
 
 def test_when_a_participant_dies_the_round_is_broken():
-    state = without(PAIR, {"a"})
+    state = evict(PAIR, {"a"})
     assert (state.round, state.complete, state.participants, state.former) == (5, False, (), ("b",))
-    assert without(replace(PAIR, waiting=("c",)), {"c"}) == PAIR
-    assert without(PAIR, {"stranger"}) == PAIR
+    assert evict(replace(PAIR, waiting=("c",)), {"c"}) == PAIR
+    assert evict(PAIR, {"stranger"}) == PAIR
 
 
 def test_former_participants_have_the_first_places():
@@ -229,10 +229,10 @@ def test_who_belonged_to_an_ended_life_does_not_get_into_the_next():
 
 
 def test_nothing_is_broken_any_more_after_closing():
-    state = without(close(PAIR, "a"), {"b"})
+    state = evict(close(PAIR, "a"), {"b"})
     assert (state.round, state.complete, state.participants, state.left) == (4, True, ("a", "b"), ("a", "b"))
-    assert without(state, {"a", "b"}) == state
-    assert without(replace(FULL, closed=True, waiting=("d",)), {"d"}).waiting == ()
+    assert evict(state, {"a", "b"}) == state
+    assert evict(replace(FULL, closed=True, waiting=("d",)), {"d"}).waiting == ()
 
 
 # The form
@@ -293,7 +293,7 @@ def everything_seen():
         if set(dead) & set(alive):
             continue
         for life, returned, last, reserve in product((None, 0, 1), (None, 2), (False, True), (False, True)):
-            yield Seen(frozenset(dead), frozenset(alive), life, returned, last, reserve)
+            yield Observed(frozenset(dead), frozenset(alive), life, returned, last, reserve)
 
 
 def test_every_decision_in_every_small_state_keeps_the_rules():

@@ -45,7 +45,7 @@ class Opened:
 class Events:
     """What `_events.Inotify` is, on these files."""
 
-    readable = True
+    is_pollable = True
 
     def __init__(self, files: Files, path: str, mask: int) -> None:
         inode = files.names.get(path)
@@ -69,7 +69,7 @@ class Events:
     def watch_process(self, pid: int) -> bool:
         return False
 
-    def count_ended(self) -> int:
+    def reap_exited(self) -> int:
         return 0
 
     def interrupt(self) -> None:

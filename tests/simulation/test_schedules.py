@@ -11,8 +11,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from simulation import runs, waits, workload
 from simulation.workload import Run
+
+pytestmark = pytest.mark.exhaustive
 
 
 def schedules(kind: str, rng: random.Random, count: int) -> list[int]:

@@ -19,6 +19,8 @@ from simulation.world import World
 import fscoord
 from fscoord._runtime import system
 
+pytestmark = pytest.mark.exhaustive
+
 FILE = f"{Files.DIRECTORY}/file"
 TESTS = Path(__file__).parent.parent
 

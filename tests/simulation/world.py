@@ -163,10 +163,10 @@ class World:
                 "has_inotify": lambda: hears,
                 "has_ofd_locks": lambda: True,
             },
-            network: {"take_name": self._take_name},
+            network: {"acquire_host_mutex": self._take_name},
             file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},
-            process_mutex: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},
+            process_mutex: {"_mutexes": Own(self, "mutexes", weakref.WeakValueDictionary), "_guard": guards},
             watcher: {"_watchers": Own(self, "watchers", weakref.WeakValueDictionary), "_guard": guards},
             Waiter: {"__hash__": lambda waiter: self._number(waiter)},
         }

@@ -60,7 +60,7 @@ def observe(given: dict[str, Any]) -> None:
                 with suppress(StoreTimeoutError):
                     group.observe(group.members(), timeout=0.1)
             elif chance < 0.95:
-                lock.owners(), lock.waiters(), len(jobs), jobs.taken()
+                lock.holders(), lock.waiters(), len(jobs), jobs.taken()
             elif chance < 0.99:
                 with suppress(StoreTimeoutError):
                     risen("term", office.observe(timeout=0.1).term)

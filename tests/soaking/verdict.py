@@ -285,7 +285,7 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
         both = ReadWriteLock(store, "both")
         for held in (Lock(store, "lock"), Semaphore(store, "places", PLACES), both.reader, both.writer):
             if not held.acquire(timeout=1):
-                wrong.append(f"{held.name} is not free though all have ended: {held.owners()}")
+                wrong.append(f"{held.name} is not free though all have ended: {held.holders()}")
             else:
                 held.release()
         with Election(store, "office", "the last", timeout=1) as office:

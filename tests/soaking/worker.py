@@ -22,7 +22,7 @@ from soaking.journal import Journal, Sections
 from soaking.weight import weighed
 
 from fscoord import FileStore
-from fscoord._runtime.signals import lose_none
+from fscoord._runtime.signals import resend_lost_signals
 from fscoord.barriers import StoreBarrier
 from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import (
@@ -158,7 +158,7 @@ class Worker:
         item, self.item = self.item, None
         if item is not None:
             with suppress(RuntimeError):
-                item.give_back()
+                item.release()
 
     def sweep(self) -> None:
         """Remove the keys of what served once, which the one that was killed before could not remove."""
@@ -333,7 +333,7 @@ class Worker:
         elif chance < 0.9:
             len(self.queues["jobs"]), self.queues["tasks"].taken()
         else:
-            self.lock.owners(), self.places.waiters(), self.both.owners(), self.store.num_keys()
+            self.lock.holders(), self.places.waiters(), self.both.holders(), self.store.num_keys()
 
     def step_compact(self, rng: random.Random) -> None:
         del rng
@@ -448,10 +448,10 @@ class Worker:
             self.journal.write("A", "take", name, number, f"{asked:.6f}")
             time.sleep(rng.uniform(0, 0.003))
         if rng.random() < 0.1:
-            item.give_back()
+            item.release()
         else:
             self.journal.write("B", "done", name, number)
-            item.done()
+            item.ack()
             self.journal.write("A", "done", name, number)
 
     def step_once(self, rng: random.Random) -> None:
@@ -573,5 +573,5 @@ CHILD = {
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ warns of every fork beside threads
     faulthandler.enable()
-    with lose_none():
+    with resend_lost_signals():
         Worker(json.loads(sys.argv[1])).work()

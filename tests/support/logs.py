@@ -10,11 +10,11 @@ from typing import NamedTuple
 from support.plain_reader import read_log
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.io.opening import Wanted
+from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 
 SECTOR = 512
 VOID_SIZE = 37
@@ -26,7 +26,7 @@ DATA_KINDS = "SICAMDPO"
 
 
 class Collector:
-    """The consumer of a log that keeps every data record that it was given."""
+    """The state machine of a log that keeps every data record that it was given."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -43,8 +43,8 @@ class Handle:
 
     def __init__(self, path: str, *, durable: bool = False, read_only: bool = False) -> None:
         self._collector = Collector()
-        wanted = Wanted(OFD, durable, read_only, limit=LIMIT_S)
-        self.log = LogFile(path, self._collector, wanted, lambda: Session("host", 1))
+        wanted = LogOptions(OFD, durable, read_only, limit=LIMIT_S)
+        self.log = Log(path, self._collector, wanted, lambda: Session("host", 1))
 
     def look(self) -> list[Record]:
         """Every data record that is complete by now."""
@@ -88,7 +88,7 @@ def grow(path: str, data: bytes, size: int) -> None:
 
 
 class Step(NamedTuple):
-    """A record of a log: where it begins and ends, and what a consumer gets of it, None if it is not data."""
+    """A record of a log: where it begins and ends, and what a state machine gets of it, None if it is not data."""
 
     start: int
     end: int

@@ -72,7 +72,7 @@ async def one_at_a_time(store: Store) -> None:
         await asyncio.gather(*tasks)
         assert tokens == sorted(tokens)
         assert len(tokens) == 3
-        assert not await first.owners()
+        assert not await first.holders()
 
 
 def in_a_loop(work: Callable[[Store], Coroutine[Any, Any, None]], store: Store) -> None:

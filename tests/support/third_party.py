@@ -9,18 +9,18 @@ from typing import Any
 
 from support.places import Place
 
-from fscoord.arguments import (
+from fscoord._arguments import (
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     missing_message,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
@@ -80,7 +80,7 @@ class ThirdPartyStore(Store):
         return self._until("get", lambda: [name][: name not in values], self._timeout, lambda: values[name])
 
     def add(self, key: Key, amount: int) -> int:
-        name, amount = key_bytes(key), integer("amount", amount)
+        name, amount = key_bytes(key), check_int64("amount", amount)
 
         def step() -> int:
             total = counter_sum(self.shared.values.get(name), amount, name)
@@ -110,7 +110,7 @@ class ThirdPartyStore(Store):
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         names = keys_bytes(keys)
-        self._until("wait", lambda: self._absent(names), self._timeout if timeout is None else seconds(timeout))
+        self._until("wait", lambda: self._absent(names), self._timeout if timeout is None else to_seconds(timeout))
 
     def delete_key(self, key: Key) -> bool:
         name = key_bytes(key)

@@ -18,6 +18,7 @@ from fscoord import (
     LimitExceededError,
     PrefixStore,
     QueueEmptyError,
+    SessionDeadError,
     StaleRunError,
     Store,
     StoreClosedError,
@@ -45,6 +46,7 @@ from fscoord.barriers import (
 )
 from fscoord.environment import detect, rank_and_world_size
 from fscoord.recipes import (
+    Contender,
     DoubleBarrier,
     Election,
     Item,
@@ -58,7 +60,6 @@ from fscoord.recipes import (
     ReadWriteLock,
     RLock,
     Semaphore,
-    Waiter,
     once,
 )
 
@@ -117,6 +118,12 @@ def collectives(store: Store, rank: int, world_size: int) -> None:
         assert_type(synchronize(store, b"data", rank, world_size, "prefix", timeout=5), list[bytes])
         assert_type(get_all(store, rank, "prefix", world_size), list[bytes])
     barrier(store, world_size, "prefix", 5)
+    barrier(store, world_size=world_size, key="key", timeout=5, rank=rank, fail_fast=True)
+    barrier(store, world_size, "prefix", timeout=timedelta(seconds=5))
+    assert_type(get_all(store, rank, key="key", world_size=world_size, timeout=5), list[bytes])
+    assert_type(synchronize(store, b"data", rank, world_size=world_size, key="key", timeout=5), list[bytes])
+    assert_type(broadcast(store, b"data", rank, world_size=world_size, key="key", timeout=5), bytes)
+    assert_type(gather(store, b"data", rank, world_size=world_size, key="key", timeout=5), list[bytes] | None)
     barrier(store, world_size, "prefix", None, rank)
     barrier(store, world_size, "prefix", 5, rank, lambda rank: f"node{rank}", 2)
     assert_type(fscoord.__version__, str)
@@ -152,13 +159,15 @@ def recipes(store: Store) -> None:
         assert_type(lock, Lock)
         assert_type(lock.token, int)
     assert_type(lock.acquire(timeout=timedelta(seconds=1)), bool)
-    assert_type(lock.owners(), list[Waiter])
+    assert_type(lock.holders(), list[Contender])
     with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
         assert_type(semaphore, Semaphore)
         assert_type(side.token, int)
     with Election(store, "name", b"data") as election:
         assert_type(election.leader(), Leader | None)
         assert_type(election.observe(after=1, timeout=5).data, bytes)
+        for leader in election.watch(timeout=None):
+            assert_type(leader, Leader)
     with DoubleBarrier(store, "name", 4, 0, timeout=5, fail_fast=True) as both:
         both.leave(timeout=timedelta(seconds=1))
     assert_type(Latch(store, "name", 3).count_down(), int)
@@ -170,7 +179,7 @@ def recipes(store: Store) -> None:
     with queue.take(timeout=timedelta(seconds=1)) as item:
         assert_type(item, Item)
         assert_type(item.data, bytes)
-    assert_type((len(queue), queue.taken()), tuple[int, list[Waiter]])
+    assert_type((len(queue), queue.size(), queue.taken()), tuple[int, int, list[Contender]])
     with Membership(store, "name", b"data") as group:
         assert_type(group.observe(timeout=5), list[Participant])
         assert_type(group.evict(group.members()[0]), bool)
@@ -190,15 +199,16 @@ async def tasks(store: aio.AsyncStore) -> None:
     async def work() -> str:
         return "value"
 
-    async with await aio.open_store("mem:") as opened:
+    async with aio.open_store("mem:") as opened:
         assert_type(opened, aio.AsyncStore)
+    assert_type(await aio.open_store("mem:"), aio.AsyncStore)
     assert_type(await store.get("key"), bytes)
     assert_type(await store.add("key", 1), int)
     assert_type(await store.queue_pop("queue", block=False), bytes)
     await store.wait(["key"], timeout=timedelta(seconds=1))
     async with aio.Lock(store, "name") as lock, aio.Semaphore(store, "name", 3):
         assert_type(lock, aio.Lock)
-        assert_type((lock.token, await lock.owners()), tuple[int, list[Waiter]])
+        assert_type((lock.token, await lock.holders()), tuple[int, list[Contender]])
     async with await aio.Queue(store, "name").take(timeout=5) as item:
         assert_type(item.data, bytes)
         await item.check()
@@ -207,6 +217,10 @@ async def tasks(store: aio.AsyncStore) -> None:
             assert_type(present, list[Participant])
     assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
     assert_type(await aio.once(store, "name", work), bytes)
+    await aio.barrier(store, world_size=1, key="key", timeout=5)
+    assert_type(await aio.get_all(store, 0, key="key", world_size=1, timeout=5), list[bytes])
+    assert_type(await store.register(), int)
+    assert_type(await aio.Fenced(store, "key").token(), int)
 
 
 def errors(error: FscoordError) -> None:
@@ -231,6 +245,7 @@ def errors(error: FscoordError) -> None:
 def built_in(
     closed: StoreClosedError,
     gone: StoreGoneError,
+    dead: SessionDeadError,
     stale: StaleRunError,
     empty: QueueEmptyError,
     limit: LimitExceededError,
@@ -242,4 +257,5 @@ def built_in(
     permission: PermissionError = insecure
     system: OSError = unsupported
     print(value, permission, system, broadcast, gather)
-    return [closed, gone, stale, empty, limit, usage]
+    store_gone: StoreGoneError = dead
+    return [closed, gone, store_gone, stale, empty, limit, usage]

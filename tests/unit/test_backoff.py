@@ -13,14 +13,14 @@ from support.places import HANG_S, start_thread
 from fscoord import HashStore, PrefixStore, StoreTimeoutError
 from fscoord._waiting import backoff as _backoff
 from fscoord._waiting.backoff import FREE_TRIES, LONGEST_PAUSE_S, Backoff
-from fscoord.cli import watch
+from fscoord.cli import values
 from fscoord.collectives import barrier
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreUnavailableError
 from fscoord.recipes import Fenced, Lock, Queue
 from fscoord.recipes._line import Line
 from fscoord.stores.etcd import EtcdStore
 from fscoord.stores.etcd.client import CompactedError
-from fscoord.stores.etcd.handle import Done
+from fscoord.stores.etcd.transactions import TxnResult
 from fscoord.stores.tcp import TCPStore
 
 LIMIT_S = 0.2
@@ -252,15 +252,15 @@ def etcd(monkeypatch: pytest.MonkeyPatch) -> EtcdStore:
     """A store whose writes others always overtake; no server is asked."""
     store = EtcdStore("http://127.0.0.1:1", "p", timeout=LIMIT_S)
     kv = {"key": "cC9x", "create_revision": "5", "mod_revision": "5", "value": "MQ=="}
-    refused = Done(False, [{"response_range": {"kvs": [kv]}, "kvs": [kv]}], 7)
+    refused = TxnResult(False, [{"response_range": {"kvs": [kv]}, "kvs": [kv]}], 7)
     store.tries = 0  # type: ignore[attr-defined]
 
-    def write(*_: object) -> Done:
+    def write(*_: object) -> TxnResult:
         store.tries += 1  # type: ignore[attr-defined]
         return refused
 
-    monkeypatch.setattr(store, "_write", write)
-    monkeypatch.setattr(store, "_read", lambda *_: (refused.answers, 7))
+    monkeypatch.setattr(store._transactions, "write", write)
+    monkeypatch.setattr(store._transactions, "read", lambda *_: (refused.answers, 7))
     return store
 
 
@@ -283,8 +283,8 @@ def test_etcd_operation_that_others_always_overtake_ends_with_its_timeout(
 def test_etcd_session_whose_number_others_always_take_ends_with_its_timeout(
     etcd: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd._cluster, "call", lambda *_: {"ID": "1"})
-    assert "others began a session at each of our" in str(error_of(lambda: etcd.session))
+    monkeypatch.setattr(etcd._client, "call", lambda *_: {"ID": "1"})
+    assert "others began a session at each of our" in str(error_of(etcd.register))
     assert etcd.tries < TRIES_MAX  # type: ignore[attr-defined]
 
 
@@ -296,7 +296,7 @@ def test_etcd_read_that_always_meets_a_compaction_ends_with_its_timeout(monkeypa
         next(tries)
         raise CompactedError("gone")
 
-    monkeypatch.setattr(store._cluster, "call", call)
+    monkeypatch.setattr(store._client, "call", call)
     assert "compacted its history" in str(error_of(lambda: store.check(["k"]), StoreUnavailableError))
     assert next(tries) < TRIES_MAX
 
@@ -344,6 +344,6 @@ def test_watch_of_keys_that_always_vanish_ends_with_its_timeout() -> None:
 
     store = Fleeting(timeout=LIMIT_S)
     store.set("p/1", "")
-    error = error_of(lambda: watch._look(store, b"p/"), FscoordError)
+    error = error_of(lambda: values._read_all(store, b"p/"), FscoordError)
     assert "keys below 'p/' were deleted" in str(error)
     assert store.looks < TRIES_MAX

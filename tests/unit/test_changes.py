@@ -11,7 +11,8 @@ import pytest
 from support.places import start_thread
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
-from fscoord._log.access import direct, mount, network
+from fscoord._log import opened
+from fscoord._log.access import mount, network
 from fscoord._log.wakeup import waiter
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
@@ -111,17 +112,17 @@ def test_closing_the_store_ends_the_wait(path: str) -> None:
 def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_news(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
-    monkeypatch.setattr(network, "LOOK_S", math.inf)
+    monkeypatch.setattr(opened, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     with FileStore(path) as afar, FileStore(path) as store:
         known = store._wait_for_change(None, HANG_S)
-        store._log.take_news()
+        store._log.take_changed_keys()
         with start_thread(store._wait_for_change, known, LONG_S) as thread:
             until_asleep(store)
             afar.set("k", "1")
         assert thread.result != known
-        assert bucket(b"k") in store._log.take_news()
+        assert bucket(b"k") in store._log.take_changed_keys()
         assert not list(tmp_path.glob("*.bell"))
 
 

@@ -13,7 +13,7 @@ from support.plain_reader import read_log
 from fscoord._log.format import record
 from fscoord._log.format.header import Header
 from fscoord._log.inspect import copying
-from fscoord._log.inspect.copying import Copy
+from fscoord._log.inspect.copying import LogCopy
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
 
@@ -32,7 +32,7 @@ def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
         elif name in ("write", "link"):
             done.append(name)
 
-    with faulty_os() as faulty, faulty.instead(note), Copy(str(path), Header(b"i" * 16, OFD, False), 0o640) as copy:
+    with faulty_os() as faulty, faulty.instead(note), LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o640) as copy:
         for found in records:
             copy.add(found)
         assert done == ["write"] * 3
@@ -50,10 +50,10 @@ def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
 
 def test_a_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "copy"
-    with Copy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
+    with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
         copy.add((record.SET, b"k", b"v", 1, 1))
     assert os.listdir(tmp_path) == []
-    with Copy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
+    with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
         path.write_bytes(b"another's")
         with pytest.raises(ValueError, match="nothing is overwritten"):
             copy.finish()
@@ -65,11 +65,11 @@ def test_a_copy_that_a_child_of_a_signal_handler_gives_up_stays_the_parents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "copy"
-    copy = Copy(str(path), Header(b"i" * 16, OFD, False), 0o600)
-    life = system.life()
+    copy = LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600)
+    life = system.process_epoch()
     with copy:
         with monkeypatch.context() as patch:
-            patch.setattr(system, "life", lambda: life + 1)
+            patch.setattr(system, "process_epoch", lambda: life + 1)
             copy.__exit__()
         assert len(os.listdir(tmp_path)) == 1
     assert os.listdir(tmp_path) == []

@@ -13,7 +13,7 @@ from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
 from fscoord._log.format import record
-from fscoord.stores.dump import dump
+from fscoord.inspect import dump
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def compacted(path: str) -> str:
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        return store._log.file
+        return store._log.handle.file
 
 
 def next_record(data: bytes, kind: int, value: bytes) -> bytes:
@@ -133,7 +133,7 @@ def test_a_pipe_in_the_place_of_a_generation_is_refused_and_waited_for_by_nobody
     file = compacted(path)
     os.unlink(file)
     os.mkfifo(file)
-    with pytest.raises(InsecurePathError, match="no regular file") as caught:
+    with pytest.raises(InsecurePathError, match="not a regular file") as caught:
         list(dump(path))
     assert os.path.basename(file) in str(caught.value)
 

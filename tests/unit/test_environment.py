@@ -132,7 +132,7 @@ def test_a_worker_that_replaces_a_crashed_one_has_no_rank() -> None:
     ids=str,
 )
 def test_nonsense_is_refused_by_name_rather_than_passed_over(variables: dict[str, str], name: str) -> None:
-    with pytest.raises(ValueError, match="correct or unset") as caught:
+    with pytest.raises(ValueError, match="fix or unset") as caught:
         detect(BATCH | variables)
     assert name in str(caught.value)
 

@@ -213,7 +213,7 @@ def test_every_handle_on_a_durable_log_is_durable(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("option", [{"lock": "posix"}, {"watch": "kqueue"}])
 def test_an_unknown_choice_names_the_known(tmp_path: Path, option: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="is one of"):
+    with pytest.raises(ValueError, match="must be one of"):
         FileStore(tmp_path / "store", **option)
     assert files(tmp_path) == set()
 
@@ -309,9 +309,9 @@ def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
         )
         for write in writes:
             write()
-        assert not store._log.bell
+        assert not store._log.handle.bell
         assert rung == []
-        store._log.bell = 1
+        store._log.handle.bell = 1
         for write in writes:
             write()
         assert rung == [[b"a"], [b"a"], [b"a", b"b"], [b"q"]]
@@ -371,11 +371,11 @@ def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> 
 
 def test_who_is_called_in_the_middle_of_its_own_operation_does_not_close(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
-        with store._log.mutex:
-            store._log._shared.busy = True
+        with store._log.handle.mutex:
+            store._log.handle.shared.is_inside = True
             with pytest.raises(StoreError, match="signal handler or finalizer"):
                 store.close()
-            store._log._shared.busy = False
+            store._log.handle.shared.is_inside = False
         store.set("k", "v")
 
 
@@ -405,13 +405,13 @@ def test_who_names_a_world_size_is_one_of_its_participants(
     world_size: int | None, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    begin = lifecycle.begin
+    begin = lifecycle.register
 
     def note(store: FileStore, *, is_participant: bool) -> None:
         begun.append(is_participant)
         begin(store, is_participant=is_participant)
 
-    monkeypatch.setattr(lifecycle, "begin", note)
+    monkeypatch.setattr(lifecycle, "register", note)
     FileStore(tmp_path / "store", world_size).close()
     assert begun == [is_one]
 
@@ -439,7 +439,7 @@ def test_a_call_on_a_local_file_takes_next_to_no_time_and_on_a_shared_one_nobody
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(tmp_path / "store") as store:
-        assert store._call_s == file.CALL_S
+        assert store._typical_call_s == file.TYPICAL_CALL_S
     monkeypatch.setattr(system, "mount_table", lambda: [f"1 0 0:1 / {tmp_path} rw - gpfs x rw"])
     with FileStore(tmp_path / "store") as store:
-        assert store._call_s == math.inf
+        assert store._typical_call_s == math.inf

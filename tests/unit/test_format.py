@@ -14,8 +14,7 @@ import pytest
 from support.plain_reader import Log, Refused, read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StaleRunError, StoreError
-from fscoord.stores.dump import dump
-from fscoord.stores.verify import verify
+from fscoord.inspect import dump, verify
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = DATA / "v2"
@@ -243,7 +242,7 @@ def test_a_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Pat
         with pytest.raises(CorruptLogError, match=remedy):
             use(path)
     report = verify(path)
-    assert (report.verdict, [finding.says for finding in report.findings]) == ("damaged", [remedy])
+    assert (report.verdict, [finding.message for finding in report.findings]) == ("damaged", [remedy])
     with pytest.raises(Refused, match="another version"):
         read_log(data)
     assert path.read_bytes() == data

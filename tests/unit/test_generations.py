@@ -19,14 +19,12 @@ from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.successor import Successor, generation_name, parse_name
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.io import cursor as reader
-from fscoord._log.io.cursor import ASTRAY
-from fscoord.stores.dump import dump
-from fscoord.stores.repair import repair
-from fscoord.stores.verify import verify
+from fscoord._log.recovery import GENERATION
+from fscoord.inspect import dump, repair, verify
 
 LIMIT_S = 60
 
@@ -44,7 +42,7 @@ def names(path: Path) -> list[str]:
 
 
 def generation(store: FileStore) -> int:
-    return store._log.header.generation
+    return store._log.handle.header.generation
 
 
 def content(store: FileStore) -> object:
@@ -197,7 +195,7 @@ def test_old_generations_are_removed_and_generation_0_stays(path: Path) -> None:
 def make_orphan(file: Path, store: FileStore) -> None:
     """What is left of a process that dies before it can seal the generation before."""
     file.touch()
-    known = store._log.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
+    known = store._log.handle.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
     file.write_bytes(known.encode())
 
 
@@ -212,7 +210,7 @@ def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
         for file in (orphan, locked, *odd):
             make_orphan(file, store)
         with FileStore(path.with_name("holder")) as holder:
-            lock = holder._log._lock.next_on(os.open(locked, os.O_RDWR))
+            lock = holder._log.handle.lock.next_on(os.open(locked, os.O_RDWR))
             lock.try_lock()
             store.compact()
             assert locked.exists()
@@ -247,9 +245,9 @@ def test_participants_that_left_and_bells_that_were_announced_are_remembered(pat
         with FileStore(path) as waiter:
             wait_in_vain(waiter)
         store.compact()
-        assert (store._log.left, store._log.bell) == (1, 1)
+        assert (store._log.table.left, store._log.handle.bell) == (1, 1)
         with FileStore(path) as late:
-            assert (late._log.left, late._log.bell) == (1, 1)
+            assert (late._log.table.left, late._log.handle.bell) == (1, 1)
     FileStore(path, 3).close()
     assert path.exists()
     FileStore(path, 3).close()
@@ -281,12 +279,12 @@ def test_zeros_of_one_generation_are_not_taken_for_those_of_the_next(again: bool
         store.set("k", "1")
         with FileStore(path, compact_bytes=None) as late, FileStore(path, read_only=True) as reader:
             for _ in range(1 + again):
-                os.truncate(store._log.file, os.path.getsize(store._log.file) + 100_000)
+                os.truncate(store._log.handle.file, os.path.getsize(store._log.handle.file) + 100_000)
                 assert late.get("k") == reader.get("k") == b"1"
                 store.compact()
                 assert store.get("k") == late.get("k") == reader.get("k") == b"1"
             store.set("long", bytes(3000))
-            kill_writer(Path(store._log.file), 300)
+            kill_writer(Path(store._log.handle.file), 300)
             store.set("k", "2")
             assert [handle.get("k") for handle in (store, late, reader)] == [b"2"] * 3
             with FileStore(path, read_only=True) as fresh:  # which reads generation 0, if nothing leads past it
@@ -443,7 +441,7 @@ def test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets(com
                     late.check(["k"])
                     assert store._log.sessions == late._log.sessions
                     assert store._log.deaths == late._log.deaths
-                    assert store._log.ranks == late._log.ranks
+                    assert store._log.table.ranks == late._log.table.ranks
         assert len(store._log.sessions) == 6  # the two that live, and the last of each rank
         assert store.dead_ranks(range(4)) == other.dead_ranks(range(4)) == [2, 3]
         assert store.dead_sessions(range(3, 60)) == list(range(3, 60))
@@ -468,7 +466,7 @@ def test_a_generation_that_was_deleted_is_gone_and_said_so(read_only: bool, path
         store.compact()
         assert other.get("k") == b"v"
         path.with_name(names(path)[0]).unlink()
-        other._log._looked = 0.0
+        other._log.handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="generation 1"):
             other.get("k")
     with pytest.raises(StoreGoneError, match="generation 1"):
@@ -484,7 +482,7 @@ def test_a_log_that_was_removed_is_gone_whatever_its_generation(replaced: bool, 
         path.unlink()
         if replaced:
             FileStore(path).close()
-        store._log._looked = 0.0
+        store._log.handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError):
             store.get("k")
 
@@ -563,37 +561,37 @@ def test_dump_shows_the_first_and_the_newest_generation(path: Path) -> None:
 def test_names_of_generations_are_told_from_all_others() -> None:
     name = generation_name(b"log.1", 12, b"\1\2\3\4\5\6")
     assert name == b"log.1.12.010203040506"
-    assert parse_name(name) == parse_name(name, b"log.1") == 12
+    assert parse_generation_name(name) == parse_generation_name(name, b"log.1") == 12
     for wrong in (b"log", b"log.1.x", b"log.0.010203040506", b"log.1.01020304050", b"log.1.01020304050G", b"a/" + name):
-        assert parse_name(wrong) is None
-    assert parse_name(name, b"log") is None
-    successor = Successor(12, b"i" * 16, 1 << 40, 7, name)
-    assert Successor.from_seal(successor.seal() + b"later") == successor
-    assert Successor.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
+        assert parse_generation_name(wrong) is None
+    assert parse_generation_name(name, b"log") is None
+    successor = GenerationRef(12, b"i" * 16, 1 << 40, 7, name)
+    assert GenerationRef.from_seal(successor.seal() + b"later") == successor
+    assert GenerationRef.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
     for cut in range(len(successor.forward())):
-        with pytest.raises(MalformedRecord, match=r"cut short|no name"):
-            Successor.from_forward(successor.forward()[:cut])
+        with pytest.raises(MalformedRecord, match=r"cut short|not a name"):
+            GenerationRef.from_forward(successor.forward()[:cut])
 
 
 def test_a_generation_has_a_number_of_ten_digits_and_a_name_of_255_bytes_at_most() -> None:
     random = b".010203040506"
-    assert parse_name(b"log.1234567890" + random) == 1234567890
+    assert parse_generation_name(b"log.1234567890" + random) == 1234567890
     for wrong in (b"log.12345678901" + random, b"log.1" + random + b"0", b"1" + random, b"log.1.2" + random[:-1]):
-        assert parse_name(wrong) is None
-    longest = Successor(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
-    assert Successor.from_seal(longest.seal(), 6) == longest
+        assert parse_generation_name(wrong) is None
+    longest = GenerationRef(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
+    assert GenerationRef.from_seal(longest.seal(), 6) == longest
     for sealed in (5, 7):
         with pytest.raises(MalformedRecord, match="not the next"):
-            Successor.from_seal(longest.seal(), sealed)
+            GenerationRef.from_seal(longest.seal(), sealed)
     for cut in range(len(longest.seal())):
-        with pytest.raises(MalformedRecord, match=r"cut short|no name"):
-            Successor.from_seal(longest.seal()[:cut])
+        with pytest.raises(MalformedRecord, match=r"cut short|not a name"):
+            GenerationRef.from_seal(longest.seal()[:cut])
     for name in (b"l" + longest.name, longest.name.replace(b"l", b"\0", 1), longest.name.replace(b".7.", b".8.")):
         for value, decode in (
-            (longest._replace(name=name).seal(), Successor.from_seal),
-            (longest._replace(name=name).forward(), Successor.from_forward),
+            (longest._replace(name=name).seal(), GenerationRef.from_seal),
+            (longest._replace(name=name).forward(), GenerationRef.from_forward),
         ):
-            with pytest.raises(MalformedRecord, match="is no name for generation 7"):
+            with pytest.raises(MalformedRecord, match="is not a name for generation 7"):
                 decode(value)
 
 
@@ -635,7 +633,7 @@ with FileStore(path) as store, FileStore(path) as reader:
         if number == operations // 2:  # behind the first compactions, which take what they will need
             before = resident()
     files = [os.path.join(os.path.dirname(path), name) for name in os.listdir(os.path.dirname(path))]
-    print(store._log.header.generation, resident() - before, sum(os.path.getsize(file) for file in files))
+    print(store._log.handle.header.generation, resident() - before, sum(os.path.getsize(file) for file in files))
 """
 
 
@@ -722,15 +720,15 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
     """It is a seal that ends a generation. Nobody writes a forward record before there is one."""
     with FileStore(path) as store:
         store.set("k", "1")
-        session, root = store._log._lock.session, store._log.root
+        session, root = store._log.handle.lock.session, store._log.handle.root
     log = read_log(path.read_bytes())
     assert log.ends == "whole"
-    named = Successor(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
+    named = GenerationRef(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
     ways = os.O_RDONLY, os.O_RDWR | os.O_APPEND
     assert forwarding.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
     found = verify(path)
     assert found.verdict == "damaged"
-    assert "no seal before it" in str(found.findings[0].says)
+    assert "no seal before it" in str(found.findings[0].message)
 
 
 def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either(path: Path) -> None:
@@ -738,13 +736,13 @@ def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
-        root = store._log.root
+        root = store._log.handle.root
     size = path.stat().st_size
     place = None
     for number in (2, 3):
         with path.open("ab") as file:
             file.write(b"torn")
-        named = Successor(number, bytes([number]) * 16, 0, 0, b"elsewhere")
+        named = GenerationRef(number, bytes([number]) * 16, 0, 0, b"elsewhere")
         place = forwarding.post(str(path), root, named, 1, time.time_ns(), os.O_RDONLY, os.O_RDWR, set(), place)
         assert place is not None
         assert place.offset == path.stat().st_size
@@ -758,10 +756,10 @@ def test_a_first_file_that_names_no_later_one_any_more_is_not_the_log(path: Path
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        os.truncate(path, store._log.root.start.offset)
+        os.truncate(path, store._log.handle.root.start.offset)
         (name,) = names(path)
         path.with_name(name).unlink()
-        store._log._looked = 0.0
+        store._log.handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="another file, which names no later generation"):
             store.get("k")
 
@@ -770,11 +768,11 @@ def test_who_does_not_know_where_it_is_begins_again_where_the_log_is(path: Path)
     with FileStore(path) as store:
         store.set("k", "1")
         for number in range(3):
-            store._log._trouble |= ASTRAY
+            store._log.handle.recovery |= GENERATION
             assert store.get("k") == b"1"
-            store._log._trouble |= ASTRAY
+            store._log.handle.recovery |= GENERATION
             assert store.add("n", 1) == number + 1
-            assert store._log._descriptors == store._log._in_use() - {-1}
+            assert store._log.handle.owned_fds == store._log.handle.fds_in_use() - {-1}
             store.compact()
 
 
@@ -784,7 +782,7 @@ def test_a_compaction_forgets_no_rank_that_somebody_has_been(lives: bool, path: 
     with FileStore(path) as store:
         store.set("k", "v")
         first = FileStore(path, rank=5)
-        first.be_rank(6)
+        first.announce_rank(6)
         with FileStore(path, rank=5):
             pass
         if not lives:

@@ -1,334 +1,293 @@
-"""One of a node asks the server for all who wait there; it leaves, dies or stops, and the others still hear."""
+"""The election of a host's poller by itself: who is elected, how it passes on, and the messages in the bell."""
 
 from __future__ import annotations
 
 import errno
-import json
-import math
+import fcntl
 import os
-import signal
-import stat
-import subprocess
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.places import start_thread
-from support.processes import Processes, wait_until_ready
+from support.faulty import FaultyOs, faulty_os
 
-from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.access import direct, mount, network
-from fscoord._log.format import record
-from fscoord._log.wakeup import node_poller, waiter, watcher
-from fscoord._log.wakeup.node_poller import node_bell_path
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup import node_poller
+from fscoord._log.wakeup.doorbell import Doorbell
+from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import system
-from fscoord._waiting.wait import THREAD_BACKEND
 
-KEY = (b"x" * 16, 3, 4)
-"""What tells a log from others: its id, and device and inode number of its first file."""
+HANG_S = 60
 
-LIMIT_S = 60
-"""How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
 
-SLEEPS_S = 1000.0
-"""How long followers sleep when nobody rings."""
+class Waiter:
+    """Stands for a thread's ticket."""
+
+
+class Process:
+    """Stands for a process of the node: locks of two descriptors exclude each other inside one, too."""
+
+    def __init__(self, path: str) -> None:
+        self.bell = Doorbell(path, 0o600)
+        self.called = threading.Event()
+        self.election = PollerElection(self.bell, self.called.set)
+        self.waiter = Waiter()
+
+    def close(self) -> None:
+        self.election.close()
+        self.bell.close()
+
+
+def in_line() -> list[threading.Thread]:
+    """The threads that wait for a election."""
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-poller"]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that counts as NFS, with one inside for the bells of the node."""
-    (tmp_path / "node").mkdir()
-    monkeypatch.setattr(node_poller, "FALLBACK", str(tmp_path / "node"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(direct, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
-    monkeypatch.setattr(network, "LOOK_S", math.inf)
-    monkeypatch.setattr(system, "O_DIRECT", 0)
-    monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
-    monkeypatch.setattr(waiter, "SLOW_LAST_S", SLEEPS_S)
-    monkeypatch.setattr(waiter, "OWN_POLL_S", SLEEPS_S)
-    return tmp_path
+def start(memory: Path) -> Iterator[Callable[[], Process]]:
+    path = str(memory / "bell")
+    with closing(Process(path)) as first, closing(Process(path)) as second:
+        both = iter((first, second))
+        yield lambda: next(both)
+    for thread in in_line():
+        thread.join(HANG_S)
 
 
-@pytest.fixture
-def workers(place: Path) -> Iterator[Callable[..., Any]]:
-    """Start processes of this node that wait for keys."""
-    with Processes("node_worker") as processes:
-
-        def start(*keys: str, slow: float = SLEEPS_S) -> subprocess.Popen[str]:
-            return processes.start("waits", json.dumps([str(place), slow, *keys]))
-
-        yield start
-
-
-def write_from_afar(store: FileStore, key: str) -> None:
-    """As another host does: nobody here is rung."""
-    store._log.update(record.SET, key.encode(), b"v", None, LIMIT_S)
-
-
-def post_of(store: FileStore) -> Any:
-    watched = store._notifier._watcher
-    return None if watched is None else watched.election
+def test_who_asks_first_has_the_post_and_keeps_it(start: Callable[[], Process]) -> None:
+    one = start()
+    other = Waiter()
+    for waiter in (one.waiter, other):
+        one.election.add(waiter)
+    assert one.election.try_elect(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not one.election.try_elect(other)
+    assert one.election.is_poller(one.waiter)
+    assert not one.election.is_poller(other)
+    one.election.remove(other)
+    assert one.election.is_poller(one.waiter)
+    assert len(one.election._held) == 1
 
 
-def until(what: Callable[[], object]) -> None:
-    """Return when `what` is true."""
-    deadline = system.time.monotonic() + LIMIT_S
-    while not what():
-        assert system.time.monotonic() < deadline
-        system.time.sleep(0.001)
+def test_who_has_the_post_passes_it_to_another_thread_and_the_last_gives_it_back(start: Callable[[], Process]) -> None:
+    one = start()
+    other = Waiter()
+    for waiter in (one.waiter, other):
+        one.election.add(waiter)
+    assert one.election.try_elect(one.waiter)
+    (fd,) = one.election._held
+    one.election.remove(one.waiter)
+    assert one.called.is_set()
+    assert one.election._held == {fd}
+    assert one.election.try_elect(other)
+    one.called.clear()
+    one.election.remove(other)
+    assert not one.called.is_set()
+    assert not one.election._held
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert one.election.try_elect(one.waiter), "whoever comes later gets it again"
 
 
-def beat(store: FileStore, times: int) -> None:
-    """Return when somebody has asked the server so often."""
-    for _ in range(times):
-        beats = post_of(store).heartbeats()
-        until(lambda beats=beats: post_of(store).heartbeats() != beats)
+def test_who_stands_in_line_gets_the_post_when_its_holder_leaves(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    for _ in range(2):
+        assert not two.election.try_elect(two.waiter)
+        assert len(two.election._requested) == 1
+    (fd,) = two.election._requested
+    assert not two.called.is_set()
+    one.election.remove(one.waiter)
+    assert two.called.wait(HANG_S)
+    assert (two.election._held, two.election._requested) == ({fd}, set())
+    assert not two.election.is_poller(two.waiter)
+    assert two.election.try_elect(two.waiter)
+    assert not one.election.try_elect(one.waiter)
 
 
-# Threads
+def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
+    two.election.remove(two.waiter)
+    (fd,), (thread,) = two.election._requested, in_line()
+    assert thread.daemon, "or the process could not end while another has the lock"
+    one.election.remove(one.waiter)
+    thread.join(HANG_S)
+    assert (two.election._held, two.election._requested) == (set(), set())
+    assert not two.called.is_set()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
-def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
-    path = str(place / "log")
-    with ExitStack() as stack:
-        afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
-        stores = [stack.enter_context(FileStore(path, timeout=LIMIT_S)) for _ in range(4)]
-        threads = [stack.enter_context(start_thread(store.get, f"k{i}")) for i, store in enumerate(stores)]
-        until(lambda: all(store._notifier._waiters for store in stores))
-        posts = {id(post_of(store)) for store in stores}
-        assert len(posts) == 1
-        post = post_of(stores[0])
-        until(lambda: post._poller is not None and len(post._waiters) == 4)
-        beat(stores[0], 1)
-        for number, thread in enumerate(threads):  # the one that asks is among them: then another takes over
-            write_from_afar(afar, f"k{number}")
-            thread.join()
-            assert thread.result == b"v"
-        assert not post._held
+def test_a_post_that_was_closed_is_nobody_s(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    one.election.close()
+    assert not one.election._held
+    assert not one.election.try_elect(one.waiter)
+    two.election.add(two.waiter)
+    assert two.election.try_elect(two.waiter)
 
 
-def test_who_follows_does_not_ask(place: Path) -> None:
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
-        with start_thread(one.get, "k") as asks:
-            until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
-            looks: list[float] = []
-            refresh = two._log.refresh
-            two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
-            with start_thread(two.get, "k") as follows:
-                until(lambda: len(post_of(one)._waiters) == 2)
-                beat(one, 5)  # the asker has told of what is new since both began
-                at_first = len(looks)
-                beat(one, 5)
-                assert len(looks) == at_first
-                write_from_afar(afar, "k")
-            assert follows.result == b"v"
-        assert asks.result == b"v"
+def test_a_post_that_comes_when_its_process_has_closed_it_is_given_on(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
+    (thread,) = in_line()
+    two.election.close()
+    one.election.remove(one.waiter)
+    thread.join(HANG_S)
+    assert (two.election._held, two.election._requested) == (set(), set())
 
 
-def test_a_follower_sleeps_on_while_the_poller_polls_and_looks_when_it_does_not(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("fails", ["thread", "lock"])
+def test_who_cannot_stand_in_line_keeps_no_descriptor_and_tries_again(
+    fails: str, start: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Clock:
-        now = 0.0
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    faulty = FaultyOs(("fcntl",))
 
-        def monotonic(self) -> float:
-            return self.now
+    def fail(name: str, real: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        if given[1] == fcntl.F_OFD_SETLKW:
+            raise OSError(errno.EIO, "Input/output error")
 
-    class Sleeps:
-        """A watcher that wakes nobody; and an election that another process has won."""
+    def start_no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-        has_events, event_count, deaths, bell, poll_last, backend = True, 0, 0, None, 0.1, THREAD_BACKEND
-
-        def __init__(self, beats: list[int]) -> None:
-            self.beats_seen = beats
-            self.election = self
-
-        def begin_sleep(self, waiting: object) -> None: ...
-
-        def end_sleep(self, waiting: object) -> None: ...
-
-        def add(self, waiting: object) -> None: ...
-
-        def heartbeats(self) -> int:
-            return self.beats_seen.pop(0)
-
-        def elect(self, waiting: object) -> bool:
-            return False
-
-    clock = Clock()
-    monkeypatch.setattr(system, "time", clock)
-    watched: Any = Sleeps([1, 2, 2])
-    waiting = Waiter(watched)
-    monkeypatch.setattr(waiter, "OWN_POLL_S", math.inf)
-    for _ in range(3):
-        assert waiting.max_sleep(math.inf) > 0
-        clock.now += SLEEPS_S + 1
-    assert waiting.max_sleep(math.inf) == 0, "the heartbeat has stopped"
-    assert not waiting.was_rung
-    assert watched.beats_seen == []
+    with monkeypatch.context() as patched, faulty.instead(fail):
+        if fails == "thread":
+            patched.setattr(threading.Thread, "start", start_no_thread)
+        else:
+            patched.setattr(system, "fcntl", faulty.fcntl)
+        assert not two.election.try_elect(two.waiter)
+        for thread in in_line():
+            thread.join(HANG_S)
+    assert not two.election._requested
+    assert not two.election.try_elect(two.waiter)
+    assert len(two.election._requested) == 1
+    one.election.remove(one.waiter)
+    assert two.called.wait(HANG_S)
+    assert two.election.try_elect(two.waiter)
 
 
-def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
-    path = str(place / "log")
-    with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
-        until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
-        with pytest.raises(StoreTimeoutError, match="'k'"):
-            two.get("k")
-        two.set("k", "1")
-    assert asks.result == b"1"
+def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
+    one.election.heartbeat(0.1)
+    descriptors = [*one.election._held, *two.election._requested]
+    assert len(descriptors) == 2
+    is_busy, may_end = threading.Event(), threading.Event()
 
+    def be_at_it() -> None:
+        with two.election._guard:
+            is_busy.set()
+            may_end.wait(HANG_S)
 
-def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "SHARED_POLL_LAST_S", SLEEPS_S)
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
-        with start_thread(one.get, "k1") as asks:
-            until(lambda: post_of(one) is not None and post_of(one)._byte(node_poller.PACE) > node_poller.SLOW_PACE_MS)
-            with start_thread(two.get, "k2") as follows:
-                until(lambda: len(post_of(one)._waiters) == 2)
-                until(lambda: post_of(one)._byte(node_poller.PACE) <= node_poller.SLOW_PACE_MS)
-                two.set("k2", "1")
-            assert follows.result == b"1"
-            assert asks.is_alive()
-            one.set("k1", "1")
-        assert asks.result == b"1"
-    afar.close()
-
-
-# Processes
-
-
-def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Callable[..., Any]) -> None:
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as afar:
-        first = workers("one", "two")
-        wait_until_ready(first)
-        until(lambda: bell_of(afar) and os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
-        second = workers("one", "two")
-        wait_until_ready(second)
-        write_from_afar(afar, "one")
-        assert first.stdout.readline() == second.stdout.readline() == "one\n"
-        first.kill()
-        write_from_afar(afar, "two")
-        assert second.stdout.readline() == "two\n"
-
-
-def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[..., Any]) -> None:
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as afar:
-        first = workers("one", slow=0.05)
-        wait_until_ready(first)
-        until(lambda: os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
-        os.kill(first.pid, signal.SIGSTOP)
-        second = workers("one", slow=0.05)
-        wait_until_ready(second)
-        write_from_afar(afar, "one")
-        assert second.stdout.readline() == "one\n"
-        os.kill(first.pid, signal.SIGCONT)
-        assert first.stdout.readline() == "one\n"
-
-
-def bell_of(store: FileStore) -> str:
-    return node_bell_path(store._log.root.key)
-
-
-def _beats(path: str) -> int:
-    return Path(path).read_bytes()[node_poller.BEAT : node_poller.BEAT + 1] not in (b"", b"\0")
-
-
-def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as store, start_thread(store.get, "k") as thread:
-        until(lambda: post_of(store) is not None and post_of(store)._held)
-        (fd,) = post_of(store)._held
+    thread = threading.Thread(target=be_at_it)
+    thread.start()
+    try:
+        assert is_busy.wait(HANG_S)
         child = os.fork()
         if not child:
-            try:
-                os.fstat(fd)
-            except OSError:
-                os._exit(0)
-            os._exit(1)
+            is_open = [os.path.exists(f"/proc/self/fd/{fd}") for fd in descriptors]
+            os._exit(any(is_open) or one.election.try_elect(one.waiter) or bool(two.election._requested))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        store.set("k", "1")
-    assert thread.result == b"1"
+    finally:
+        may_end.set()
+        thread.join()
+    assert one.election.is_poller(one.waiter)
 
 
-# The directory
+def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Callable[[], Process]) -> None:
+    one = start()
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    guard, (fd,) = one.election._guard, one.election._held
+    system.close_all(os.close, one.election._held)
+    one.election.after_fork()
+    assert one.election._guard is not guard
+    assert not one.election._held
+    assert not one.election.try_elect(one.waiter)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
-def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) -> None:
+    """For what was written since the one before asked last."""
+    one = start()
+    marks = {number: one.bell.arm(number) for number in (0, 7, node_poller.SIZE - 1)}
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert all(one.bell.is_rung(number, mark) for number, mark in marks.items())
+
+
+def test_only_who_is_waited_for_is_rung(start: Callable[[], Process]) -> None:
+    one = start()
+    marks = {number: one.bell.arm(number) for number in (3, 4, 5)}
+    assert not one.election.notify([6, 9])
+    assert one.election.notify([4, 6, 1 << 20])
+    assert [one.bell.is_rung(number, mark) for number, mark in marks.items()] == [False, True, False]
+    assert not one.election.notify([4])
+    assert one.bell.arm(5) == marks[5]
+    one.bell.arm(4)
+    assert one.bell.is_rung(4, marks[4]), "whoever waits for it now, too, is another"
+
+
+def test_the_bell_of_the_node_counts_on_and_over(start: Callable[[], Process]) -> None:
+    one = start()
+    for _ in range(200):
+        mark = one.bell.arm(4)
+        assert one.election.notify([4])
+        assert one.bell.is_rung(4, mark)
+
+
+def test_a_nudge_from_before_one_asks_is_none(start: Callable[[], Process]) -> None:
+    one = start()
+    one.election._put(node_poller.HURRY_BYTE, 5)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not one.election.is_hurried(one.waiter)
+
+
+@pytest.mark.parametrize(("seconds", "pace"), [(0.001, 1), (0.1, 100), (0.255, 255), (9.0, 255)])
+def test_who_asks_says_so_and_how_soon_again(seconds: float, pace: int, start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    before = two.election.heartbeat_count()
+    one.election.heartbeat(seconds)
+    assert two.election.heartbeat_count() != before
+    assert two.election._byte(node_poller.INTERVAL_BYTE) == pace
+
+
+@pytest.mark.parametrize(
+    ("pace", "is_hurried"), [(node_poller.SLOW_INTERVAL_MS, False), (node_poller.SLOW_INTERVAL_MS + 1, True)]
+)
+def test_who_begins_to_wait_nudges_an_asker_that_is_slow(
+    pace: int, is_hurried: bool, start: Callable[[], Process]
 ) -> None:
-    path = Path(node_bell_path(KEY))
-    log_id, device, inode = KEY
-    others = [(b"y" * 16, device, inode), (log_id, device + 1, inode), (log_id, device, inode + 1)]
-    assert len({node_bell_path(key) for key in (KEY, *others)}) == 4, "a copy of a log is another"
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    monkeypatch.setattr(system, "hostname", lambda: "another")
-    assert Path(node_bell_path(KEY)) != path
-    assert Path(node_bell_path(KEY)).parent == path.parent
-
-
-def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = place / "runtime"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert node_bell_path(KEY).startswith(str(place / "node"))
-    runtime.mkdir()
-    directory = runtime / f"fscoord-{os.geteuid()}"
-    directory.touch(0o600)
-    assert node_bell_path(KEY).startswith(str(place / "node")), "a file is no directory, whosever it is"
-    directory.unlink()
-    assert node_bell_path(KEY).startswith(str(runtime))
-
-
-@pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
-def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
-    trap: str, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = place / "node" / f"fscoord-{os.geteuid()}"
-    if trap == "link":
-        (place / "elsewhere").mkdir(mode=0o700)
-        directory.symlink_to(place / "elsewhere")
-    elif trap == "file":
-        directory.write_bytes(b"")
-    else:
-        directory.mkdir(mode=0o700)
-        if trap == "open to all":
-            directory.chmod(0o777)
-        else:
-            monkeypatch.setattr(node_poller, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
-    with pytest.raises(OSError) as caught:
-        node_bell_path(KEY)
-    assert caught.value.errno not in (None, errno.ENOENT), "it says what is wrong with the directory"
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
-        with start_thread(store.get, "k") as thread:
-            until(lambda: store._notifier._waiters)
-            write_from_afar(afar, "k")
-        assert thread.result == b"v"
-    assert "can't be used" in caplog.text
-
-
-@pytest.mark.parametrize("harm", ["truncate", "remove", "make a link"])
-def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
-    harm: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.05)
-    path = str(place / "log")
-    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
-        with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:
-            until(lambda: post_of(one) is not None and len(post_of(one)._waiters) == 2)
-            bell = bell_of(afar)
-            if harm == "truncate":
-                os.truncate(bell, 0)
-            elif harm == "remove":
-                os.unlink(bell)
-            else:
-                os.symlink("/nowhere", place / "link")
-                os.replace(place / "link", bell)  # in one step, for a waiter makes another bell where there is none
-            write_from_afar(afar, "k")
-        assert first.result == second.result == b"v"
+    one, two = start(), start()
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    one.election.heartbeat(pace / 1000)
+    assert not one.election.is_hurried(one.waiter)
+    with faulty_os() as faulty:
+        two.election.add(two.waiter)
+    assert one.election.is_hurried(one.waiter) is is_hurried
+    assert (("utime", two.bell.fd) in faulty.calls) is is_hurried, "that is the event which others listen for"
+    assert not two.election.is_hurried(two.waiter)
+    one.election.ack_hurry()
+    assert not one.election.is_hurried(one.waiter)

@@ -39,7 +39,7 @@ def test_a_header_longer_than_what_is_read_at_once_is_read_whole(path: str) -> N
     assert len(header) > 3 * 4096
     put(path, header)
     with opened(path) as handle:
-        assert handle.log.header == LONG
+        assert handle.log.handle.header == LONG
         handle.write(b"k", b"v")
         assert [found[1] for found in handle.look()] == [b"k"]
     assert read_log(Path(path).read_bytes()).values == {b"k": b"v"}
@@ -89,7 +89,7 @@ def test_who_finds_an_empty_file_that_somebody_else_initialises_waits_no_longer_
     try:
         lock = LogLock(path, fd, OFD, threading.RLock(), set())
         lock.try_lock()
-        with pytest.raises(StoreTimeoutError, match="the lock to initialise it did not come within 0 s"):
+        with pytest.raises(StoreTimeoutError, match="the lock to write its header was not released within 0 s"):
             FileStore(path, timeout=0)
         assert os.fstat(fd).st_size == 0
         lock.unlock()
@@ -114,12 +114,12 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
     busy: list[bool] = []
     with FileStore(path) as store:
         log = store._log
-        monkeypatch.setattr(log, "_read", lambda: busy.append(log._shared.busy))
-        log._read_unlocked()
-        assert (busy, log._shared.busy) == ([True], False)
-        log._shared.busy = True
-        log._read_unlocked()
-        log._shared.busy = False
+        monkeypatch.setattr(log, "_read", lambda: busy.append(log.handle.shared.is_inside))
+        log.read_ahead()
+        assert (busy, log.handle.shared.is_inside) == ([True], False)
+        log.handle.shared.is_inside = True
+        log.read_ahead()
+        log.handle.shared.is_inside = False
         assert busy == [True]
 
 
@@ -189,13 +189,13 @@ def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> N
 
 
 def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_mutex, "_shared", weakref.WeakValueDictionary())
+    monkeypatch.setattr(process_mutex, "_mutexes", weakref.WeakValueDictionary())
     monkeypatch.setattr(process_mutex, "_guard", guard := [threading.RLock()])
-    before, log = guard[0], process_mutex.shared_by((b"", 1, 2))
-    mutex, log.busy = log.mutex, True
+    before, log = guard[0], process_mutex.process_mutex_for((b"", 1, 2))
+    mutex, log.is_inside = log.mutex, True
     process_mutex._after_fork_in_child()
     assert guard[0] is not before
     assert len(guard) == 1
     assert log.mutex is not mutex
-    assert not log.busy
-    assert process_mutex.shared_by((b"", 1, 2)) is log
+    assert not log.is_inside
+    assert process_mutex.process_mutex_for((b"", 1, 2)) is log

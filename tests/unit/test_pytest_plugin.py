@@ -189,13 +189,13 @@ def test_the_last_one_to_end_tears_down_and_who_ends_before_waits_for_it(tmp_pat
     had_ended: list[bool] = []
 
     def tear_down(_: bytes) -> None:
-        had_ended.append(one.store.check([_ended(run.store.session) for run in runs]))
+        had_ended.append(one.store.check([_ended(run.store.register()) for run in runs]))
 
     two.register()
     one.once("service", lambda: "made", tear_down)
     with start_thread(one.end):
-        two.store.wait([_ended(one.store.session)])
-        assert one._unfinished() == [two.store.session]
+        two.store.wait([_ended(one.store.register())])
+        assert one._unfinished() == [two.store.register()]
         two.once("other", lambda: "also made", tear_down)
         two.end()
     assert had_ended == [True, True]

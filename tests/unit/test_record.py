@@ -10,10 +10,9 @@ from hypothesis import given, strategies as st
 
 from fscoord import LimitExceededError
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.record import decode, encode
-from fscoord._log.format.session import Session
+from fscoord._log.format.record import MalformedRecord, decode, encode
 
 KINDS = sorted(record.NAMES.keys() - {record.VOID})
 CHAIN = 0x1234_5678
@@ -233,11 +232,11 @@ def test_pairs_that_end_with_an_empty_one_come_back() -> None:
 @pytest.mark.parametrize(("key", "value"), [(b"", b""), (b"key", b""), (b"", b"value"), (b"key", b"value" * 99)])
 def test_of_a_record_whose_checksum_is_wrong_all_is_told_but_the_value(key: bytes, value: bytes) -> None:
     data, _ = encode(record.SET, key, value, 7, 9, CHAIN)
-    assert record.unchecked(data) == (record.SET, key, len(value), 7, 9)
+    assert record.decode_unverified(data) == (record.SET, key, len(value), 7, 9)
 
 
 def test_a_key_that_goes_beyond_a_record_ends_with_it() -> None:
-    assert record.unchecked(record_of(head(65535, b"S") + b"key")) == (record.SET, b"key", 0, 1, 2)
+    assert record.decode_unverified(record_of(head(65535, b"S") + b"key")) == (record.SET, b"key", 0, 1, 2)
 
 
 # -- voids -------------------------------------------------------------------------------------------------------------

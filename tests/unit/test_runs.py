@@ -15,7 +15,7 @@ from support.faulty import faulty_os
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
-from fscoord._log.format.runs import judge, run_of, supersede
+from fscoord._log.format.runs import classify_run, parse_run_id, supersede
 
 LIMIT_S = 60
 
@@ -108,7 +108,7 @@ def test_who_begins_a_run_is_a_session_of_it(path: Path) -> None:
         with open_run(path, ("job", 1), rank=0, label="new") as new, open_run(path, ("job", 1), rank=1) as second:
             assert [member.label for member in second.members()] == ["new", ""]
             new.set("k", "new")
-            assert new.session in {member.number for member in second.members()}
+            assert new.register() in {member.number for member in second.members()}
     sessions = read_newest(path).sessions
     assert sorted(session["rank"] for session in sessions.values()) == [0, 1]
 
@@ -137,6 +137,7 @@ def test_a_forked_child_belongs_to_its_parents_run(path: Path) -> None:
             assert new.get("k") == b"new"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, memory: Path) -> None:
     for number in range(200):
@@ -168,6 +169,7 @@ def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: f
     raise AssertionError("it never came to an end")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
 def test_a_run_that_can_not_begin_says_so_and_can_be_begun_again(error: int, memory: Path) -> None:
     for number in range(200):
@@ -211,7 +213,7 @@ def test_of_many_who_begin_a_run_at_once_one_does_and_the_others_join(path: Path
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 6
     with open_run(path, ("job", 1)) as store:
         assert store.get("n") == b"6"
-        assert store._log.header.generation == 1
+        assert store._log.handle.header.generation == 1
 
 
 def test_a_run_can_be_named_in_an_address(path: Path) -> None:
@@ -242,7 +244,7 @@ def test_a_restart_that_makes_no_sense_in_an_address_is_refused(query: str, path
 
 
 def test_a_restart_does_not_go_with_a_run_that_has_one(path: Path) -> None:
-    with pytest.raises(ValueError, match="restart=1 counts the restarts of a job"):
+    with pytest.raises(ValueError, match="restart=1 is the restart count of a job"):
         open_store(f"file:{path}?restart=1", run_id=("job", 1))
 
 
@@ -274,12 +276,12 @@ def test_runs_are_judged_by_job_and_count() -> None:
         (((b"a", -1),), a1, "new"), ((a1,), (b"a", -1), "new"),
     ]  # fmt: skip
     for runs, wanted, verdict in verdicts:
-        assert judge(runs, wanted) == verdict, (runs, wanted)
+        assert classify_run(runs, wanted) == verdict, (runs, wanted)
     assert supersede((b0, a1), a2) == (a2, b0)
     assert supersede((x,), y) == (y, x)
     assert supersede((b0,), (b"b", -1)) == ((b"b", -1), b0)  # an id without order is another than that job's
     assert supersede(((b"b", -1),), b0) == (b0, (b"b", -1))
     assert len(supersede(tuple((b"%d" % number, -1) for number in range(500)), x)) < 200
-    assert run_of("job") == (b"job", -1)
-    assert run_of(("job", 3)) == (b"job", 3)
-    assert run_of(None) is None
+    assert parse_run_id("job") == (b"job", -1)
+    assert parse_run_id(("job", 3)) == (b"job", 3)
+    assert parse_run_id(None) is None

@@ -16,9 +16,9 @@ from support.faulty import FaultyOs, faulty_os
 
 from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.format import record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import scan
-from fscoord._log.inspect.scan import CHUNK, Damaged, Quiet, Scan, Sound, Torn
+from fscoord._log.inspect.scan import CHUNK, Damaged, Scan, Sound, Torn, WriterLockout
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._runtime import system
 
@@ -49,8 +49,8 @@ class File:
     def __init__(self, path: str) -> None:
         self.path, self.fd = path, os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def quiet(self, kind: int = OFD, limit: float = 0) -> Quiet:
-        return Quiet(self.path, self.fd, kind, limit)
+    def lockout(self, kind: int = OFD, limit: float = 0) -> WriterLockout:
+        return WriterLockout(self.path, self.fd, kind, limit)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -73,8 +73,8 @@ def test_no_memory_is_taken_for_what_a_record_promises_and_the_file_does_not_hol
     os.write(file.fd, data)
     asked: list[int] = []
     with faulty_os() as faulty, faulty.instead(lambda name, _, given: name == "read" and asked.append(given[1])):
-        pieces = list(Scan(file.quiet(), Place(0, CHAIN), durable=False).pieces())
-    assert pieces == [Torn(0, len(data))]
+        segments = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
+    assert segments == [Torn(0, len(data))]
     assert max(asked) <= CHUNK
 
 
@@ -86,25 +86,25 @@ def test_a_file_is_read_to_its_end_in_pieces_of_any_size(file: File, monkeypatch
     os.write(file.fd, data)
     for size in range(1, len(data) + 2):
         monkeypatch.setattr(scan, "CHUNK", size)
-        scanned = Scan(file.quiet(), Place(0, CHAIN), durable=False)
-        found = [entry[2] for piece in scanned.pieces() if isinstance(piece, Sound) for entry in piece.records]
-        assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], Place(len(data), chain))
+        scanned = Scan(file.lockout(), LogPosition(0, CHAIN), durable=False)
+        found = [entry[2] for segment in scanned.segments() if isinstance(segment, Sound) for entry in segment.records]
+        assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], LogPosition(len(data), chain))
 
 
 # -- keeping writers away
 
 
 @pytest.mark.parametrize("kind", [OFD, FLOCK])
-def test_quiet_is_kept_once_and_ended_for_good(kind: int, file: File) -> None:
-    quiet = file.quiet(kind)
-    quiet.end()
+def test_writers_are_locked_out_once_and_let_in_for_good(kind: int, file: File) -> None:
+    lockout = file.lockout(kind)
+    lockout.release()
     for _ in range(2):
-        quiet.keep()
-        assert quiet.is_kept
+        lockout.acquire()
+        assert lockout.is_held
     with pytest.raises(BlockingIOError):
         Holder(file.path, kind)
-    quiet.end()
-    assert not quiet.is_kept
+    lockout.release()
+    assert not lockout.is_held
     Holder(file.path, kind).close()
 
 
@@ -114,16 +114,16 @@ def test_quiet_is_kept_once_and_ended_for_good(kind: int, file: File) -> None:
     ids=["newcomer", "session", "process"],  # the same in each worker of pytest-xdist
 )
 def test_who_keeps_the_lock_for_too_long_is_named(kind: int, session: int, who: str, file: File) -> None:
-    quiet = file.quiet(kind)
+    lockout = file.lockout(kind)
     with closing(Holder(file.path, kind, session)):
         with pytest.raises(StoreTimeoutError) as caught:
-            quiet.keep()
+            lockout.acquire()
         assert who in str(caught.value.holder)
         assert 0 <= caught.value.waited < 60
-        assert not quiet.is_kept
-    quiet.keep()
-    assert quiet.is_kept
-    quiet.end()
+        assert not lockout.is_held
+    lockout.acquire()
+    assert lockout.is_held
+    lockout.release()
 
 
 def test_a_lock_that_comes_in_time_is_enough(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ def test_a_lock_that_comes_in_time_is_enough(file: File, monkeypatch: pytest.Mon
             holder.close()
 
     monkeypatch.setattr(system, "time", FaultyTime(nap))
-    quiet = file.quiet(limit=60)
-    quiet.keep()
-    quiet.end()
-    assert naps == [scan.NAP_S] * 3
+    lockout = file.lockout(limit=60)
+    lockout.acquire()
+    lockout.release()
+    assert naps == [scan.RETRY_S] * 3
 
 
 class FaultyTime:
@@ -160,10 +160,10 @@ def test_a_lock_call_that_fails_is_no_time_out(
 ) -> None:
     faulty = FaultyOs(("fcntl",))
     monkeypatch.setattr(system, "fcntl", faulty.fcntl)
-    quiet = file.quiet(limit=60)
+    lockout = file.lockout(limit=60)
     with faulty.fail(0, error), pytest.raises(raised):
-        quiet.keep()
-    assert not quiet.is_kept
+        lockout.acquire()
+    assert not lockout.is_held
 
 
 @pytest.mark.parametrize("gone_after", [0, 1, 7, None])
@@ -182,39 +182,39 @@ def test_a_marker_is_waited_for_a_second_at_most(
     if gone_after != 0:
         marker.symlink_to("somebody")
     monkeypatch.setattr(system, "time", FaultyTime(nap))
-    quiet = file.quiet(SOFT)
-    quiet.keep()
-    assert quiet.is_kept
+    lockout = file.lockout(SOFT)
+    lockout.acquire()
+    assert lockout.is_held
     assert naps == [0.05] * (20 if gone_after is None else gone_after)
-    quiet.end()
+    lockout.release()
 
 
 def test_other_kinds_of_lock_have_no_marker_to_wait_for(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{file.path}.lock").symlink_to("somebody")
     naps: list[float] = []
     monkeypatch.setattr(system, "time", FaultyTime(naps.append))
-    quiet = file.quiet()
-    quiet.keep()
-    quiet.end()
+    lockout = file.lockout()
+    lockout.acquire()
+    lockout.release()
     assert not naps
 
 
 def test_what_may_only_be_unfinished_is_judged_when_nobody_writes(file: File) -> None:
     whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     os.write(file.fd, whole + whole[:10])
-    quiet = file.quiet()
-    scanned = Scan(quiet, Place(0, CHAIN), durable=False)
-    pieces = scanned.pieces()
-    found = next(pieces)
-    assert (found.offset, found.end, scanned.place) == (0, len(whole), Place(len(whole), chain))
-    assert not quiet.is_kept
+    lockout = file.lockout()
+    scanned = Scan(lockout, LogPosition(0, CHAIN), durable=False)
+    segments = scanned.segments()
+    found = next(segments)
+    assert (found.offset, found.end, scanned.place) == (0, len(whole), LogPosition(len(whole), chain))
+    assert not lockout.is_held
     with closing(Holder(file.path, OFD)), pytest.raises(StoreTimeoutError):
-        next(pieces)
+        next(segments)
     os.ftruncate(file.fd, len(whole))
-    scanned = Scan(quiet, scanned.place, durable=False)
+    scanned = Scan(lockout, scanned.place, durable=False)
     with closing(Holder(file.path, OFD)):
-        assert list(scanned.pieces()) == [], "there is nothing to judge"
-    assert not quiet.is_kept
+        assert list(scanned.segments()) == [], "there is nothing to judge"
+    assert not lockout.is_held
 
 
 @pytest.mark.parametrize(("kind", "piece"), [(record.SEAL, Torn), (record.FORWARD, Damaged), (record.BELL, Damaged)])
@@ -224,5 +224,5 @@ def test_behind_a_seal_what_a_power_loss_may_leave_is_torn(kind: int, piece: typ
     last, _ = record.encode(record.SET, b"k", b"x" * 2000, 1, 2, chain)
     data = whole + last
     os.write(file.fd, data[:1024] + bytes(512) + data[1536:])
-    found = list(Scan(file.quiet(), Place(0, CHAIN), durable=False).pieces())
+    found = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
     assert [type(one) for one in found] == [Sound, piece]

@@ -26,8 +26,9 @@ from fscoord import (
     open_store,
 )
 from fscoord._log.format import record
+from fscoord._log.format.record import LogPosition
 from fscoord._log.io import spill
-from fscoord.stores.file.options import SPILL_BYTES
+from fscoord.stores.file.lifecycle import SPILL_BYTES
 
 LIMIT_S = 60
 LEAST = 100
@@ -207,7 +208,7 @@ def test_who_follows_into_a_new_file_finds_long_values_there_without_reading_the
             with faulty_os() as faulty:
                 handle.check(["queue"])
             calls = [name for name, _ in faulty.calls]
-            assert handle._log.file != str(path)
+            assert handle._log.handle.file != str(path)
             assert calls.count("read") < 8
             assert count <= calls.count("pread") <= 8 * count  # of 4 KiB each
             assert is_left(handle, "value 0")
@@ -224,8 +225,8 @@ def test_nothing_is_held_of_a_generation_that_was_superseded(path: Path) -> None
             assert other.get("value 0") == long_value(0)
             store.compact()
         assert other.get("value 3") == long_value(3)
-        assert other._log.header.generation >= 4
-        assert all(os.fstat(fd).st_nlink for fd in other._log._descriptors)
+        assert other._log.handle.header.generation >= 4
+        assert all(os.fstat(fd).st_nlink for fd in other._log.handle.owned_fds)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -311,7 +312,7 @@ def test_a_log_with_a_damaged_long_value_goes_on_growing_and_says_why(
         damage(path, value)
         for number in range(200):
             store.set("k", f"{number} {'x' * 50}")
-        assert store._log.header.generation == 1
+        assert store._log.handle.header.generation == 1
         assert store.get("k").startswith(b"199 ")
     assert "could not be compacted" in caplog.text
     assert "a long value have changed" in caplog.text
@@ -408,17 +409,25 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         store.compact()
         store.check(["queue"])
         log = store._log
-        with open(log.file, "rb") as file:
-            found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
+        with open(log.handle.file, "rb") as file:
+            found = list(
+                spill.find_long(
+                    file.fileno(), log.handle.start, LogPosition(log.handle.offset, log.handle.chain), LEAST
+                )
+            )
             data = file.read()
         known = [(spot.key.decode(), data[spot.offset : spot.offset + spot.size]) for spot in found]
         assert known == [item for item in values.items() if len(item[1]) >= LEAST] + [
             ("queue", item) for item in queue if len(item) >= LEAST
         ]
         torn = data[: found[3].offset - 40]  # the frame of a record is gone, or is not sound
-        Path(log.file).write_bytes(torn)
-        with open(log.file, "rb") as file:
-            found = list(spill.find_long(file.fileno(), log._start, spill.Place(log._offset, log._chain), LEAST))
+        Path(log.handle.file).write_bytes(torn)
+        with open(log.handle.file, "rb") as file:
+            found = list(
+                spill.find_long(
+                    file.fileno(), log.handle.start, LogPosition(log.handle.offset, log.handle.chain), LEAST
+                )
+            )
         assert len(found) < 10
 
 
@@ -449,7 +458,7 @@ def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
     add(record.SET, b"behind", bytes(least))
     path.write_bytes(data)
     with path.open("rb") as file:
-        found = list(spill.find_long(file.fileno(), spill.Place(0, 77), spill.Place(end, 0), least))
+        found = list(spill.find_long(file.fileno(), LogPosition(0, 77), LogPosition(end, 0), least))
     assert found == expected
 
 
@@ -460,16 +469,16 @@ def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: 
         assert len(store.get("k")) == LEAST
         looks: list[Any] = []
 
-        def rehome(spots: Any) -> bool:
+        def relocate_spilled(spots: Any) -> bool:
             looks.append(spots)
             assert next(spots).key == b"k"
             raise KeyboardInterrupt
 
         log: Any = store._log
-        log._consumer.rehome, known = rehome, log._consumer.rehome
+        log.machine.relocate_spilled, known = relocate_spilled, log.machine.relocate_spilled
         other.compact()
         with pytest.raises(KeyboardInterrupt):
             store.get("k")
         assert looks[0].gi_frame is None
-        log._consumer.rehome = known
+        log.machine.relocate_spilled = known
         assert len(store.get("k")) == LEAST

@@ -266,7 +266,7 @@ def test_another_package_adds_a_scheme_by_an_entry_point_and_is_loaded_when_it_i
     for _ in range(2):
         with open_store("acme://host/path?timeout=3") as store:
             assert store.timeout.total_seconds() == 3
-    assert "of acme_stores:nothing, which does not load" in refused("broken:x")
+    assert "the entry point acme_stores:nothing of the scheme broken: failed" in refused("broken:x")
 
 
 def test_one_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

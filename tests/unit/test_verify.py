@@ -10,12 +10,13 @@ from support.logs import make, put, steps
 
 from fscoord import FileStore
 from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.successor import Place, Successor, generation_name
-from fscoord._log.inspect import resync
+from fscoord._log.format.record import LogPosition
+from fscoord._log.inspect import scan
 from fscoord._log.inspect.verify import Generation, Report
 from fscoord._log.locking.log_lock import OFD
-from fscoord.stores.verify import verify
+from fscoord.inspect import verify
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def with_header(file: str, **fields: object) -> None:
     put(file, header._replace(**fields).encode())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("size", "lacks"), [(0, "no writer has opened it yet"), (8, "died before its header")])
+@pytest.mark.parametrize(("size", "lacks"), [(0, "no writer has opened it yet"), (8, "died before the header")])
 def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage(
     size: int, lacks: str, path: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage
     report = verify(path)
     (finding,) = report.findings
     assert finding[:4] == (path, 0, size, False)
-    assert lacks in finding.says
+    assert lacks in finding.message
     assert report.generations == (Generation(path, 0, size, 0, 0, "empty"),)
     assert (report.verdict, report.more) == ("empty", 0)
 
@@ -94,7 +95,7 @@ def test_all_generations_have_one_kind_of_lock_and_one_durability(field: str, pa
     with_header(file, **{field: 1 - getattr(header, field)})
     report = verify(path)
     assert told(report) == [(file, 0, os.path.getsize(file))]
-    assert path in report.findings[0].says
+    assert path in report.findings[0].message
 
 
 @pytest.mark.parametrize(("field", "value"), [("log_id", b"x" * 16), ("generation", 3)])
@@ -102,7 +103,7 @@ def test_a_generation_that_is_another_than_its_seal_says_is_damage(field: str, v
     compacted(path)
     file = generation(path, 1)
     with_header(file, **{field: value})
-    assert "not the generation that was to follow" in verify(path).findings[0].says
+    assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
 def test_a_generation_that_is_missing_is_told_of_by_its_name_and_takes_no_place(path: str) -> None:
@@ -119,7 +120,7 @@ def test_the_sizes_and_counts_of_each_file_are_told_and_how_far_it_has_got(path:
     data = contents(path)
     put(path, data)
     seen: list[tuple[str, int, int]] = []
-    report = verify(path, tell=lambda *given: seen.append(given))
+    report = verify(path, on_progress=lambda *given: seen.append(given))
     file = generation(path, 1)
     sizes = os.path.getsize(path), os.path.getsize(file)
     assert report.generations == (
@@ -151,12 +152,12 @@ def test_files_beside_the_log_are_told_of_if_they_are_called_like_a_generation(p
     report = verify(path)
     assert report.verdict == "sound"
     assert [finding[:4] for finding in report.findings] == [(file, 0, 0, False) for file in (before, same, later)]
-    assert ["no seal names it" in finding.says for finding in report.findings] == [False, False, True]
+    assert ["no seal names it" in finding.message for finding in report.findings] == [False, False, True]
 
 
 def hinted(path: str, number: int) -> bytes:
     """A forward record to generation `number`, and what makes it look as if it were the value of a torn record."""
-    named = Successor(number, bytes(16), 0, 0, generation_name(b"log", number, bytes(6)))
+    named = GenerationRef(number, bytes(16), 0, 0, generation_name(b"log", number, bytes(6)))
     forward, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, 3)
     data = contents(path)
     chain = record.chain_at_end(data)
@@ -171,7 +172,7 @@ def test_a_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) 
     put(path, data + tail)
     report = verify(path)
     assert (path, len(data), len(tail)) in told(report)
-    assert "names generation 4" in next(finding.says for finding in report.findings if finding.is_damage)
+    assert "names generation 4" in next(finding.message for finding in report.findings if finding.is_damage)
     assert report.generations[0].ends == "damaged"
 
 
@@ -199,7 +200,7 @@ def seal(path: str, snapshot: bytes, chain: int, *, forward: bool = False) -> st
     header = Header(b"0" * 16, OFD)
     file = file_of(path, 1, 1)
     first = header._replace(log_id=b"1" * 16, generation=1).encode()
-    named = Successor(1, b"1" * 16, len(first) + len(snapshot), chain, os.fsencode(os.path.basename(file)))
+    named = GenerationRef(1, b"1" * 16, len(first) + len(snapshot), chain, os.fsencode(os.path.basename(file)))
     root = header.encode()
     data, end = record.encode(record.SEAL, b"", named.seal(), 1, 2, Header.decode(root)[2])
     if forward:
@@ -240,7 +241,7 @@ def test_of_a_snapshot_with_damage_only_that_is_told(path: str) -> None:
     put(file, damaged[: start + 14] + b"?" + damaged[start + 15 :])
     report = verify(path)
     assert told(report) == [(file, start, len(data) // 2)]
-    assert "checksum" in report.findings[0].says
+    assert "checksum" in report.findings[0].message
 
 
 def test_a_senseless_list_of_keys_is_damage_though_nothing_else_is_in_the_file(path: str) -> None:
@@ -260,17 +261,17 @@ def test_the_smallest_record_is_found_behind_a_few_bytes_of_anything(more: int, 
     put(path, header + b"?" * more + data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        assert resync.find_next(fd, Place(len(header), 3)) == Place(len(header) + more, 5)
+        assert scan.find_next(fd, LogPosition(len(header), 3)) == LogPosition(len(header) + more, 5)
     finally:
         os.close(fd)
 
 
-def found_behind(path: str, junk: bytes, data: bytes) -> Place | None:
+def found_behind(path: str, junk: bytes, data: bytes) -> LogPosition | None:
     """Where a record is found again behind a damage that is followed by `junk` and `data`."""
     put(path, b"?" + junk + data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        return resync.find_next(fd, Place(0, 3))
+        return scan.find_next(fd, LogPosition(0, 3))
     finally:
         os.close(fd)
 
@@ -278,21 +279,21 @@ def found_behind(path: str, junk: bytes, data: bytes) -> Place | None:
 def test_a_record_is_found_wherever_it_begins_in_what_is_searched_at_once(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resync, "_WINDOW", 64)
+    monkeypatch.setattr(scan, "_WINDOW", 64)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     for size in range(200):
-        assert found_behind(path, b"?" * size, data) == Place(1 + size, 5)
+        assert found_behind(path, b"?" * size, data) == LogPosition(1 + size, 5)
 
 
 def test_what_promises_more_than_the_file_holds_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resync, "_WORK_MIN", 0)
+    monkeypatch.setattr(scan, "_WORK_MIN", 0)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     junk = b"\1\1\1\0\1\1A\1\1\1\1\0\1\1\1\1" * 500  # each the beginning of a record of 65 kB
-    assert found_behind(path, junk, data) == Place(1 + len(junk), 5)
+    assert found_behind(path, junk, data) == LogPosition(1 + len(junk), 5)
 
 
 def test_what_has_no_letter_for_its_kind_is_no_record(path: str) -> None:
     data, _ = record.encode(ord("1"), b"", b"", 1, 2, 5)
     assert found_behind(path, b"", data) is None
     data, _ = record.encode(ord("q"), b"", b"", 1, 2, 5)
-    assert found_behind(path, b"", data) == Place(1, 5)
+    assert found_behind(path, b"", data) == LogPosition(1, 5)

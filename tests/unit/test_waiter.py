@@ -143,7 +143,7 @@ class Election:
     def add(self, _: object) -> None:
         self._may_fail()
 
-    def elect(self, _: object) -> bool:
+    def try_elect(self, _: object) -> bool:
         self._may_fail()
         return self._elects
 
@@ -153,14 +153,14 @@ class Election:
     def heartbeat(self, pace: float) -> None:
         self.paces.append(pace)
 
-    def heartbeats(self) -> int:
+    def heartbeat_count(self) -> int:
         return 0
 
     def is_hurried(self, _: object) -> bool:
         self._may_fail()
         return self.hurried
 
-    def acknowledge_hurry(self) -> None:
+    def ack_hurry(self) -> None:
         self.hurried = False
 
     def notify(self, buckets: object) -> bool:

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from support.places import start_thread
 
 from fscoord._log.wakeup import watcher as log_watch
-from fscoord._log.wakeup.doorbell import Bell, bucket
+from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
@@ -72,7 +72,7 @@ def test_a_process_is_watched_where_there_are_events(make: Callable[..., ChangeW
 
 def test_who_hears_of_nothing_has_no_bell(tmp_path: Path) -> None:
     """It would mark it at each look, and writers would ring for nobody."""
-    with closing(Bell(str(tmp_path / "bell"), 0o600)) as bell:
+    with closing(Doorbell(str(tmp_path / "bell"), 0o600)) as bell:
         for mode, rings in (("poll", None), ("auto", bell)):
             with closing(ChangeWatcher(str(tmp_path / "log"), bell, mode, is_local=True)) as watch:
                 assert watch.bell is rings
@@ -203,7 +203,9 @@ def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Change
     assert waiting.was_rung
 
 
-def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(make: Callable[..., ChangeWatcher]) -> None:
+def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(
+    make: Callable[..., ChangeWatcher],
+) -> None:
     for listens in (True, False):
         loop = Loop(listens=listens)
         watch = make("auto", is_local=True, backend=loop)
@@ -214,7 +216,9 @@ def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(mak
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_who_is_told_too_late_gives_the_events_back(how: str, make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
+def test_who_is_told_too_late_gives_the_events_back(
+    how: str, make: Callable[..., ChangeWatcher], tmp_path: Path
+) -> None:
     """Or it would be called again and again."""
     loop = Loop()
     watch = make("auto", is_local=True, backend=loop) if how == "closed" else _watch(tmp_path, loop)
@@ -235,27 +239,27 @@ def _watch(tmp_path: Path, loop: Loop) -> Any:
 
 
 def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> None:
-    bell = Bell(str(tmp_path / "bell"), 0o600)
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     post, ticket = watch.election, Waiter(watch)
     assert post is not None
-    assert post.elect(ticket)
+    assert post.try_elect(ticket)
     watch.close()
     assert not post._held
     assert bell.is_lost
 
 
 def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
-    bell = Bell(str(tmp_path / "bell"), 0o600)
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     try:
         ticket, post = Waiter(watch), watch.election
         assert watch.has_events
         assert post is not None
-        assert post.elect(ticket)
+        assert post.try_elect(ticket)
         watch.fall_back_to_polling(OSError(errno.EIO, "Input/output error"))
         assert not post._held
-        assert not post.elect(ticket)
+        assert not post.try_elect(ticket)
         assert (watch.bell, watch.election, watch.has_events) == (None, None, False)
     finally:
         watch.close()
@@ -269,7 +273,7 @@ def test_every_key_has_a_byte_of_the_bell_that_others_can_compute(key: bytes) ->
 
 def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
     path = str(tmp_path / "bell")
-    first, second = Bell(path, 0o600), Bell(path, 0o600)
+    first, second = Doorbell(path, 0o600), Doorbell(path, 0o600)
     assert (first.is_new, second.is_new) == (True, False)
     for bell in (first, second):
         assert not bell.is_lost
@@ -278,13 +282,13 @@ def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
 
 
 def test_a_bell_rings_for_who_has_marked_and_for_nobody_twice(tmp_path: Path) -> None:
-    bell = Bell(str(tmp_path / "bell"), 0o600)
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
     try:
         bell.ring(7)
         assert Path(bell.path).read_bytes() == bytes(4096)
         for _ in range(300):  # the byte counts on, and over
-            mark = bell.mark(7)
-            assert bell.mark(7) == mark
+            mark = bell.arm(7)
+            assert bell.arm(7) == mark
             assert not bell.is_rung(7, mark)
             bell.ring(8)
             assert not bell.is_rung(7, mark)
@@ -317,7 +321,7 @@ class Heard:
     """Stands for events, some of which were the ends of processes."""
 
     def __init__(self, ended: int = 0, *, readable: bool = True) -> None:
-        self._ended, self.readable = ended, readable
+        self._ended, self.is_pollable = ended, readable
         self.interruptions = 0
 
     def interrupt(self) -> None:
@@ -326,7 +330,7 @@ class Heard:
     def close(self) -> None:
         pass
 
-    def count_ended(self) -> int:
+    def reap_exited(self) -> int:
         return self._ended
 
 
@@ -366,14 +370,18 @@ def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_cal
 
 
 @pytest.mark.parametrize("readable", [False, True])
-def test_who_listens_is_interrupted_when_all_are_to_look_about(readable: bool, make: Callable[..., ChangeWatcher]) -> None:
+def test_who_listens_is_interrupted_when_all_are_to_look_about(
+    readable: bool, make: Callable[..., ChangeWatcher]
+) -> None:
     watch: Any = make("poll", is_local=True)
     watch._events = heard = Heard(readable=readable)
     watch.wake_all()
     assert heard.interruptions == readable
 
 
-def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(make: Callable[..., ChangeWatcher]) -> None:
+def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(
+    make: Callable[..., ChangeWatcher],
+) -> None:
     log_id = os.urandom(16)
     inner: list[ChangeWatcher] = []
     outer = make("auto", is_local=True)

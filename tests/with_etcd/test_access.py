@@ -15,8 +15,8 @@ from support.places import HANG_S, start_thread, until
 import fscoord
 from fscoord import EtcdStore
 from fscoord.errors import StoreClosedError, StoreUnavailableError
-from fscoord.stores.etcd.address import access_of
-from fscoord.stores.etcd.requests import text
+from fscoord.stores.etcd.client import parse_access
+from fscoord.stores.etcd.requests import b64
 
 pytestmark = pytest.mark.etcd
 
@@ -51,14 +51,14 @@ def test_tls_with_certificates_on_both_sides(secure_server: Server, files: dict[
     query = "&".join(f"{name}={path.replace('/', '%2F')}" for name, path in ours.items())
     with fscoord.open_store(f"etcd://{secure_server.address}/p?timeout={HANG_S}&{query}") as store:
         store.set("k", "v")
-        store.be_rank(0)
+        store.announce_rank(0)
         with store.clone() as other, start_thread(other.get, "later") as waiter:
-            until(lambda: other._cluster._streams)
+            until(lambda: other._client._streams)
             store.set("later", "1")
         assert waiter.result == b"1"
         waiting = store.clone()
         thread = start_thread(waiting.get, "never")
-        until(lambda: waiting._cluster._streams)
+        until(lambda: waiting._client._streams)
         waiting.close()
         with pytest.raises(StoreClosedError):
             thread.join()
@@ -96,7 +96,7 @@ def guarded(own_server: Server) -> Server:
     for user in ("root", "me"):
         post(own_server, "auth/user/add", {"name": user, "password": "secret"})
     post(own_server, "auth/role/add", {"name": "mine"})
-    grant = {"permType": "READWRITE", "key": text(b"mine/"), "range_end": text(b"mine0")}
+    grant = {"permType": "READWRITE", "key": b64(b"mine/"), "range_end": b64(b"mine0")}
     post(own_server, "auth/role/grant", {"name": "mine", "perm": grant})
     post(own_server, "auth/user/grant", {"user": "me", "role": "mine"})
     post(own_server, "auth/user/grant", {"user": "root", "role": "root"})
@@ -107,9 +107,9 @@ def guarded(own_server: Server) -> Server:
 def test_who_logs_in_uses_what_is_allowed_and_nothing_else(guarded: Server) -> None:
     with guarded.open("mine", timeout=HANG_S, user="me", password="secret") as store:
         store.set("k", "v")
-        store.be_rank(0)
+        store.announce_rank(0)
         with store.clone() as other, start_thread(other.get, "later") as waiter:
-            until(lambda: other._cluster._streams)
+            until(lambda: other._client._streams)
             store.set("later", "1")
         assert waiter.result == b"1"
     address = f"etcd://{guarded.address}/yours?user=me&password=secret&timeout=300"
@@ -138,7 +138,7 @@ def test_a_log_in_outlives_the_server(guarded: Server) -> None:
     with guarded.open("mine", timeout=HANG_S, user="me", password="secret") as store:
         store.set("k", "v")
         with store.clone() as other, start_thread(other.get, "later") as waiter:
-            until(lambda: other._cluster._streams)
+            until(lambda: other._client._streams)
             guarded.kill()
             guarded.start()
             store.set("later", "1")
@@ -165,7 +165,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
     ],
 )
 def test_addresses_name_every_member(address: str, endpoints: tuple[tuple[str, int], ...]) -> None:
-    access = access_of(address, tls=False, cacert=None, cert=None, key=None)
+    access = parse_access(address, tls=False, cacert=None, cert=None, key=None)
     assert access.endpoints == endpoints
     assert not access.tls
-    assert access_of(str(access), tls=True, cacert=None, cert=None, key=None).endpoints == endpoints
+    assert parse_access(str(access), tls=True, cacert=None, cert=None, key=None).endpoints == endpoints

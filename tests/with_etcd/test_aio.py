@@ -10,8 +10,7 @@ from support.on_servers import in_a_loop, many_wait, one_at_a_time, place_in_a_l
 from support.places import HANG_S
 
 from fscoord.stores.etcd import EtcdStore
-from fscoord.testing.contract.handles import Handles
-from fscoord.testing.contract.members import Members
+from fscoord.testing.contract.handles import Handles, Members
 from fscoord.testing.contract.waiting import Waiting
 
 pytestmark = pytest.mark.etcd

@@ -27,13 +27,13 @@ def test_waits_counters_and_sessions_outlive_the_leader(trio: Trio) -> None:
         EtcdStore(trio.address, "p", HANG_S, session_ttl=60) as store,
         EtcdStore(trio.address, "p", HANG_S) as other,
     ):
-        store.be_rank(0)
+        store.announce_rank(0)
         sure = 0
         for _ in range(10):
             store.add("n", 1)
             sure += 1
         waits = [start_thread(other.get, "later"), start_thread(other.queue_pop, "q")]
-        until(lambda: len(other._cluster._streams) == 2)
+        until(lambda: len(other._client._streams) == 2)
         trio.kill(trio.leader())
         maybe = 0
         for _ in range(10):

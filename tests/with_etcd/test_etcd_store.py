@@ -113,7 +113,7 @@ def test_more_keys_than_one_list_of_operations_takes_are_one_transaction(store: 
     store.multi_set(names, names)
     assert store.num_keys() - before == 4096
     assert store.multi_get(names) == [name.encode() for name in names]
-    reply = store._cluster.call("kv/txn", {"success": [_range(store, name) for name in names[::100]]}, HANG_S)
+    reply = store._client.call("kv/txn", {"success": [_range(store, name) for name in names[::100]]}, HANG_S)
     for answer in reply["responses"]:
         revisions.add(answer["response_range"]["kvs"][0]["mod_revision"])
     assert len(revisions) == 1
@@ -137,7 +137,7 @@ def test_a_handle_without_time_changes_what_it_has_never_seen(store: EtcdStore, 
 def _range(store: EtcdStore, name: str) -> dict[str, object]:
     from fscoord.stores.etcd.requests import range_of
 
-    return range_of(store._names.value(name.encode()), keys_only=True)
+    return range_of(store._keys.value(name.encode()), keys_only=True)
 
 
 @pytest.mark.parametrize("size", [1_600_000, 3_000_000])
@@ -269,16 +269,16 @@ def test_waits_survive_that_the_server_restarts(own_server: Server) -> None:
 
 def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, store: EtcdStore) -> None:
     """A watch from a revision that the server has forgotten is ended by the server; the wait reads again."""
-    from fscoord.stores.etcd.handle import Look, Watched
+    from fscoord.stores.etcd.transactions import KeySnapshot, WatchRange
 
     store.set("k", "1")
-    revision = store._read([_range(store, "k")])[1]
+    revision = store._transactions.read([_range(store, "k")], HANG_S)[1]
     store.set("other", "1")
-    current = store._read([_range(store, "k")])[1]
+    current = store._transactions.read([_range(store, "k")], HANG_S)[1]
     post(server, "kv/compaction", {"revision": str(current)})
-    key = store._names.value(b"k")
-    stale = Look(revision - 1, [b"k"], [[Watched(key)]])
-    assert store._sleep(stale, 0.05) == ([b"k"], None)  # it ends, and says that nothing has come
+    key = store._keys.value(b"k")
+    stale = KeySnapshot(revision - 1, [b"k"], [[WatchRange(key)]])
+    assert store._watcher.watch(stale, 0.05) == ([b"k"], None)  # it ends, and says that nothing has come
     assert store.get("k") == b"1"
 
 
@@ -288,33 +288,33 @@ def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, sto
 def test_closing_ends_the_waits_of_other_threads(open_store: Open) -> None:
     store = open_store()
     waits = [start_thread(call, argument) for call, argument in ((store.get, "k"), (store.queue_pop, "q"))]
-    until(lambda: len(store._cluster._streams) == 2)
+    until(lambda: len(store._client._streams) == 2)
     store.close()
     for each in waits:
         with pytest.raises(StoreClosedError):
             each.join()
     store.close()
-    for call in (lambda: store.set("k", "v"), lambda: store.check(["k"]), store.clone, lambda: store.be_rank(1)):
+    for call in (lambda: store.set("k", "v"), lambda: store.check(["k"]), store.clone, lambda: store.announce_rank(1)):
         with pytest.raises(StoreClosedError):
             call()
 
 
 def test_a_forked_child_has_connections_and_a_session_of_its_own(store: EtcdStore) -> None:
-    store.be_rank(0)
-    number = store.session
+    store.announce_rank(0)
+    number = store.register()
     pid = os.fork()
     if pid == 0:
         try:
             store.set("from", "child")
-            store.be_rank(1)
-            store.set("session", b"%d" % store.session)
+            store.announce_rank(1)
+            store.set("session", b"%d" % store.register())
             store.close()
             os._exit(0)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert store.get("from") == b"child"
-    assert int(store.get("session")) != number == store.session
+    assert int(store.get("session")) != number == store.register()
     assert store.dead_ranks([0, 1]) == [1]
 
 
@@ -366,11 +366,11 @@ def test_a_sum_that_is_refused_is_refused_for_what_is_there_now(open_store: Open
 
 def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None:
     store = open_store()
-    store.be_rank(0)
+    store.announce_rank(0)
     pid = os.fork()
     if pid == 0:
         with open_store(session_ttl=1) as mortal:
-            mortal.be_rank(1)
+            mortal.announce_rank(1)
             os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
     assert store.wait_alive(["never"], [0, 1], HANG_S) == [1]
@@ -381,8 +381,8 @@ def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None
 
 def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_store: Open) -> None:
     store, other = open_store(), open_store()
-    store.be_rank(0)
-    post(server, "lease/revoke", {"ID": str(store._lease.number)})
+    store.announce_rank(0)
+    post(server, "lease/revoke", {"ID": str(store._session._lease.number)})
     assert other.dead_ranks([0]) == [0]
     for call in (
         lambda: store.set("k", "v"),
@@ -390,7 +390,7 @@ def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_s
         lambda: store.queue_push("q", "v"),
         lambda: store.multi_set(["k", "l"], ["v", "v"]),
     ):
-        with pytest.raises(fscoord.StoreGoneError, match="taken for dead"):
+        with pytest.raises(fscoord.SessionDeadError, match="taken for dead"):
             call()
     assert other.num_keys() == 0
     assert store.check(["k"]) is False
@@ -398,7 +398,7 @@ def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_s
 
 def test_a_lease_is_kept_alive_for_longer_than_it_lasts(open_store: Open) -> None:
     store, other = open_store(session_ttl=1), open_store()
-    store.be_rank(0)
+    store.announce_rank(0)
     with pytest.raises(StoreTimeoutError):
         other.wait_alive(["never"], [0], 4)
     assert other.dead_ranks([0]) == []
@@ -406,7 +406,7 @@ def test_a_lease_is_kept_alive_for_longer_than_it_lasts(open_store: Open) -> Non
 
 def test_a_session_lives_on_when_the_server_restarts(own_server: Server) -> None:
     with own_server.open("p") as store, own_server.open("p") as other:
-        store.be_rank(0)
+        store.announce_rank(0)
         own_server.kill()
         own_server.start()
         assert other.dead_ranks([0]) == []
@@ -416,7 +416,7 @@ def test_a_session_lives_on_when_the_server_restarts(own_server: Server) -> None
 def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
     def leave() -> None:
         with open_store() as leaving:
-            leaving.be_rank(1)
+            leaving.announce_rank(1)
             came.wait(HANG_S)
 
     came = threading.Event()
@@ -426,7 +426,7 @@ def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
         with start_thread(
             lambda: fscoord.barrier(store, 2, "b", barrier_timeout=HANG_S, rank=0, fail_fast=True)
         ) as waiting:
-            until(lambda: len(store._cluster._streams) == 1)
+            until(lambda: len(store._client._streams) == 1)
             came.set()
             with pytest.raises(fscoord.BrokenBarrierError) as caught:
                 waiting.join()
@@ -438,7 +438,7 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
     store, other = open_store(), open_store()
     for turn in range(20):
         with start_thread(other.get, f"k{turn}") as waiter:
-            until(lambda: other._cluster._streams or not waiter.is_alive())
+            until(lambda: other._client._streams or not waiter.is_alive())
             store.set(f"k{turn}", "1")
             store.set(f"k{turn}", "2")
             store.delete_key(f"k{turn}")
@@ -451,11 +451,11 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
 
 def test_what_is_written_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
     """Several requests on one stream were lost now and then: Go's server drops what it has not read when it answers."""
-    from fscoord.stores.etcd.handle import Look
+    from fscoord.stores.etcd.transactions import KeySnapshot
 
     seen = store._look([b"k", b"q"], HANG_S)
-    assert isinstance(seen, Look)
+    assert isinstance(seen, KeySnapshot)
     assert seen.missing == [b"k", b"q"]
     store.set("k", "v")
     store.queue_push("q", "w")
-    assert store._sleep(seen, HANG_S)[0] == []
+    assert store._watcher.watch(seen, HANG_S)[0] == []

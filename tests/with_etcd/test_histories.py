@@ -78,7 +78,7 @@ def crew(server: Server) -> Iterator[Callable[[int], list[EtcdStore]]]:
         opened.extend(server.open(f"history{turn}") for _ in range(WIDTH))
         if turn % 2:
             for rank, store in enumerate(opened):
-                store.be_rank(rank)
+                store.announce_rank(rank)
         return opened
 
     yield open_crew

@@ -66,9 +66,9 @@ def test_the_launcher_meets_in_etcd_and_gives_workers_a_store_there_that_it_remo
     said = run("run", "--nnodes", "1", "--nproc-per-node", "2", *where, str(script))
     assert said.count("EtcdStore rank0 rank1") == 2
     with server.open("launch") as above:
-        everything = above._cluster.call("kv/range", _all_below(b"launch/"), 60)
+        everything = above._client.call("kv/range", _all_below(b"launch/"), 60)
     with server.open(prefix) as store:
-        mine = store._names.values
+        mine = store._keys.values
     rooms = [key for key in _keys(everything) if b"/round-" in key]
     assert rooms == []
     assert any(key.startswith(mine) for key in _keys(everything))
@@ -81,9 +81,9 @@ def _all_below(prefix: bytes) -> dict[str, object]:
 
 
 def _keys(reply: dict[str, object]) -> list[bytes]:
-    from fscoord.stores.etcd.requests import decoded, found
+    from fscoord.stores.etcd.requests import key_values, unb64
 
-    return [decoded(each["key"]) for each in found(reply)]
+    return [unb64(each["key"]) for each in key_values(reply)]
 
 
 def test_an_address_made_by_a_store_opens_the_same_store(server: Server) -> None:
@@ -107,7 +107,7 @@ def test_an_address_made_by_a_store_opens_the_same_store(server: Server) -> None
 def test_an_address_says_all_that_is_needed_to_come_in() -> None:
     store = fscoord.EtcdStore("h1,h2:5", "p", user="me", password="a&b=%", cacert="/ca é", cert="/c", key="/k")
     with store, fscoord.open_store(store.address) as same:
-        assert same._cluster.access == store._cluster.access
+        assert same._client.access == store._client.access
         assert same.address == store.address
         assert "a&b" not in repr(store)
 

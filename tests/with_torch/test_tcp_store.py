@@ -337,7 +337,7 @@ def test_a_server_that_is_stopped_ends_each_operation_in_time_and_its_store_goes
 def test_a_server_that_is_stopped_while_a_wait_goes_on_makes_it_a_time_out(stopped: Stopped) -> None:
     with TCPStore("127.0.0.1", stopped.port, timeout=LIMIT) as store:
         with start_thread(pytest.raises, StoreTimeoutError, store.get, "k") as waiting:
-            until(lambda: [each for each in list(store._connections._busy) if each.is_heard])
+            until(lambda: [each for each in list(store._connections._busy) if each.has_received])
             stopped.stop()
         assert waiting.result.value.keys == ("k",)
         stopped.go_on()
@@ -451,7 +451,7 @@ def test_a_server_that_takes_its_time_to_start_and_to_stop_is_not_waited_for(
         def __del__(self) -> None:
             goes_on.wait(HANG_S)
 
-    monkeypatch.setattr(tcp_server, "LEAST_ANSWER_S", 0.05)
+    monkeypatch.setattr(tcp_server, "ANSWER_MIN_S", 0.05)
     with TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False) as store:
         server = store._server
         assert server is not None

@@ -309,7 +309,7 @@ def test_the_server_of_a_tcp_store_is_named(tmp_path: Path) -> None:
         ("?rank=0&world_size=1&lock", "has no value"),
         ("?rank=1", "world_size is missing"),
         ("?world_size=1", "rank is missing"),
-        ("?rank=one&world_size=2", "rank=one is no integer"),
+        ("?rank=one&world_size=2", "rank=one is not an integer"),
         ("?rank=2&world_size=2", "rank 2 is not one of 2"),
         ("?rank=0&world_size=1&bogus=1", "unknown option 'bogus'"),
     ],

@@ -1,7 +1,7 @@
-"""Say that a call is stuck in the kernel, which is not ours to end: a hard NFS mount whose server is gone.
+"""Report calls that hang in the kernel, such as on a hard NFS mount whose server does not answer.
 
-Such a call can't be interrupted and meets no deadline. So a thread, there only while a log on a mount that hosts share
-is open, tells the logger its path and how long it has taken: after some seconds, and then ever more rarely.
+Such a call can't be interrupted, and meets no deadline. So while a log on a shared mount is open, a thread looks at the
+calls of its handles, and logs a warning with the path and the duration: after some seconds, and then ever more rarely.
 """
 
 from __future__ import annotations
@@ -10,71 +10,75 @@ import weakref
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 
-__all__ = ["Call"]
+__all__ = ["KernelCall"]
 
 FIRST_S = 10.0
-"""How long a call may take before it is told of; the next time after twice as long, and so on."""
+"""How long a call may take before the first warning, in seconds. Each further warning comes after twice as long."""
 
 
-class Call:
-    """What one handle is doing in the kernel, if anything.
+class KernelCall:
+    """The call that one handle is making in the kernel, if any.
 
     Args:
-        path: the log.
+        path: the path of the log.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._since = 0.0
-        self._told_at = 0.0
+        self._warn_after = 0.0
         _open.add(self)
 
     def begin(self) -> None:
-        """A call begins that may be stuck."""
-        self._told_at = FIRST_S
+        """Record that a call begins which may hang."""
+        self._warn_after = FIRST_S
         self._since = system.time.monotonic()
-        _watcher[0].see_to_it()
+        _watchdog[0].ensure_running()
 
     def end(self) -> None:
-        """It is over."""
+        """Record that the call has returned."""
         self._since = 0.0
 
     def close(self) -> None:
-        """The handle makes no more calls."""
+        """Record that the handle makes no more calls."""
         self._since = 0.0
         _open.discard(self)
         if not _open:
-            _watcher[0].wake.set()
+            _watchdog[0].wake.set()
 
-    def look(self, now: float) -> None:
-        """Tell of the call if it takes too long."""
+    def warn_if_stuck(self, now: float) -> None:
+        """Log a warning if the call takes too long. Called by the watchdog's thread, without a lock.
+
+        The handle's thread may end the call, or begin another, between any two lines. The warning is then one too many
+        or one too few, and nothing else depends on these two numbers.
+        """
         since = self._since
-        if since and now - since >= self._told_at:
-            self._told_at *= 2
+        if since and now - since >= self._warn_after:
+            self._warn_after *= 2
             logger(__name__).warning(
-                "%s: a call to the file system has been stuck for %.0f s; does its server answer? It can't be"
-                " interrupted, and goes on when the server comes back",
+                "%s: a call to the file system has been stuck for %.0f s; does its server answer? The call can't be"
+                " interrupted, and continues when the server answers again",
                 self._path,
                 now - since,
             )
 
 
-class Watcher:
-    """The thread that looks at all calls."""
+class HangWatchdog:
+    """Owns the thread that looks at the calls of all handles."""
 
     def __init__(self) -> None:
-        self.wake = system.Wakeup()
+        self.wake = system.AutoResetEvent()
         self._thread: Any = None
 
-    def see_to_it(self) -> None:
-        """Have a thread look at the calls, if none does."""
+    def ensure_running(self) -> None:
+        """Start the thread if it is not running."""
         if self._thread is None:
             try:
                 self._thread = system.start_thread("fscoord-stuck", self._run)
-            except RuntimeError as error:  # the next call tries again
+            except RuntimeError as error:  # no thread is left; the next call tries again
                 raise_if_foreign(error)
 
     def _run(self) -> None:
@@ -82,21 +86,21 @@ class Watcher:
             self.wake.wait(FIRST_S / 2)
             if not _open:
                 self._thread = None
-                if not _open:
+                if not _open:  # a handle that was opened before the line above saw a thread, and started none
                     return
             now = system.time.monotonic()
             for call in list(_open):
-                call.look(now)
+                call.warn_if_stuck(now)
 
 
-_open: weakref.WeakSet[Call] = weakref.WeakSet()
-_watcher: Final = [Watcher()]
+_open: weakref.WeakSet[KernelCall] = weakref.WeakSet()
+_watchdog: Final = [HangWatchdog()]
 
 
 def _after_fork_in_child() -> None:
-    _watcher[0] = Watcher()
+    _watchdog[0] = HangWatchdog()
     for call in list(_open):
-        call.end()  # it was made by a thread of the parent
+        call.end()  # the thread that made it exists in the parent only
 
 
 system.after_fork_in_child("calls", _after_fork_in_child)

@@ -1,39 +1,40 @@
-"""What file system a path is on, whether several hosts may share it, and whether its locks can be believed."""
+"""`Mount`: the file system of a path, whether several hosts may share it, and whether its locks can be trusted."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["COHERENCES", "Mount", "Objection", "find_mount"]
 
 LOCAL, DIRECT, LOCKED = COHERENCES = ("local", "direct", "locked")
-"""How a log is read: through this host's cache; past it (O_DIRECT); under a lock, which makes the cache valid."""
+"""How a log is read: through this host's cache; past it (O_DIRECT); or under a lock, which makes the cache valid."""
 
 LOCAL_KINDS: Final = frozenset(
     "bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs vfat xfs"
     " zfs".split()
 )
-"""File systems with one page cache, that of this host. Whatever is not named here counts as shared by hosts."""
+"""File systems that only one host mounts, so that its page cache is always valid. All others count as shared."""
 
 NFS_KINDS: Final = frozenset(("nfs", "nfs4"))
 SMB_KINDS: Final = frozenset(("cifs", "smb3"))
 
 
 HOLES_REPORTED: Final = frozenset(("btrfs", "ext4", "tmpfs", "xfs"))
-"""File systems whose SEEK_DATA (lseek(2)) is known to see what was written a moment ago, as that of ZFS was not."""
+"""File systems whose SEEK_DATA (lseek(2)) is known to see the latest writes. That of ZFS did not."""
 
 FUSE_WITH_INODES: Final = frozenset(
     "fuse.ceph fuse.ceph-fuse fuse.fuse-overlayfs fuse.glusterfs fuse.juicefs fuseblk".split()
 )
-"""FUSE file systems whose inode numbers are those of the files below. Others give new ones whenever the kernel has
-forgotten a file: on sshfs a file that was 2 was 5 after its inode had left the cache, and 3 after the next mount."""
+"""FUSE file systems that pass on the inode numbers of the underlying files. Others assign a new number whenever the
+kernel has forgotten a file: on sshfs, a file with number 2 had number 5 once its inode had left the cache, and number 3
+after the next mount."""
 
 
 class Objection(NamedTuple):
-    """Why a mount is refused, as a clause, and what its user can do about it."""
+    """Why a mount is refused, as a clause, and what the user can do about it."""
 
     reason: str
     remedy: str
@@ -48,12 +49,12 @@ class Mount(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this host sees the file system, or nothing is known (no mount table, as under pyfakefs)."""
+        """Whether only this host mounts the file system. Also true if its kind is unknown, as under pyfakefs."""
         return self.kind in LOCAL_KINDS or not self.kind
 
     @property
     def is_nfs(self) -> bool:
-        """Whether the kernel's NFS client serves it."""
+        """Whether it is a mount of the kernel's NFS client."""
         return self.kind in NFS_KINDS
 
     @property
@@ -63,15 +64,15 @@ class Mount(NamedTuple):
 
     @property
     def reports_holes(self) -> bool:
-        """Whether lseek(2) can be asked where the next data is."""
+        """Whether SEEK_DATA of lseek(2) can be trusted."""
         return self.kind in HOLES_REPORTED
 
     @property
     def coherence(self) -> str:
-        """How a log on it is read unless its user knows better: one of `COHERENCES`.
+        """How a log on it is read by default: one of `COHERENCES`.
 
-        Without a lock the NFS client may give zeros for data, for as long as anybody on the host writes; a direct read
-        gives what the server has, in one call to it. Elsewhere only a lock is known to make caches valid.
+        Without a lock, the NFS client may return zeros in the place of data while any process of the host writes. A
+        direct read returns the data of the server, in one request. Elsewhere only a lock is known to make caches valid.
         """
         if self.is_local:
             return LOCAL
@@ -83,12 +84,12 @@ class Mount(NamedTuple):
         return values.get(name)
 
     def objection(self, lock: str, coherence: str | None = None) -> Objection | None:
-        """Return why a log must not be on it, or None.
+        """Return why a log must not be on this mount, or None.
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
-            coherence: what the user asks for; whoever asks for anything takes the blame, but on GlusterFS, where
-                only ``"locked"`` can be right.
+            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, so there
+                is no objection then. GlusterFS is an exception: only ``"locked"`` can be right there.
         """
         if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
             return None
@@ -104,15 +105,18 @@ class Mount(NamedTuple):
             return Objection("sshfs gives every host every lock, and shows old data", "use another shared directory")
         if self.kind == "fuse.glusterfs":
             return Objection(
-                "GlusterFS by default shows data that is up to a second old even to who holds the lock, and the options"
-                " of its volume can't be seen from here",
+                "GlusterFS by default returns data that is up to a second old, even under the lock, and the options of"
+                " its volume can't be seen from here",
                 "turn the volume's performance.* options off, mount it with direct-io-mode=enable, run"
                 ' "fscoord doctor" on two hosts at once, and pass coherence="locked"',
             )
         return None
 
     def _objection_to_nfs(self, lock: str) -> Objection | None:
-        """What nfs(5) says of local_lock was seen: two hosts held one lock."""
+        """Return the objection to NFS with a lock that the server must know.
+
+        With the options of local_lock that nfs(5) warns of, two hosts were seen to hold one lock.
+        """
         local = self.option("local_lock")
         touched = {"ofd": ("all", "posix"), "flock": ("all", "flock")}[lock]
         if self.option("nolock") is not None:
@@ -145,7 +149,7 @@ class Mount(NamedTuple):
 
     @property
     def caution(self) -> str | None:
-        """What can't be seen from here and makes locks lie, or None."""
+        """A setting that makes locks unreliable and can't be seen from this host, or None."""
         if self.kind == "beegfs":
             return (
                 "BeeGFS keeps locks on one node unless tuneUseGlobalFileLocks is true in beegfs-client.conf, which"
@@ -155,13 +159,13 @@ class Mount(NamedTuple):
 
 
 def find_mount(path: str) -> Mount:
-    """Return the mount that the absolute `path` is on, by the longest mount point that it lies under."""
+    """Return the mount of the absolute `path`: the one with the longest mount point above it."""
     found = _look_up(path)
-    if found.kind == "autofs":  # opening the directory has it mounted; stat(2) would not
+    if found.kind == "autofs":  # opening the directory mounts the file system; stat(2) would not
         try:
             flags = system.os.O_RDONLY | system.O_CLOEXEC
             system.close_quietly(system.os.open(system.os.path.dirname(path), flags))
-        except OSError as error:  # who opens the log meets it, too
+        except OSError as error:  # opening the log will fail in the same way, and report it
             raise_if_foreign(error)
             return found
         found = _look_up(path)
@@ -171,13 +175,13 @@ def find_mount(path: str) -> Mount:
 def _look_up(path: str) -> Mount:
     best = Mount("", "", ())
     for line in system.mount_table():
-        first = line.split(None, 5)  # the rest is looked at only where it counts: a host may have hundreds of mounts
+        first = line.split(None, 5)  # the rest is split only if needed: a host may have hundreds of mounts
         if len(first) < 6:
             continue
         point = _unescape(first[4])
         under = path == point or path.startswith(point.rstrip("/") + "/")
         fields = line.split() if under and len(point) >= len(best.point) else []
-        if "-" in fields[6:]:  # the later of two at one point hides the earlier
+        if "-" in fields[6:]:  # of two mounts at one point the later hides the earlier
             tail = fields[fields.index("-", 6) + 1 :]
             options = fields[5].split(",") + (tail[2].split(",") if len(tail) > 2 else [])
             best = Mount(tail[0], point, tuple(options))

@@ -1,15 +1,20 @@
-"""`Header`: the first bytes of every file of a log, on which all of its users must agree. Pure."""
+"""`Header`: the first bytes of every file of a log, and what they say about the log to which the file belongs. Pure.
+
+Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. Neither does
+an inode number alone, because a file system reuses it. The header therefore holds the lineage of the log, and the inode
+numbers of the file and of generation 0. See docs/format.md, "Identity".
+"""
 
 from __future__ import annotations
 
+from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.record import KEY_MAX, VALUE_MAX
+from fscoord._log.format.record import KEY_MAX, VALUE_MAX, MalformedRecord
 
-__all__ = ["HEADER_MAX", "HEADER_SIZE", "MAGIC", "VERSION", "Header"]
+__all__ = ["HEADER_MAX", "HEADER_SIZE", "MAGIC", "VERSION", "Header", "LogIdentity", "Provenance", "provenance_of"]
 
 MAGIC: Final = b"fscoord\n"
 VERSION: Final = 2
@@ -23,25 +28,25 @@ _U32 = Struct("<I")
 _DURABLE: Final = 1
 _START: Final = MAGIC + VERSION.to_bytes(2, "little")
 HEADER_SIZE: Final = _HEADER.size
-"""The size of a header without runs and checksum."""
+"""The size of a header in bytes, without runs and checksum."""
 
 
 class Header(NamedTuple):
-    """What the first bytes of a file of a log say.
+    """The header of one file of a log.
 
     Attributes:
-        log_id: the id of this generation; that of generation 0 is the log's.
-        lock_kind: a value of `lock.KINDS`.
+        log_id: the id of this generation. The id of generation 0 is that of the log.
+        lock_kind: a value of `log_lock.KINDS`.
         durable: whether every record is synced.
-        generation: which file of the log this is.
+        generation: the number of this file.
         lineage: the id of the generation with which the log's lineage began.
-        root_inode: the inode number of generation 0 when this file was made; 0 if there is none that lasts.
+        root_inode: the inode number of generation 0 when this file was made; 0 where inode numbers do not last.
         inode: the inode number of this file; 0 likewise.
-        created_ns: when it was made, by the wall clock of its maker.
+        created_ns: the time of its creation, by the wall clock of its maker.
         key_max, value_max: the limits, in bytes.
-        runs: ``(job, count)`` pairs: the run that the log belongs to first, then those it superseded; a count of -1
-            marks an id that has no order. It is empty for a log without runs.
-        life: how often the log has begun anew.
+        runs: ``(job, count)`` pairs: first the run that the log belongs to, then the runs that it superseded. A count
+            of -1 marks an id without an order. Empty for a log without runs.
+        life: how many lives of the log came before this one.
     """
 
     log_id: bytes
@@ -58,7 +63,7 @@ class Header(NamedTuple):
     life: int = 0
 
     def encode(self) -> bytes:
-        """Return the header as bytes, checksum included."""
+        """Return the header as bytes, with its checksum."""
         runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
         size = HEADER_SIZE + len(runs) + 4
         agreed = (self.lock_kind, bytes(3), self.generation, self.life, self.log_id, self.lineage)
@@ -69,14 +74,14 @@ class Header(NamedTuple):
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
-        """Return whether `data`, a whole file, is nothing, or a part of a header and too short to hold a record."""
+        """Return whether `data`, a whole file, is empty, or a part of a header that is too short to hold a record."""
         if len(data) >= HEADER_SIZE + 4:
             return False
         return not data or (data.startswith(MAGIC) and _START.startswith(data[: len(_START)]))
 
     @staticmethod
     def missing(data: bytes) -> int:
-        """Return how many bytes `data`, which begins a file, needs more to hold all of its header."""
+        """Return how many bytes are missing from `data`, the beginning of a file, to complete its header."""
         if len(data) < HEADER_SIZE:
             return HEADER_SIZE + 4 - len(data)
         size = int(_HEADER.unpack_from(data)[3])
@@ -84,10 +89,10 @@ class Header(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, int, int]:
-        """Return the header that begins `data`, its size, and its checksum, which is the chain at the first record.
+        """Return the header at the beginning of `data`, its size, and its checksum, with which the chain begins.
 
         Raises:
-            MalformedRecord: `data` begins with no sound header; the text says why.
+            MalformedRecord: `data` does not begin with a sound header; the text says why.
         """
         _check_version(data)
         if len(data) < HEADER_SIZE:
@@ -143,3 +148,36 @@ def _decode_runs(data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
     if len(runs) < count or position > len(data):
         raise MalformedRecord("the header's list of runs is cut short")
     return tuple(runs)
+
+
+class Provenance(Enum):
+    """How the newest file of a log relates to the generation 0 beside it."""
+
+    OWN = "both are where they were made, or were moved together"
+    COPY = "they were copied, or restored"
+    OTHER_ROOT = "this file was made for another generation 0: a copy, if that other one still exists"
+
+
+def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
+    """Return how the file with `header` and inode number `inode` relates to the generation 0 with `root_inode`.
+
+    A number of 0, in the header or as an argument, counts as equal: inode numbers do not last there.
+    """
+    if 0 not in (header.root_inode, root_inode) and header.root_inode != root_inode:
+        return Provenance.OTHER_ROOT if header.generation else Provenance.COPY
+    return Provenance.OWN if 0 in (header.inode, inode) or header.inode == inode else Provenance.COPY
+
+
+class LogIdentity(NamedTuple):
+    """The ``lineage`` and ``root_inode`` that the headers of all files of one log have in common."""
+
+    lineage: bytes
+    root_inode: int
+
+    def owns(self, header: Header, inode: int) -> bool:
+        """Return whether the file with `header` and inode number `inode` provably belongs to the log.
+
+        A file is removed only if it does. Where inode numbers do not last, nothing can be proven.
+        """
+        claimed = (header.lineage, header.root_inode, header.inode)
+        return claimed == (self.lineage, self.root_inode, inode) and 0 not in (self.root_inode, inode)

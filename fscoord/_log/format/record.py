@@ -1,34 +1,34 @@
-"""Records to bytes and back: framing, checksums and limits of the format that docs/format.md specifies. Pure.
+"""Encode and decode records: framing, checksums and limits of the format that docs/format.md specifies. Pure.
 
-The *chain* is one CRC-32 that runs over the bytes of a file as they lie there, from the end of its header on. A record
-ends in the chain as it stands before that end, so that one call of `crc32` verifies any number of records that follow
-each other: only the last checksum has to be compared, because every byte before it has gone into it.
+The *chain* is one CRC-32 over the bytes of a file in their order, from the end of the header on. Each record ends with
+the chain of all bytes before that checksum. One call of `crc32` therefore verifies any number of consecutive records:
+only the last checksum is compared, because it depends on every byte before it.
 
-A checksum that follows the bytes that it covers would reset a CRC: the CRC-32 of ``data + crc32(data)`` is a constant.
-Therefore a byte lies between the two, and the chain still depends on all that came before. (LevelDB masks its checksums
-for the same reason: doc/log_format.md there.)
+A checksum directly after the bytes that it covers would reset the CRC, since the CRC-32 of ``data + crc32(data)`` is a
+constant. So one byte lies between the two, and the chain still depends on everything before it. (LevelDB masks its
+checksums for the same reason, see its doc/log_format.md.)
 
-The length of a record is needed to tell a torn record from a damaged one before its checksum can be verified. So it has
-a check of its own, which depends on the chain. The last byte is never zero and never one bit away from zero: zeros that
-are appended to a torn record can't complete it.
+A torn record can be told from a damaged one only if its length is known before its checksum is verified. The length
+therefore has a check of its own, which depends on the chain. The last byte of a record is never zero, nor one bit away
+from zero, so zeros that are appended to a torn record can't complete it.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
-from fscoord._log.format.malformed import MalformedRecord
 from fscoord.errors import LimitExceededError
 
-__all__ = ["Record", "decode", "encode"]
+__all__ = ["LogPosition", "MalformedRecord", "Record", "decode", "encode"]
 
 KEY_MAX: Final = 1024
 VALUE_MAX: Final = 64 * 1024 * 1024
 WRITER_MAX: Final = (1 << 32) - 1
 
-# Capital letters change what the log means: a reader that does not know one must stop. Small ones may be ignored.
+# A record with a capital letter changes the state of the log: a reader that does not know the kind must stop. One with
+# a small letter may be ignored.
 SET: Final = ord("S")
 DELETE: Final = ord("D")
 APPEND: Final = ord("A")
@@ -38,10 +38,10 @@ COMPARE_SET: Final = ord("C")
 PUSH: Final = ord("P")
 POP: Final = ord("O")
 VOID: Final = ord("V")
-SEAL: Final = ord("Z")  # the end of a generation, names the next
-FORWARD: Final = ord("f")  # a hint to the newest generation
-FINISHED: Final = ord("E")  # the end of a life
-DEATH: Final = ord("X")  # a session was found dead
+SEAL: Final = ord("Z")  # ends a generation and names the next
+FORWARD: Final = ord("f")  # names the newest generation, as a hint
+FINISHED: Final = ord("E")  # ends a life
+DEATH: Final = ord("X")  # a session is dead
 SESSION: Final = ord("s")
 BELL: Final = ord("b")
 LEAVE: Final = ord("l")
@@ -66,7 +66,7 @@ NAMES: Final = {
 }
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})
-"""A VOID is met only where `tail` looks for it."""
+"""Kinds at which `decode` stops. A VOID counts only where `torn_tail.examine` looks for it."""
 
 _PREFIX = Struct("<II")  # length of the record, check
 _HEAD = Struct("<IIIQHB")  # and writer, wall time in ns, length of the key, kind
@@ -87,7 +87,23 @@ VOID_SIZE: Final = RECORD_MIN + 8
 Record = tuple[int, bytes, bytes, int, int]
 """Kind, key, value, writer, wall time in ns since the epoch."""
 
-_MULTIPLIER: Final = 2654435761  # Knuth's, The Art of Computer Programming 6.4: each bit of a length moves many others
+
+class MalformedRecord(Exception):
+    """A header, or the key or value of a record, has a correct checksum but is not what the format allows.
+
+    The text is a clause that says why. This is not a `ValueError`, because a signal handler may raise one of those
+    while a record is decoded, and that is not damage.
+    """
+
+
+class LogPosition(NamedTuple):
+    """The end of a header or of a sound record: its ``offset`` in the file, and the ``chain`` there."""
+
+    offset: int
+    chain: int
+
+
+_MULTIPLIER: Final = 2654435761  # Knuth, The Art of Computer Programming 6.4: one bit of a length changes many bits
 _MASK: Final = 0xFFFFFFFF
 
 _pack_head, _pack_tail = _HEAD.pack, _TAIL.pack
@@ -95,9 +111,9 @@ unpack_prefix, unpack_head, _unpack_tail = _PREFIX.unpack_from, _HEAD.unpack_fro
 
 
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
-    """Return a record as bytes, and the chain after it, which is that of the next record.
+    """Return a record as bytes, and the chain after it.
 
-    `chain` is what was returned for the record before it, or the checksum of the header.
+    `chain` is the chain before it: the one returned for the previous record, or the checksum of the header.
     """
     size = len(key)
     length = RECORD_MIN + size + len(value)
@@ -109,16 +125,16 @@ def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain
 
 
 def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
-    """Return ``(data records, other records, used, chain, missing)`` for what begins `data`.
+    """Return ``(data records, other records, used, chain, missing)`` for the records at the beginning of `data`.
 
-    ``used`` counts the bytes of the records returned and ``chain`` is the chain after the last. ``missing`` is 0 if
-    nothing follows them, above 0 if that many bytes more than `data` has are needed to go on, and -1 if what follows
-    is not a record.
+    ``used`` is the size of the returned records in bytes, and ``chain`` the chain after the last. ``missing`` is 0 if
+    `data` ends with the last record, positive if the next record needs that many bytes more, and -1 if the bytes after
+    the last record are not a record.
     """
     records: list[Record] = []
     others: list[Record] = []
     position, size, missing = 0, len(data), 0
-    while position < size:  # cut by lengths that are not verified yet
+    while position < size:  # split by lengths that are not verified yet
         start = position + 23
         if start > size:
             missing = start - size
@@ -140,21 +156,21 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
         else:
             others.append((kind, data[start:split], data[split:stop], writer, time_ns))
         position = end
-    if position:  # all of them at once: a byte that was changed anywhere has changed the last checksum
+    if position:  # one comparison verifies all of them, because the last checksum depends on every byte
         stop = position - 6
         checksum = crc32(data[:stop], chain)
         last = data[stop:position]
         if last != _pack_tail(10, checksum, 10):
             return _decode_each(data, chain)
         chain = crc32(last, checksum)
-    if missing > 0 and size - position >= 8:  # what is promised is believed only if the check is right
+    if missing > 0 and size - position >= 8:  # an unverified length counts only if its check is right
         length = record_length(data, chain, position)
         missing = position + length - size if length > 0 else -1
     return records, others, position, chain, missing
 
 
 def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
-    """As `decode`, where it is known that one of the records is bad: verify one after the other, up to that."""
+    """Like `decode`, for data in which one record is bad: verify each record by itself, up to the bad one."""
     records: list[Record] = []
     others: list[Record] = []
     position = 0
@@ -174,7 +190,7 @@ def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], i
 
 
 def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int] | None:
-    """Return what `decode` does of `data`, as long as one record says that it is; None if it is not one."""
+    """Return what `decode` returns for `data`, which has the length of one record; None if it is not a record."""
     stop = len(data) - TAIL_SIZE
     if data[stop:] != _pack_tail(10, crc32(data[:stop], chain), 10):
         return None
@@ -183,7 +199,7 @@ def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], in
 
 
 def end_of_first(data: bytes, kind: int) -> int:
-    """Return where the first record of `kind` ends in `data`, which begins with sound records, one of them of it."""
+    """Return where the first record of `kind` ends in `data`, which begins with sound records that include one."""
     position = 0
     while True:
         found = data[position + KIND_AT]
@@ -193,9 +209,9 @@ def end_of_first(data: bytes, kind: int) -> int:
 
 
 def record_length(data: bytes, chain: int, position: int = 0) -> int:
-    """Return the length of the record that begins in `data` at `position`, or -1 if its check is wrong.
+    """Return the length of the record at `position` in `data`, or -1 if the check of the length is wrong.
 
-    Bytes of the check that `data` does not have count as zeros.
+    Bytes after the end of `data` count as zeros.
     """
     prefix = data[position : position + PREFIX_SIZE].ljust(PREFIX_SIZE, b"\0")
     length, check = unpack_prefix(prefix)
@@ -205,16 +221,16 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 
 
 def implied_chain(prefix: bytes, position: int = 0) -> int:
-    """Return the chain with which the check of the record that begins in `prefix` at `position` is right.
+    """Return the chain for which the check of the record at `position` in `prefix` is right.
 
-    Every record has exactly one. So a record can be found, and verified, without those before it.
+    There is exactly one. So a record can be found and verified without the records before it.
     """
     length, check = unpack_prefix(prefix, position)
     return int((check - length * _MULTIPLIER) & _MASK)
 
 
 def chain_if_sound(data: bytes, start: int) -> int | None:
-    """Return the chain before the record that begins in `data` at `start`; None if none that is sound begins there."""
+    """Return the chain before the record at `start` in `data`; None if no sound record begins there."""
     if len(data) - start < RECORD_MIN:
         return None
     length = unpack_prefix(data, start)[0]
@@ -226,18 +242,18 @@ def chain_if_sound(data: bytes, start: int) -> int | None:
 
 
 def chain_at_end(data: bytes) -> int:
-    """Return the chain after the record that ends `data`, which is known to be sound."""
+    """Return the chain after the sound record at the end of `data`."""
     found = data[-TAIL_SIZE:]
     return crc32(found, _unpack_tail(found)[1])
 
 
 def encode_void(skipped: int, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
-    """Return the VOID record that skips the torn record at `skipped`, and the chain after it."""
+    """Return a VOID record that skips the torn record at offset `skipped`, and the chain after it."""
     return encode(VOID, b"", _U64.pack(skipped), writer, time_ns, chain)
 
 
 def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
-    """Return ``(skipped, chain, writer, time in ns)`` of the VOID that begins `data`, or None if there is none."""
+    """Return ``(skipped, chain, writer, time in ns)`` of the VOID at the beginning of `data`; None if there is none."""
     if len(data) < VOID_SIZE or record_length(data, chain) != VOID_SIZE:
         return None
     stop = VOID_SIZE - TAIL_SIZE
@@ -249,12 +265,12 @@ def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
 
 
 def is_torn_void(data: bytes) -> bool:
-    """Return whether `data`, as long as a VOID at most, may be the beginning of one, with zeros for the rest."""
+    """Return whether `data`, at most as long as a VOID, may be a VOID whose last part was never written."""
     return data[:4].ljust(4, b"\0") == VOID_SIZE.to_bytes(4, "little") and not any(data[VOID_SIZE - 1 :])
 
 
-def unchecked(data: bytes) -> tuple[int, bytes, int, int, int]:
-    """Return kind, key, size of the value, writer and time as the record `data`, whose checksum is wrong, has them."""
+def decode_unverified(data: bytes) -> tuple[int, bytes, int, int, int]:
+    """Return kind, key, size of the value, writer and time of `data`, a record whose checksum is wrong."""
     _, _, writer, time_ns, key_size, kind = unpack_head(data)
     key = data[HEAD_SIZE:-TAIL_SIZE][:key_size]
     return kind, key, len(data) - RECORD_MIN - len(key), writer, time_ns
@@ -272,10 +288,10 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the keys and values of a MULTI_SET record's value.
+    """Return the keys and values in `data`, the value of a MULTI_SET record.
 
     Raises:
-        MalformedRecord: `data` is not such a value, or a key or a value in it is longer than it may be.
+        MalformedRecord: `data` is not such a value, or a key or value in it exceeds its limit.
     """
     pairs, position = [], 0
     while position + _PAIR.size <= len(data):

@@ -1,25 +1,25 @@
-"""Runs: the lives of a log, of which only one counts: who joins, who begins a new one, and who comes too late. Pure."""
+"""Runs: whether a handle joins the run of a log, begins a new run, or belongs to one that was superseded. Pure."""
 
 from __future__ import annotations
 
 from typing import Final, Literal
 
-__all__ = ["Run", "judge", "run_of", "supersede"]
+__all__ = ["Run", "classify_run", "parse_run_id", "supersede"]
 
 Run = tuple[bytes, int]
-"""A job and how often it was restarted; a count of -1 marks an id that has no order."""
+"""The id of a job and its restart count. A count of -1 marks an id without an order."""
 
 OPAQUE: Final = -1
 JOB_MAX: Final = 255
 KEPT: Final = 100
-"""How many superseded runs a header names; who belongs to an older one is not told so, but begins a new run."""
+"""How many superseded runs a header names. A handle of an older run is not refused, but begins a new run."""
 
 
-def run_of(run_id: object) -> Run | None:
-    """Return what `run_id` means: None, an id without order, or a pair of a job and its restart count.
+def parse_run_id(run_id: object) -> Run | None:
+    """Return the run that `run_id` names: an id without an order, or a pair of a job and its restart count, or None.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: `run_id` is something else.
         ValueError: the name is empty or longer than 255 bytes, or the count is negative.
     """
     if run_id is None:
@@ -31,12 +31,15 @@ def run_of(run_id: object) -> Run | None:
     if not 0 < len(name) <= JOB_MAX:
         raise ValueError(f"a run's id has 1 to {JOB_MAX} bytes, not {len(name)}")
     if isinstance(run_id, tuple) and not 0 <= count < 1 << 63:
-        raise ValueError(f"a restart count is not negative, as {count} is, nor above 63 bits")
+        raise ValueError(f"a restart count is from 0 to 2**63 - 1, not {count}")
     return name, count
 
 
-def judge(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
-    """Return what becomes of run `wanted` where a header names `runs`: the present one, and those it superseded."""
+def classify_run(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
+    """Return whether a handle of run `wanted` joins the log, is stale, or begins a new run.
+
+    `runs` are those of the header: the present run, then the runs that it superseded.
+    """
     if runs[:1] == (wanted,):
         return "join"
     job, count = wanted
@@ -47,6 +50,6 @@ def judge(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]
 
 
 def supersede(runs: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
-    """Return the runs of a header in which `run` takes over from those of `runs`."""
+    """Return the runs of the next header, in which `run` supersedes all of `runs`."""
     older = [(job, count) for job, count in runs if job != run[0] or (count < 0) != (run[1] < 0)]
     return run, *older[:KEPT]

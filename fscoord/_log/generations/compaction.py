@@ -1,8 +1,8 @@
-"""`Compactor`: let a log go on in a new generation that holds what it amounts to, and not how it came about.
+"""`Compactor`: let a log go on in a new generation that holds only what the log amounts to.
 
-The new generation is a file of its own, written, synced and locked before anybody can know of it. Then one record, the
-seal, ends the old generation and names the new one; only that commits. Before the seal a crash leaves a file that
-nobody looks at, and that the next to compact removes; after it there is nothing to repair. Nothing is renamed.
+The new generation is a file of its own, written, synced and locked before any other process can know of it. Then one
+record, the seal, ends the old generation and names the new one; only that commits. Nothing is renamed, and after a
+crash nothing has to be repaired: `docs/architecture.md` says what a crash leaves at each step.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.control_records import encode_death
+from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.format.runs import Run, supersede
-from fscoord._log.format.session import encode_death
-from fscoord._log.format.successor import RANDOM_BYTES, Place, Successor, generation_name
 from fscoord._log.generations import forwarding
-from fscoord._log.generations.follower import NEVER
+from fscoord._log.generations.follower import GenerationFollower
+from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files
-from fscoord._log.io.cursor import DIRTY
-from fscoord._log.io.permissions import copy_permissions
-from fscoord._log.io.writer import Appender
+from fscoord._log.io.descriptors import open_root
+from fscoord._log.io.large_values import LargeValues
+from fscoord._log.io.safe_files import copy_permissions
+from fscoord._log.io.writer import LogWriter
+from fscoord._log.liveness.own_session import Liveness, Registration
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT, LogLock
+from fscoord._log.recovery import POSITION
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
-__all__ = ["MOVED", "NEVER", "Compactor"]
+__all__ = ["MOVED", "Compactor"]
 
 MOVED: Final[Any] = object()
-"""What an attempt returns that had to stop because the log goes on in another file."""
+"""The result of an attempt that had to stop because the log goes on in another file."""
 
 _BUFFER: Final = 1 << 20
 _RECORD_SIZE: Final = record.RECORD_MIN
@@ -41,175 +46,210 @@ Entry = tuple[int, bytes, bytes, int, int]
 """Kind, key, value, writer and time of a record of a snapshot."""
 
 
-class Compactor(Appender):
-    """The part of `~fscoord._log.log.LogFile` that keeps the log short."""
+class Compactor:
+    """The compactions of one handle. Every method is called with the log's lock held, and caught up."""
 
-    _refused_by: int | None = None
-    """The error number because of which the log could not be compacted last, if that was said."""
+    def __init__(
+        self,
+        handle: HandleState,
+        machine: StateMachine,
+        table: SessionTable,
+        liveness: Liveness,
+        writer: LogWriter,
+        registration: Registration,
+        large_values: LargeValues,
+        follower: GenerationFollower,
+    ) -> None:
+        self._handle = handle
+        self._machine = machine
+        self._table = table
+        self._liveness = liveness
+        self._writer = writer
+        self._registration = registration
+        self._large_values = large_values
+        self._follower = follower
+        self._refused_by: int | None = None  # the error number because of which the last try failed, once logged
 
-    def _tries_to_compact(self, more: int) -> bool:
+    def compact_if_due(self, more: int) -> bool:
         """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
 
-        That a disk is full, or anything else, keeps nobody from writing. Only a copy of a log must go on in a file of
+        A full disk, or any other failure, keeps no process from writing. Only a copy of a log must go on in a file of
         its own before anything is written to it.
         """
-        if self._is_copy:
-            self._compact()
+        handle = self._handle
+        if handle.is_copy:
+            self.compact()
             return True
-        least = self._wanted.compact_bytes
+        least = handle.options.compact_bytes
         live = self._live_size()
-        grown = self._offset + more
-        garbage = self._offset - live
-        self._compact_at = max(grown + least // 4, min(grown + max(least, grown // 4), 2 * live)) + 1
-        if self.header.generation and garbage <= max(live, least // 2):
+        grown = handle.offset + more
+        garbage = handle.offset - live
+        handle.compact_at = max(grown + least // 4, min(grown + max(least, grown // 4), 2 * live)) + 1
+        if handle.header.generation and garbage <= max(live, least // 2):
             return False  # generation 0 stays for good, so it is ended while it is small
         try:
-            self._compact()
+            self.compact()
             self._refused_by = None
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             reason = getattr(error, "errno", None)
             if self._refused_by != reason or reason is None:  # once, for it is tried again and again
-                logger(__name__).warning("%s could not be compacted, and goes on growing: %s", self.path, str(error))
+                logger(__name__).warning("%s could not be compacted, and goes on growing: %s", handle.path, str(error))
             self._refused_by = reason
         return True
 
     def _live_size(self) -> int:
-        sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in self._remembered())
-        return self._start.offset + sessions + self._consumer.live_size()
+        sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in self._table.remembered())
+        return self._handle.start.offset + sessions + self._machine.live_size()
 
-    def _compact(self) -> None:
-        """With the lock, and up to date: go on in a new generation, which the next operation follows into.
+    def compact(self) -> None:
+        """Go on in a new generation, which the next operation follows into.
 
         Raises:
             OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
         """
-        self._trouble = DIRTY
-        if self._pending or self._torn:
-            self._void_tail()
-        session = self._lock.session or self._introduce()
-        self._bury_all(session)
-        self._succeed(self._next_header(), self._snapshot(session), session)
+        handle = self._handle
+        handle.recovery = POSITION
+        self._writer.void_tail()
+        session = handle.lock.session or self._registration.append()
+        self._record_deaths(session)
+        self._commit(self._next_header(), self._snapshot(session), session)
 
-    def _next_header(self) -> Header:
-        """Return the header of the next generation, without the inode number of its file."""
-        log_id = system.random_bytes(16)
-        return self.header._replace(
-            log_id=log_id,
-            lineage=log_id if self._is_copy else self.header.lineage,
-            root_inode=self.root.inode,
-            generation=self.header.generation + 1,
-            created_ns=system.time.time_ns(),
-        )
-
-    def _begin_life(self, run: Run | None) -> None:
-        """With the lock, and up to date: go on in a new generation that holds nothing, for `run` if it is given.
+    def begin_life(self, run: Run | None) -> None:
+        """Go on in a new generation that holds nothing, for `run` if it is given.
 
         Raises:
             StoreGoneError: the log was removed.
             OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
         """
-        self._trouble = DIRTY
-        self._drop(self._open_root())  # whoever ended the log may have removed it while this handle waited for the lock
-        if self._pending or self._torn:
-            self._void_tail()
+        handle = self._handle
+        handle.recovery = POSITION
+        # The process that ended the log may have removed it while this handle waited for the lock.
+        handle.close_fd(open_root(handle))
+        self._writer.void_tail()
         header = self._next_header()._replace(
-            runs=self.header.runs if run is None else supersede(self.header.runs, run),
-            life=(self.header.life + self.is_finished) % (1 << 32),
+            runs=handle.header.runs if run is None else supersede(handle.header.runs, run),
+            life=(handle.header.life + self._table.is_finished) % (1 << 32),
         )
-        self._succeed(header, (), self._lock.session or self._introduce())
+        self._commit(header, (), handle.lock.session or self._registration.append())
+
+    def _next_header(self) -> Header:
+        """Return the header of the next generation, without the inode number of its file."""
+        handle = self._handle
+        log_id = system.random_bytes(16)
+        return handle.header._replace(
+            log_id=log_id,
+            lineage=log_id if handle.is_copy else handle.header.lineage,
+            root_inode=handle.root.inode,
+            generation=handle.header.generation + 1,
+            created_ns=system.time.time_ns(),
+        )
 
     def _snapshot(self, session: int) -> Iterator[Entry]:
         now = system.time.time_ns()
-        for number, who in self._remembered():
-            for rank, numbers in self.ranks.items():
-                if number in numbers and rank != who.rank and (number not in self.deaths or number == max(numbers)):
-                    yield record.SESSION, b"", who._replace(rank=rank).encode(), number, who.since_ns
-            yield record.SESSION, b"", who.encode(), number, who.since_ns
-            if number in self.deaths:
-                yield record.DEATH, b"", encode_death(number, who.alive_id), session, self.deaths[number]
-        for kind in [record.BELL] * self.bell + [record.LEAVE] * self.left:
+        table = self._table
+        for number, known in table.remembered():
+            for rank, numbers in table.ranks.items():
+                if number in numbers and rank != known.rank and (number not in table.deaths or number == max(numbers)):
+                    yield record.SESSION, b"", known._replace(rank=rank).encode(), number, known.since_ns
+            yield record.SESSION, b"", known.encode(), number, known.since_ns
+            if number in table.deaths:
+                yield record.DEATH, b"", encode_death(number, known.alive_id), session, table.deaths[number]
+        for kind in [record.BELL] * self._handle.bell + [record.LEAVE] * table.left:
             yield kind, b"", b"", session, now
-        for kind, key, value in self._consumer.snapshot(self.fetch):
+        for kind, key, value in self._machine.snapshot(self._large_values.read_locked):
             yield kind, key, value, session, now
 
-    def _bury_all(self, session: int) -> None:
-        """With the lock: record the deaths that show. Whoever is to be forgotten must be able to read of its end.
+    def _record_deaths(self, session: int) -> None:
+        """Record the deaths that show: a session that the snapshot leaves out must be able to read of its end.
 
-        Bytes alone are asked: to ask for processes opens descriptors, which an interruption would lose.
+        Only bytes are probed: to probe processes opens descriptors, which an interruption would lose.
         """
-        alive = self._alive
-        deadline = system.time.monotonic() + max(self._limit, 0)
-        for number, who in list(self.sessions.items()):
-            if alive is None or number in self.deaths or who.alive_id != alive.id:
+        alive, table = self._liveness.file, self._table
+        deadline = system.time.monotonic() + max(self._handle.time_left, 0)
+        for number, known in list(table.sessions.items()):
+            if alive is None or number in table.deaths or known.alive_id != alive.id:
                 continue
-            if system.time.monotonic() > deadline:  # the snapshot then remembers those that were not asked for
+            if system.time.monotonic() > deadline:  # the snapshot then keeps the sessions that were not probed
                 return
             if not alive.is_held(number):
-                self._append(record.DEATH, b"", encode_death(number, who.alive_id), session)
+                self._writer.append(record.DEATH, b"", encode_death(number, known.alive_id), session)
 
-    def _succeed(self, header: Header, entries: Iterable[Entry], session: int) -> None:
+    def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with this header and these records, and seal the one in use."""
-        life = system.life()
-        directory, base = system.os.path.split(self.path)
+        handle = self._handle
+        epoch = (
+            system.process_epoch()
+        )  # a child that a signal handler forks meanwhile must not remove the parent's file
+        directory, base = system.os.path.split(handle.path)
         name = generation_name(system.os.fsencode(base), header.generation, system.random_bytes(RANDOM_BYTES))
         file = system.os.path.join(directory, system.os.fsdecode(name))
         flags = system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT | system.os.O_EXCL
         is_sealing, fd, lock = False, -1, None
         try:
-            fd = safe_files.open_descriptor(file, flags, keep=self._descriptors)
+            # A crash before the seal leaves a file that no record names: an orphan, which a later compaction removes
+            # once its lock is free.
+            fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
             self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
+                # Held until the forward record is there: no other process seals the new generation before.
                 lock.bind(fd, session)
                 lock.try_lock()
-            place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
+            place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
+            # File and directory are synced before the seal, so that a seal never names less than a whole file.
             system.os.fsync(fd)
-            safe_files.sync_directory(self.path, self._descriptors)
-            successor = Successor(header.generation, header.log_id, place.offset, place.chain, name)
+            safe_files.sync_directory(handle.path, handle.owned_fds)
+            successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
-            self._append(record.SEAL, b"", successor.seal(), session)
-            self._show_the_way(successor, session, Identity(header.lineage, header.root_inode))
+            # The commit. A crash after this record leaves a log that is whole: all the rest can be made up for.
+            self._writer.append(record.SEAL, b"", successor.seal(), session)
+            self._forward(successor, session, LogIdentity(header.lineage, header.root_inode))
         except BaseException as error:
-            # as long as the seal may be there, so must be what it names
+            # As long as the seal may be there, the file that it names must stay.
             if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
-                safe_files.unlink_quietly(file, life)
+                safe_files.unlink_quietly(file, epoch)
             raise
         finally:
             try:
                 if lock is not None and header.lock_kind != SOFT:
                     lock.unlock()
-            except OSError as error:  # closing the descriptor will do
+            except OSError as error:  # closing the descriptor unlocks, too
                 raise_if_foreign(error)
-            self._drop(fd)
+            handle.close_fd(fd)
 
     def _copy_permissions(self, file: str) -> None:
+        handle = self._handle
         try:
-            copy_permissions(self.file, file)
+            copy_permissions(handle.file, file)
         except OSError as error:
             raise_if_foreign(error)
             doing = "giving the next file of the log the group and access control list of this one"
-            raise safe_files.unavailable(error, self.path, doing) from error
+            raise safe_files.unavailable(error, handle.path, doing) from error
 
-    def _show_the_way(self, successor: Successor, session: int, owner: Identity) -> None:
-        """Behind the seal: all that is left can wait, and be done by somebody else."""
-        before = system.os.fsencode(system.os.path.basename(self.file)) if self.header.generation else None
-        flags = forwarding.Flags(self._read_flags, self._write_flags)
+    def _forward(self, successor: GenerationRef, session: int, owner: LogIdentity) -> None:
+        """After the seal: append a forward record, and remove what is superseded. A later process may do it as well."""
+        handle, follower = self._handle, self._follower
+        before = system.os.fsencode(system.os.path.basename(handle.file)) if handle.header.generation else None
+        flags = forwarding.Flags(handle.read_flags, handle.write_flags)
         try:
             if before is not None:
-                signed = session, self._next_time()
-                posted = forwarding.post(self.path, self.root, successor, *signed, *flags, self._descriptors, self._way)
+                signed = session, self._writer.next_time()
+                posted = forwarding.post(
+                    handle.path, handle.root, successor, *signed, *flags, handle.owned_fds, follower.forwarded
+                )
                 if posted is None:
                     return
-                self._way = posted
-            kind = self.root.header.lock_kind
-            forwarding.remove_superseded(self.path, owner, successor, before, kind, flags, self._descriptors)
+                follower.forwarded = posted
+            # Generation n is removed only after the forward record past it was synced: an opener finds a file.
+            kind = handle.root.header.lock_kind
+            forwarding.remove_superseded(handle.path, owner, successor, before, kind, flags, handle.owned_fds)
         except (OSError, MalformedRecord, FscoordError) as error:
             raise_if_foreign(error)
-            logger(__name__).debug("%s: behind the seal of generation %d: %s", self.path, successor.generation, error)
+            logger(__name__).debug("%s: after the seal of generation %d: %s", handle.path, successor.generation, error)
 
 
-def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
+def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
     """Write a generation to the empty file `fd`; return where its snapshot ends."""
     first = header.encode()
     _, size, chain = Header.decode(first)
@@ -223,4 +263,4 @@ def _write(fd: int, header: Header, entries: Iterable[Entry]) -> Place:
             safe_files.write_all(fd, b"".join(parts))
             parts, waiting = [], 0
     safe_files.write_all(fd, b"".join(parts))
-    return Place(size, chain)
+    return LogPosition(size, chain)

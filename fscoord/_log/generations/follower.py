@@ -1,299 +1,271 @@
-"""`Successive`: open a log wherever it has got to, and follow its seals from generation to generation.
+"""`GenerationFollower`: open a log wherever it has got to, and follow its seals from generation to generation.
 
-A handle that has read all of a sealed generation goes on behind the snapshot of the next, and reads nothing twice. One
-that finds the next generation gone has been left behind by more than one: it asks generation 0 for the newest, and
-reads that from the start.
+A handle that has read all of a sealed generation goes on after the snapshot of the next, and reads nothing twice. A
+handle that finds the next generation gone has been left behind by more than one: it asks generation 0 for the newest,
+and reads that from its first record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Standing, standing
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.header import Header, Provenance, provenance_of
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.format.runs import Run
-from fscoord._log.format.successor import Place, Successor
 from fscoord._log.generations import forwarding
-from fscoord._log.generations.forwarding import Root
+from fscoord._log.handle import GenerationUnlinked, HandleState, Root
 from fscoord._log.io import safe_files
-from fscoord._log.io.cursor import ASTRAY, DIRTY, Vanished, readers
-from fscoord._log.io.large_values import Shelf
-from fscoord._log.io.opening import Wanted, open_log, read_header
+from fscoord._log.io.cursor import Cursor
+from fscoord._log.io.descriptors import FILE_GONE, open_root, reopen
+from fscoord._log.io.large_values import LargeValues
+from fscoord._log.io.opening import open_log, read_header
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
-from fscoord._log.locking.process_mutex import shared_by
+from fscoord._log.locking.process_mutex import process_mutex_for
+from fscoord._log.recovery import GENERATION, POSITION
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
 
-__all__ = ["NEVER", "Successive"]
+__all__ = ["NEVER", "GenerationFollower"]
 
 NEVER: Final = float("inf")
-_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 
 
-class Successive(Shelf):
-    """The part of `~fscoord._log.log.LogFile` that knows which file of the log is the one to use.
+class GenerationFollower:
+    """The way of one handle from one generation to the next.
 
     Attributes:
-        root: generation 0, which has the log's own name.
-        file: the path of the generation in use.
+        run: the run that the handle belongs to, as the first of a header's runs, once it is settled.
+        life: likewise the life of the log.
+        forwarded: how far this handle has read generation 0, its seal included, or has appended there; None if it
+            has not.
     """
 
-    root: Root
-    read_only: bool
-    _wanted: Wanted
-    _durable: bool
-    _run: tuple[Run, ...] = ()
-    _life = 0
-    _compact_at: float = NEVER
-    _is_copy = False
-    """Whether the files in use are a copy of a log, which nobody has written to yet: see `identity`."""
-    _missed: Successor | None = None
-    """The last generation that a seal has named and that was not there."""
-    _way: Place | None = None
-    """How far this handle has read generation 0, its seal included, or has posted there; None if it has not."""
+    def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, large_values: LargeValues) -> None:
+        self._handle = handle
+        self._cursor = cursor
+        self._table = table
+        self._large_values = large_values
+        self._missing: GenerationRef | None = None  # the last generation that a seal has named and that was not there
+        self.forwarded: LogPosition | None = None
+        self.run: tuple[Run, ...] = ()
+        self.life = 0
 
-    def _open(self) -> None:
-        opened = open_log(self.path, self._wanted, self._read_flags, self._write_flags, self._descriptors)
-        self._consumer.reset()  # of what a log held that was removed while it was opened
-        writer = opened.writer
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def open(self, opened_lock: Callable[[], object]) -> None:
+        """Open the log, which appears with its header if it is not there, in its newest generation.
+
+        Args:
+            opened_lock: is called when the handle has a lock, and a forked child has something to renew.
+        """
+        handle, options = self._handle, self._handle.options
+        opened = open_log(handle.path, options, handle.read_flags, handle.write_flags, handle.owned_fds)
         found = system.os.fstat(opened.reader)
-        self.file, self._identity = self.path, (found.st_dev, found.st_ino)
-        inode = self._wanted.inode(opened.reader)
-        self.root = Root(opened.header, Place(opened.size, opened.chain), self._identity, inode)
-        self.header, self._start, self._durable = opened.header, self.root.start, opened.header.durable
-        self._is_copy = standing(opened.header, inode, inode) is Standing.COPY
-        self._shared = shared_by(self.root.key)
-        self.mutex = self._shared.mutex
-        self._rfd, self._root_fd = opened.reader, -1
-        lock_fd = self._reopen(self._writing, self._descriptors) if self.read_only else writer
+        handle.file, handle.file_identity = handle.path, (found.st_dev, found.st_ino)
+        inode = options.inode(opened.reader)
+        handle.root = Root(opened.header, LogPosition(opened.size, opened.chain), handle.file_identity, inode)
+        handle.header, handle.start = opened.header, handle.root.start
+        handle.is_copy = provenance_of(opened.header, inode, inode) is Provenance.COPY
+        handle.shared = process_mutex_for(handle.root.key)
+        handle.mutex = handle.shared.mutex
+        handle.reader_fd, handle.root_fd = opened.reader, -1
+        lock_fd = reopen(handle, handle.lock_flags) if handle.read_only else opened.writer
         kind = opened.header.lock_kind
-        self._lock = LogLock(self.path, lock_fd, kind, self.mutex, self._descriptors, shared=self.read_only)
-        readers.add(self)
+        handle.lock = LogLock(handle.path, lock_fd, kind, handle.mutex, handle.owned_fds, shared=handle.read_only)
+        opened_lock()
         successor = forwarding.hint(opened.reader)
         if successor is None or not self._enter(successor):
-            self._stand(self._start)
-            self._compact_at = self._first_compaction()
+            self._cursor.seek(handle.start)
+            handle.compact_at = self._first_compaction()
 
-    def _open_again(self) -> None:
-        """In a forked child, or when the server has forgotten ours: open new descriptors on the same log.
+    def open_again(self) -> None:
+        """In a forked child, or when the server has forgotten ours: open new descriptors of the same generation.
 
-        It must still be there, for one that is gone is not to be born again.
+        The log must still be there: a log that is gone must not be created again.
         """
-        self._lock.close()
-        self._rfd = self._root_fd = self._lock.fd = -1  # these numbers are not ours any more, or no good
-        astray = self._trouble & ASTRAY  # on the way into this generation, and did not arrive
-        self._trouble |= ASTRAY  # should this be interrupted, or fail half-way
-        root_fd = self._open_root()
+        handle = self._handle
+        handle.lock.close()
+        handle.reader_fd = handle.root_fd = handle.lock.fd = -1  # these numbers are not ours any more, or of no use
+        was_on_the_way = handle.recovery & GENERATION  # into this generation, and did not arrive
+        handle.recovery |= GENERATION  # should this be interrupted, or fail half-way
+        root_fd = open_root(handle)
         try:
-            reader = self._reopen(self._read_flags, self._descriptors)
-            writer = self._reopen(self._writing, self._descriptors)
-        except Vanished:
-            return  # who is astray starts from generation 0
-        self._rfd, self._lock = reader, self._lock.next_on(writer)
-        if self.header.generation:
-            self._root_fd = root_fd
+            reader = reopen(handle, handle.read_flags)
+            writer = reopen(handle, handle.lock_flags)
+        except GenerationUnlinked:
+            return  # with GENERATION set the handle starts from generation 0
+        handle.reader_fd, handle.lock = reader, handle.lock.next_on(writer)
+        if handle.header.generation:
+            handle.root_fd = root_fd
         else:
-            self._drop(root_fd)
-        self._trouble &= ~ASTRAY | astray
-
-    def _reopen(self, flags: int, keep: set[int]) -> int:
-        try:
-            return super()._reopen(flags, keep)
-        except OSError as error:
-            raise_if_foreign(error)
-            if self.header.generation and error.errno in _GONE:  # NFS: a name that another host has removed lingers
-                raise Vanished from None
-            raise
-
-    @property
-    def _writing(self) -> int:
-        """The flags to open a generation for writing, if this handle writes."""
-        return system.os.O_RDONLY if self.read_only else self._write_flags
-
-    def _in_use(self) -> set[int]:
-        return {self._rfd, self._lock.fd, self._root_fd}
-
-    def _open_root(self) -> int:
-        """Return another descriptor of generation 0, which must still have the log's name."""
-        try:
-            fd = safe_files.open_descriptor(self.path, self._read_flags, keep=self._descriptors)
-        except FileNotFoundError as error:
-            raise_if_foreign(error)
-            raise self._gone("was deleted") from None
-        found = system.os.fstat(fd)
-        if (found.st_dev, found.st_ino) != self.root.identity:
-            self._drop(fd)
-            raise self._gone("was replaced by another file")
-        return fd
+            handle.close_fd(root_fd)
+        handle.recovery &= ~GENERATION | was_on_the_way
 
     # -- from one generation to the next ---------------------------------------------------------------------------
 
-    def _follow(self) -> None:
-        """Behind a seal that was read: go on behind the snapshot of the generation that it names."""
-        seal = self._seal
-        assert seal is not None, "who follows has read a seal"
-        if self.header.generation == 0:
-            self._way = way = Place(self._offset, self._chain)
-            if forwarding.newest(self._rfd, way)[0] is not None:
-                self._restart()  # what the seal names is gone, or should be, and may be damaged by now
+    def follow(self) -> None:
+        """After a seal that was read: go on after the snapshot of the generation that it names."""
+        handle, seal = self._handle, self._handle.seal
+        assert seal is not None, "the caller has read a seal"
+        if handle.header.generation == 0:
+            self.forwarded = way = LogPosition(handle.offset, handle.chain)
+            if forwarding.newest(handle.reader_fd, way)[0] is not None:
+                self.restart()  # the generation that the seal names is gone, or should be, and may be damaged by now
                 return
-        if self._enter(seal, Place(seal.size, seal.chain)):
+        if self._enter(seal, LogPosition(seal.size, seal.chain)):
             return
-        if seal == self._missed:  # from the newest that generation 0 knows of, the way has led here again
+        if seal == self._missing:  # from the newest that generation 0 knows of, the seals have led here again
             raise self._lost(seal)
-        self._missed = seal
-        self._restart()
+        self._missing = seal
+        self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """Forget everything, and begin at the newest generation that generation 0 knows of."""
-        self._trouble |= ASTRAY
-        last: Successor | None = None
+        handle = self._handle
+        handle.recovery |= GENERATION
+        last: GenerationRef | None = None
         while True:
-            fd = self._open_root()
+            fd = open_root(handle)
             successor = self._newest(fd)
             if successor is None:
-                if self.header.generation:
-                    raise self._gone("was replaced by another file, which names no later generation")
-                writer = safe_files.open_descriptor(self.path, self._writing, keep=self._descriptors)
-                self._use(self.path, fd, writer, self.root.header, self.root.start)
-                self._is_copy = standing(self.root.header, self.root.inode, self.root.inode) is Standing.COPY
-                self._compact_at = self._first_compaction()
+                if handle.header.generation:
+                    raise handle.gone("was replaced by another file, which names no later generation")
+                writer = safe_files.open_descriptor(handle.path, handle.lock_flags, owned_fds=handle.owned_fds)
+                self._switch(handle.path, fd, writer, handle.root.header, handle.root.start)
+                handle.is_copy = (
+                    provenance_of(handle.root.header, handle.root.inode, handle.root.inode) is Provenance.COPY
+                )
+                handle.compact_at = self._first_compaction()
                 break
-            self._drop(fd)
+            handle.close_fd(fd)
             if self._enter(successor):
                 break
             if successor == last:
                 raise self._lost(successor)
             last = successor
-        self._forget()
-        self._trouble = DIRTY
+        self._cursor.reset()
+        handle.recovery = POSITION
 
-    def _newest(self, fd: int) -> Successor | None:
-        """Return what `fd`, generation 0, names last. The part that was read before is read again only if it must."""
-        for start in (self._way, self.root.start):
+    def _newest(self, fd: int) -> GenerationRef | None:
+        """Return the generation that `fd`, generation 0, names last; the part read before is read again if need be."""
+        for start in (self.forwarded, self._handle.root.start):
             if start is not None:
                 successor, place, _ = forwarding.newest(fd, start)
                 if successor is not None:
-                    self._way = place
+                    self.forwarded = place
                     return successor
         return None
 
-    def _lost(self, successor: Successor) -> StoreError:
-        directory = system.os.path.dirname(self.path)
-        return self._gone(
+    def _lost(self, successor: GenerationRef) -> StoreError:
+        path = self._handle.path
+        return self._handle.gone(
             f"has lost generation {successor.generation}: there is no {system.os.fsdecode(successor.name)} in"
-            f" {directory}. If the log was moved, move that file there, too; if it is lost, `fscoord repair --salvage"
-            f" {self.path} --output NEW` copies what was written before it"
+            f" {system.os.path.dirname(path)}. If the log was moved, move that file there, too; if it is lost, `fscoord"
+            f" repair --salvage {path} --output NEW` copies what was written before it"
         )
 
-    def _enter(self, successor: Successor, place: Place | None = None) -> bool:
-        """Go on in the file of `successor`, at `place` or behind its header; False if it is not there any more."""
-        file = system.os.path.join(system.os.path.dirname(self.path), system.os.fsdecode(successor.name))
+    def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
+        """Go on in the file of `successor`, at `place` or after its header; False if it is not there any more."""
+        handle = self._handle
+        file = system.os.path.join(system.os.path.dirname(handle.path), system.os.fsdecode(successor.name))
         reader = writer = -1
         try:
-            reader = safe_files.open_descriptor(file, self._read_flags, keep=self._descriptors)
-            writer = safe_files.open_descriptor(file, self._writing, keep=self._descriptors)
-            safe_files.check(file, writer, self._wanted.mode, read_only=self.read_only)
+            reader = safe_files.open_descriptor(file, handle.read_flags, owned_fds=handle.owned_fds)
+            writer = safe_files.open_descriptor(file, handle.lock_flags, owned_fds=handle.owned_fds)
+            safe_files.check(file, writer, handle.options.mode, read_only=handle.read_only)
             header, start, is_copy = self._checked_header(file, reader, successor)
-            root_fd = self._open_root() if self._root_fd < 0 else self._root_fd
+            root_fd = open_root(handle) if handle.root_fd < 0 else handle.root_fd
         except OSError as error:
             raise_if_foreign(error)
-            self._drop(reader)
-            self._drop(writer)
-            if error.errno in _GONE and not isinstance(error, FscoordError):
+            handle.close_fd(reader)
+            handle.close_fd(writer)
+            if error.errno in FILE_GONE and not isinstance(error, FscoordError):
                 return False
             raise
-        is_new = (header.life, header.runs[:1]) != (self.header.life, self.header.runs[:1])
-        if self._is_settled and header.runs[:1] != self._run:
-            raise self._superseded(header.runs[0] if header.runs else None)
-        if self._is_settled and header.life != self._life:
-            raise self._finished()
-        trouble, self._trouble = self._trouble, self._trouble | ASTRAY
-        self._root_fd = root_fd  # kept open, so that its inode number is nobody else's
-        self._use(file, reader, writer, header, start)
-        self._is_copy = is_copy
-        if is_new:  # nothing of what was known counts, nor who we were
-            self._lock.bind(writer, 0)
-            self._forget()
+        is_new = (header.life, header.runs[:1]) != (handle.header.life, handle.header.runs[:1])
+        if handle.is_settled and header.runs[:1] != self.run:
+            raise self.superseded(header.runs[0] if header.runs else None)
+        if handle.is_settled and header.life != self.life:
+            raise self._cursor.finished()
+        recovery, handle.recovery = handle.recovery, handle.recovery | GENERATION
+        handle.root_fd = root_fd
+        self._switch(file, reader, writer, header, start)
+        handle.is_copy = is_copy
+        if is_new:  # nothing that was known counts, nor does this handle's session
+            handle.lock.bind(writer, 0)
+            self._cursor.reset()
         else:
-            self._stand(place or start)
+            self._cursor.seek(place or start)
             if place is not None:
-                self._rehome(place)
-                self._forget_dead()
-        self._compact_at = self._first_compaction()
-        self._trouble = trouble
+                self._large_values.relocate(place)
+                self._table.forget_dead()
+        handle.compact_at = self._first_compaction()
+        handle.recovery = recovery
         return True
 
     def _first_compaction(self) -> float:
-        """Return from which length on the generation that was just entered is compacted; a copy is before all else."""
-        least = self._wanted.compact_bytes
-        if self._is_copy:
+        """Return the length from which the generation just entered is compacted; a copy is, before its first write."""
+        handle = self._handle
+        least = handle.options.compact_bytes
+        if handle.is_copy:
             return 0
-        return max(least, 2 * self._offset) if least and self.header.generation else least or NEVER
+        return max(least, 2 * handle.offset) if least and handle.header.generation else least or NEVER
 
-    def _use(self, file: str, reader: int, writer: int, header: Header, start: Place) -> None:
-        """Let these be the generation in use; until the caller says so, it is not known where in it we stand."""
+    def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
+        """Let these be the generation in use; until the caller seeks, the position in it is unknown."""
+        handle = self._handle
         found = system.os.fstat(reader)
-        lock = self._lock.next_on(writer)
-        self.file, self._identity = file, (found.st_dev, found.st_ino)
-        self.header, self._start = header, start
-        self._zeros.forget()
-        old, self._rfd = self._rfd, reader
-        before, self._lock = self._lock, lock
+        lock = handle.lock.next_on(writer)
+        handle.file, handle.file_identity = file, (found.st_dev, found.st_ino)
+        handle.header, handle.start = header, start
+        handle.zeros.forget()
+        old, handle.reader_fd = handle.reader_fd, reader
+        before, handle.lock = handle.lock, lock
         before.leave()
-        self._drop(before.fd)
-        self._drop(old)
+        handle.close_fd(before.fd)
+        handle.close_fd(old)
+
+    # -- runs and lives --------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The handle belongs to the run, and the life, that there is now: when another begins, it is over."""
-        self._run, self._life, self._is_settled = self.header.runs[:1], self.header.life, True
+        """Bind the handle to the present run and life of the log: when another begins, the handle is over."""
+        handle = self._handle
+        self.run, self.life, handle.is_settled = handle.header.runs[:1], handle.header.life, True
 
-    def _superseded(self, by: Run | None) -> StaleRunError:
+    def superseded(self, by: Run | None) -> StaleRunError:
+        """End the handle: the log belongs to another run."""
+        handle = self._handle
         name = "another run" if by is None else f"run {by[0].decode('utf-8', 'replace')!r}"
         if by is not None and by[1] >= 0:
             name += f", restart {by[1]},"
         message = f"belongs to {name} by now, which took the store over; end this process"
-        self._finish(StaleRunError, message)
-        return StaleRunError(f"{self.path} {message}", path=self.path)
+        handle.finish(StaleRunError, message)
+        return StaleRunError(f"{handle.path} {message}", path=handle.path)
 
-    def _checked_header(self, file: str, fd: int, successor: Successor) -> tuple[Header, Place, bool]:
+    def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, where it ends, and whether it is a copy."""
+        handle = self._handle
         try:
             header, size, chain = Header.decode(read_header(fd))
             if (header.log_id, header.generation) != (successor.log_id, successor.generation):
                 raise MalformedRecord("it is not the generation that was to follow")
         except MalformedRecord as error:
-            raise safe_files.damaged(self.path, file, 0, str(error)) from None
-        ours = self.root.header
+            raise safe_files.damaged(handle.path, file, 0, str(error)) from None
+        ours = handle.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
-            raise StoreError(f"{file}: its kind of lock, or durability, is not that of {self.path}", path=file)
-        stands = standing(header, self.root.inode, self._wanted.inode(fd))
+            raise StoreError(f"{file}: its kind of lock, or durability, is not that of {handle.path}", path=file)
+        stands = provenance_of(header, handle.root.inode, handle.options.inode(fd))
         original = None
-        if stands is Standing.OTHER_ROOT:
-            original = forwarding.find_root(self.path, header, ours.log_id)
+        if stands is Provenance.OTHER_ROOT:
+            original = forwarding.find_root(handle.path, header, ours.log_id)
         if original is not None:
             raise StoreError(
-                f"{self.path} is a copy of {original}, and both go on in {file}: they would be one store."
-                f" `fscoord cp {self.path} NEW` makes a store of its own; then remove {self.path}",
-                path=self.path,
+                f"{handle.path} is a copy of {original}, and both go on in {file}: they would be one store."
+                f" `fscoord cp {handle.path} NEW` makes a store of its own; then remove {handle.path}",
+                path=handle.path,
             )
-        return header, Place(size, chain), stands is not Standing.OWN
-
-    def _look(self, now: float) -> None:
-        """Make sure that the log's name still leads to its file, and that what was read has not shrunk or gone."""
-        found = system.os.fstat(self._rfd)
-        if found.st_size < self._offset:
-            raise self._gone(f"was truncated to {found.st_size} bytes, and {self._offset} were read")
-        try:
-            named = system.os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError as error:
-            raise_if_foreign(error)
-            raise self._gone("was deleted") from None
-        is_root = self._root_fd < 0
-        if (named.st_dev, named.st_ino) != self.root.identity or (is_root and found.st_nlink == 0):
-            raise self._gone("was replaced by another file")
-        if found.st_nlink == 0:  # there is a seal behind what was read, or somebody has deleted it
-            raise Vanished
-        self._looked = now
+        return header, LogPosition(size, chain), stands is not Provenance.OWN

@@ -15,19 +15,18 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.handle import Root
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import SOFT, LogLock
-from fscoord._log.locking.process_mutex import LogKey
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Flags", "Root", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
+__all__ = ["Flags", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
 
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
@@ -37,28 +36,7 @@ ORPHAN_MAX: Final = 1 << 20
 """The longest file of zeros that is taken for one whose content was lost, in bytes."""
 
 
-class Root(NamedTuple):
-    """Generation 0 of a log.
-
-    Attributes:
-        header: what it begins with.
-        start: where its first record begins.
-        identity: which file it is: device and inode number.
-        inode: the inode number if these last on this file system; otherwise 0.
-    """
-
-    header: Header
-    start: Place
-    identity: tuple[int, int]
-    inode: int = 0
-
-    @property
-    def key(self) -> LogKey:
-        """What tells this log from all others on this host."""
-        return self.header.log_id, *self.identity
-
-
-def hint(fd: int) -> Successor | None:
+def hint(fd: int) -> GenerationRef | None:
     """Return what the forward record at the very end of the log `fd` names, or None if there is none to be seen.
 
     What stands before it is not read. So the record is only known to be sound in itself, whatever it is chained over.
@@ -71,19 +49,19 @@ def hint(fd: int) -> Successor | None:
         start = place - record.KIND_AT
         if start + record.unpack_prefix(data, start)[0] == len(data) and record.chain_if_sound(data, start) is not None:
             try:
-                return Successor.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
+                return GenerationRef.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
             except MalformedRecord:
                 pass
         place = data.rfind(bytes([record.FORWARD]), 0, place)
     return None
 
 
-def newest(fd: int, start: Place) -> tuple[Successor | None, Place, bool]:
+def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPosition, bool]:
     """Read the log `fd` from `start` on; return the last successor named, where its last good record ends, and whether
     something torn follows. Damage ends the reading, too: here it is not judged.
     """
     system.os.lseek(fd, start.offset, 0)
-    found: Successor | None = None
+    found: GenerationRef | None = None
     zeros = torn_tail.Zeros()
     (offset, chain), data, missing = start, b"", 0
     while True:
@@ -93,33 +71,33 @@ def newest(fd: int, start: Place) -> tuple[Successor | None, Place, bool]:
         for kind, _, value, _, _ in others:
             try:
                 if kind == record.SEAL:
-                    found = Successor.from_seal(value)
+                    found = GenerationRef.from_seal(value)
                 elif kind == record.FORWARD:
-                    found = Successor.from_forward(value)
+                    found = GenerationRef.from_forward(value)
             except MalformedRecord:  # a handle that reads the log itself reports it
                 continue
         offset, data = offset + used, data[used:]
         if missing < 0:
             verdict = torn_tail.examine(fd, offset, chain, zeros, durable=True)
             if not isinstance(verdict, torn_tail.Skip):
-                return found, Place(offset, chain), True
+                return found, LogPosition(offset, chain), True
             (offset, chain), data = verdict, b""
             system.os.lseek(fd, offset, 0)
         elif not more:
-            return found, Place(offset, chain), bool(data)
+            return found, LogPosition(offset, chain), bool(data)
 
 
 def post(
     path: str,
     root: Root,
-    successor: Successor,
+    successor: GenerationRef,
     writer: int,
     time_ns: int,
     reading: int,
     writing: int,
-    keep: set[int],
-    known: Place | None = None,
-) -> Place | None:
+    owned_fds: set[int],
+    known: LogPosition | None = None,
+) -> LogPosition | None:
     """Append to the log `path` itself that `successor` is the newest generation, and sync that.
 
     Args:
@@ -130,7 +108,7 @@ def post(
         time_ns: the time of the record.
         reading: the flags with which this mount's logs are opened to be read, and
         writing: to be appended to.
-        keep: is kept equal to the descriptors that are open, so that an interruption loses none.
+        owned_fds: is kept equal to the descriptors that are open, so that an interruption loses none.
         known: what an earlier call returned: nothing before that place is read again, for it never changes.
 
     Returns:
@@ -140,12 +118,12 @@ def post(
         OSError: the file system refused. What was posted may be torn; the next one steps over it.
         MalformedRecord: the file at `path` is not this log any more.
     """
-    fd = safe_files.open_descriptor(path, writing, keep=keep)
+    fd = safe_files.open_descriptor(path, writing, owned_fds=owned_fds)
     reader = -1
     kind = root.header.lock_kind
     lock = LogLock(path, fd, kind, system.threading.RLock(), set())
     try:
-        reader = safe_files.open_descriptor(path, reading, keep=keep)
+        reader = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
         if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
             raise MalformedRecord(f"{path} is another log by now")
         if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
@@ -159,7 +137,7 @@ def post(
             system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
             data, chain = record.encode(record.FORWARD, b"", successor.forward(), writer, time_ns, place.chain)
             safe_files.write_all(fd, data)
-            place = Place(place.offset + len(data), chain)
+            place = LogPosition(place.offset + len(data), chain)
         system.os.fdatasync(fd)
         return place
     finally:
@@ -168,9 +146,9 @@ def post(
                 lock.unlock()
         except OSError as error:  # closing the descriptor will do
             raise_if_foreign(error)
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)
         if reader >= 0:
-            safe_files.close_kept(reader, keep)
+            safe_files.close_owned(reader, owned_fds)
 
 
 def _take(lock: LogLock) -> bool:
@@ -187,19 +165,19 @@ def _take(lock: LogLock) -> bool:
     return False
 
 
-def _void(fd: int, reader: int, place: Place) -> Place:
+def _void(fd: int, reader: int, place: LogPosition) -> LogPosition:
     verdict = torn_tail.examine(reader, place.offset, place.chain, torn_tail.Zeros(), durable=True)
     if isinstance(verdict, torn_tail.Damage):
         raise MalformedRecord(verdict.reason)
     if isinstance(verdict, torn_tail.Skip):
-        return Place(verdict.offset, verdict.chain)
+        return LogPosition(verdict.offset, verdict.chain)
     if system.os.fstat(fd).st_size < verdict.place:
         system.os.ftruncate(fd, verdict.place)
     system.os.lseek(fd, verdict.place, 0)
     data, chain = record.encode_void(place.offset, 0, system.time.time_ns(), place.chain)
     safe_files.write_all(fd, data)
     system.os.fdatasync(fd)
-    return Place(verdict.place + len(data), chain)
+    return LogPosition(verdict.place + len(data), chain)
 
 
 def find_root(path: str, header: Header, log_id: bytes) -> str | None:
@@ -233,7 +211,13 @@ class Flags(NamedTuple):
 
 
 def remove_superseded(
-    path: str, owner: Identity, newest: Successor, before: bytes | None, kind: int, flags: Flags, keep: set[int]
+    path: str,
+    owner: LogIdentity,
+    newest: GenerationRef,
+    before: bytes | None,
+    kind: int,
+    flags: Flags,
+    owned_fds: set[int],
 ) -> None:
     """Remove generation `before`, which a forward record has passed, and what makers left that died before their seal.
 
@@ -241,24 +225,24 @@ def remove_superseded(
     other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
     a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
     """
-    life = system.life()
+    life = system.process_epoch()
     directory = system.os.path.dirname(path)
     bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
         other = system.os.fsencode(name)
-        if other == newest.name or parse_name(other) is None or other.rsplit(b".", 2)[0] not in bases:
+        if other == newest.name or parse_generation_name(other) is None or other.rsplit(b".", 2)[0] not in bases:
             continue
         file = system.os.path.join(directory, name)
-        if not is_removable(file, owner, newest.generation, flags.reading, keep):
+        if not is_removable(file, owner, newest.generation, flags.reading, owned_fds):
             continue
-        if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, keep):
+        if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, owned_fds):
             safe_files.unlink_quietly(file, life)
 
 
-def is_removable(file: str, owner: Identity, newest: int, reading: int, keep: set[int]) -> bool:
+def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned_fds: set[int]) -> bool:
     """Return whether `file` belongs to `owner` and has no higher generation than `newest`, or holds nothing."""
     try:
-        fd = safe_files.open_descriptor(file, reading, keep=keep)
+        fd = safe_files.open_descriptor(file, reading, owned_fds=owned_fds)
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
         return False
@@ -273,12 +257,12 @@ def is_removable(file: str, owner: Identity, newest: int, reading: int, keep: se
         raise_if_foreign(error)
         return False
     finally:
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)
 
 
-def _is_unlocked(file: str, kind: int, writing: int, keep: set[int]) -> bool:
+def _is_unlocked(file: str, kind: int, writing: int, owned_fds: set[int]) -> bool:
     try:
-        fd = safe_files.open_descriptor(file, writing, keep=keep)
+        fd = safe_files.open_descriptor(file, writing, owned_fds=owned_fds)
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
         return False
@@ -294,41 +278,41 @@ def _is_unlocked(file: str, kind: int, writing: int, keep: set[int]) -> bool:
             lock.unlock()
         except OSError as error:  # closing the descriptor will do
             raise_if_foreign(error)
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)
 
 
 def remove_log(
-    path: str, root: Root, owner: Identity, clear: Callable[[str], object], flags: Flags, keep: set[int]
+    path: str, root: Root, owner: LogIdentity, clear: Callable[[str], object], flags: Flags, owned_fds: set[int]
 ) -> None:
     """Remove the names of a finished log, as far as that can be done: its last record is what counts.
 
     The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
     first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
     """
-    life = system.life()
+    life = system.process_epoch()
     directory, base = system.os.path.split(path)
     try:
-        if not _has_one_name(path, root, keep):
+        if not _has_one_name(path, root, owned_fds):
             return
         names = system.os.listdir(directory)
-        if system.life() == life:  # a child that a signal handler forks goes on here, without the lock
+        if system.process_epoch() == life:  # a child that a signal handler forks goes on here, without the lock
             clear(path)
-        if system.life() == life:
+        if system.process_epoch() == life:
             system.os.unlink(path)
     except (OSError, MalformedRecord, InsecurePathError) as error:
         raise_if_foreign(error)
         return
     for name in names:
         file = system.os.path.join(directory, name)
-        is_named_so = parse_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
-        if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, keep):
+        is_named_so = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
+        if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, owned_fds):
             safe_files.unlink_quietly(file, life)
 
 
-def _has_one_name(path: str, root: Root, keep: set[int]) -> bool:
-    fd = safe_files.open_descriptor(path, system.os.O_RDONLY, keep=keep)
+def _has_one_name(path: str, root: Root, owned_fds: set[int]) -> bool:
+    fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=owned_fds)
     try:
         header, _, _ = Header.decode(read_header(fd))
         return bool(system.os.fstat(fd).st_nlink == 1 and header.log_id == root.header.log_id)
     finally:
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)

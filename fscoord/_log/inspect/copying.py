@@ -1,4 +1,4 @@
-"""`Copy`: a new log that appears whole, with all its records, or not at all."""
+"""`LogCopy`: a new log that appears whole, with all its records, or not at all."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from fscoord._log.format.header import Header
 from fscoord._log.format.record import Record
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Copy"]
+__all__ = ["LogCopy"]
 
 _BUFFER: Final = 1 << 20
 
 
-class Copy:
-    """A log in the making: ``with Copy(path, header, mode) as copy``, then `add` and at last `finish`.
+class LogCopy:
+    """A log that is being written: ``with LogCopy(path, header, mode) as copy``, then `add`, and `finish` at the end.
 
     Args:
-        path: where it appears.
-        header: what it begins with; its lineage begins here.
-        mode: its permissions.
+        path: the path at which it appears.
+        header: the header to begin with; a new lineage begins with this log.
+        mode: the permissions of the file.
     """
 
     def __init__(self, path: str, header: Header, mode: int) -> None:
         self._path, self._mode = path, mode
-        self._birth, self._life = safe_files.birth_name(path), system.life()
+        self._temporary, self._epoch = safe_files.temporary_name(path), system.process_epoch()
         self._opened = system.Descriptors()
         self._header = header
         self._parts, self._waiting = [b""], 0
 
-    def __enter__(self) -> Copy:
+    def __enter__(self) -> LogCopy:
         try:
-            self._fd = safe_files.open_descriptor_new(self._birth, self._mode, self._opened)
+            self._fd = safe_files.create_descriptor(self._temporary, self._mode, self._opened)
             inode = system.os.fstat(self._fd).st_ino if find_mount(self._path).inodes_last else 0
             header = self._header._replace(lineage=self._header.log_id, root_inode=inode, inode=inode)
             first = header.encode()
@@ -48,10 +48,10 @@ class Copy:
 
     def __exit__(self, *_: object) -> None:
         system.close_all(system.os.close, self._opened)
-        safe_files.unlink_quietly(self._birth, self._life)
+        safe_files.unlink_quietly(self._temporary, self._epoch)
 
     def add(self, found: Record) -> None:
-        """Append a record, with the writer and the time that it has, chained over the one before."""
+        """Append a record with its own writer and time, chained to the record before it."""
         data, self._chain = record.encode(*found, self._chain)
         self._parts.append(data)
         self._waiting += len(data)
@@ -59,18 +59,20 @@ class Copy:
             self._write()
 
     def finish(self) -> None:
-        """Let it appear, synced.
+        """Sync the file and publish it under its path.
 
         Raises:
-            ValueError: there is something at its path by now; nothing is overwritten.
+            ValueError: a file exists at the path by now. It is not overwritten.
         """
         self._write()
         system.os.fsync(self._fd)
         try:
-            safe_files.let_appear(self._birth, self._path)
+            safe_files.publish(self._temporary, self._path)
         except FileExistsError as error:
             raise_if_foreign(error)
-            raise ValueError(f"{self._path} is there by now, and nothing is overwritten; name another file") from None
+            raise ValueError(
+                f"{self._path} was created meanwhile, and nothing is overwritten; name another file"
+            ) from None
         safe_files.sync_directory(self._path, set())
 
     def _write(self) -> None:

@@ -1,22 +1,22 @@
-"""Read a log record by record, for people: without the lock, without following it, up to the damage if there is any."""
+"""`dump`: yield the records of a log for people, without a lock, up to the first damage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
-__all__ = ["Entry", "dump_log"]
+__all__ = ["Entry", "dump"]
 
 _CHUNK = 1 << 18
 
@@ -26,13 +26,13 @@ class Entry(NamedTuple):
 
     Attributes:
         offset: where it begins, in bytes from the start of the file.
-        kind: what it does, by the name of the operation.
+        kind: the name of the operation.
         writer: the number of the session that wrote it.
-        time: when, in seconds since the epoch by the writer's wall clock: for people only.
-        key: the key, empty where there is none.
-        value: the value; of a ``void`` record the offset that it skips, of a ``session`` its description, of a ``seal``
-            and a ``forward`` the name of the file in which the log goes on, as text.
-        generation: which file of the log it is in: 0 has the log's own name.
+        time: the time by the writer's wall clock, in seconds since the epoch. It is for people only.
+        key: the key, empty for a record without one.
+        value: the value. For a ``void`` record it is the offset that the record skips, for a ``session`` its
+            description, and for a ``seal`` or a ``forward`` the name of the next file, each as text.
+        generation: the number of the file; 0 has the log's own name.
     """
 
     offset: int
@@ -44,16 +44,20 @@ class Entry(NamedTuple):
     generation: int = 0
 
 
-def dump_log(path: str) -> Iterator[Entry]:
-    """Yield the records of the log at `path`, and those of its newest generation if it has later ones.
+def dump(path: Any) -> Iterator[Entry]:
+    """Yield the records of the log at `path`, and those of its newest generation, without locking or writing.
 
-    What was in generations between the two is gone; what it amounted to is at the beginning of the newest.
+    Generations between the two do not exist any more. The newest begins with a snapshot of what they held.
 
     Raises:
-        StoreUnavailableError: it can't be opened or read.
-        InsecurePathError: it is a link, or no regular file.
-        CorruptLogError: it is damaged; what comes before the damage was yielded.
+        StoreUnavailableError: a file can't be opened or read.
+        InsecurePathError: `path` is a symbolic link, or not a regular file.
+        CorruptLogError: the log is damaged. The records before the damage have been yielded.
     """
+    return _dump(safe_files.resolve(path))
+
+
+def _dump(path: str) -> Iterator[Entry]:
     fd = -1
     try:
         fd = safe_files.open_descriptor(path, system.os.O_RDONLY)
@@ -62,15 +66,15 @@ def dump_log(path: str) -> Iterator[Entry]:
             header, offset, chain = Header.decode(read_header(fd))
         except MalformedRecord as error:
             raise safe_files.damaged(path, path, 0, str(error)) from None
-        way = _Way(path)
-        yield from _records(path, fd, offset, chain, header, way)
-        while way.successor is not None:
-            successor, way.successor = way.successor, None
-            file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
+        following = _NextGeneration(path)
+        yield from _records(path, fd, offset, chain, header, following)
+        while following.named is not None:
+            named, following.named = following.named, None
+            file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(named.name))
             system.close_quietly(fd)
-            fd = -1  # its number may be that of another by now
-            fd, header, offset, chain = _open_generation(path, file, successor)
-            yield from _records(file, fd, offset, chain, header, way)
+            fd = -1  # the number may belong to another file by now
+            fd, header, offset, chain = _open_generation(path, file, named)
+            yield from _records(file, fd, offset, chain, header, following)
     except FscoordError:
         raise
     except OSError as error:
@@ -80,27 +84,29 @@ def dump_log(path: str) -> Iterator[Entry]:
         system.close_quietly(fd)
 
 
-class _Way:
-    """Where the log goes on, as far as was read."""
+class _NextGeneration:
+    """The newest generation that the seals and forward records of the log at `log` have named so far."""
 
-    successor: Successor | None = None
+    named: GenerationRef | None = None
 
     def __init__(self, log: str) -> None:
         self.log = log
 
     def note(self, path: str, offset: int, kind: int, value: bytes, generation: int) -> bytes:
-        """Take in a seal or a forward record of `generation`; return the name that it says."""
+        """Decode the seal or forward record of `generation` at `offset`; return the file name that it holds."""
         try:
-            named = Successor.from_seal(value, generation) if kind == record.SEAL else Successor.from_forward(value)
+            named = (
+                GenerationRef.from_seal(value, generation) if kind == record.SEAL else GenerationRef.from_forward(value)
+            )
             if named.generation <= generation:
                 raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
         except MalformedRecord as error:
             raise safe_files.damaged(self.log, path, offset, str(error)) from None
-        self.successor = named
+        self.named = named
         return named.name
 
 
-def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, Header, int, int]:
+def _open_generation(path: str, file: str, named: GenerationRef) -> tuple[int, Header, int, int]:
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     try:
         safe_files.check(file, fd, 0, read_only=True)
@@ -108,7 +114,7 @@ def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, H
             header, offset, chain = Header.decode(read_header(fd))
         except MalformedRecord as error:
             raise safe_files.damaged(path, file, 0, str(error)) from None
-        if header.log_id != successor.log_id:
+        if header.log_id != named.log_id:
             raise safe_files.damaged(path, file, 0, "it is not the generation that was to follow")
     except BaseException:
         system.close_quietly(fd)
@@ -116,9 +122,11 @@ def _open_generation(path: str, file: str, successor: Successor) -> tuple[int, H
     return fd, header, offset, chain
 
 
-def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _Way) -> Iterator[Entry]:
+def _records(
+    path: str, fd: int, offset: int, chain: int, header: Header, following: _NextGeneration
+) -> Iterator[Entry]:
     system.os.lseek(fd, offset, 0)
-    data, position = b"", 0  # what was read and not yet yielded: data[position:] begins at offset
+    data, position = b"", 0  # read and not yet yielded: data[position:] begins at offset
     durable = header.durable
     zeros = torn_tail.Zeros()
     while True:
@@ -128,17 +136,18 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
                 return  # torn, or still being written
             data, position = data[position:] + system.os.read(fd, max(_CHUNK, size)), 0
             continue
-        found, others, used, following, _ = record.decode(data[position : position + size], chain)
+        found, others, used, next_chain, _ = record.decode(data[position : position + size], chain)
         if used:
-            yield _entry(path, offset, (found or others)[0], header.generation, way)
-            offset, position, chain = offset + used, position + used, following
-            durable |= bool(others) and others[0][0] == record.SEAL  # see `signpost`
+            yield _entry(path, offset, (found or others)[0], header.generation, following)
+            offset, position, chain = offset + used, position + used, next_chain
+            # After a seal come forward records, which are synced like the records of a durable log.
+            durable |= bool(others) and others[0][0] == record.SEAL
             continue
         verdict = torn_tail.examine(fd, offset, chain, zeros, durable=durable)
         if isinstance(verdict, torn_tail.Torn):
             return
         if isinstance(verdict, torn_tail.Damage):
-            raise safe_files.damaged(way.log, path, verdict.offset, verdict.reason)
+            raise safe_files.damaged(following.log, path, verdict.offset, verdict.reason)
         yield _void(fd, verdict.offset - record.VOID_SIZE, chain, header.generation)
         offset, chain, data, position = verdict.offset, verdict.chain, b"", 0
         system.os.lseek(fd, offset, 0)
@@ -146,18 +155,18 @@ def _records(path: str, fd: int, offset: int, chain: int, header: Header, way: _
 
 def _void(fd: int, start: int, chain: int, generation: int) -> Entry:
     void = record.decode_void(torn_tail.read_at(fd, start, record.VOID_SIZE), chain)
-    assert void is not None, "it was there a moment before, and nothing is overwritten"
+    assert void is not None, "`examine` has just decoded it, and bytes of a log never change"
     skipped, _, writer, time_ns = void
     return Entry(start, "void", writer, time_ns / 1e9, b"", str(skipped).encode(), generation)
 
 
-def _entry(path: str, offset: int, found: record.Record, generation: int, way: _Way) -> Entry:
+def _entry(path: str, offset: int, found: record.Record, generation: int, following: _NextGeneration) -> Entry:
     kind, key, value, writer, time_ns = found
     if kind == record.SESSION:
         try:
             value = str(Session.decode(value)).encode("utf-8", "surrogateescape")
         except MalformedRecord as error:
-            raise safe_files.damaged(way.log, path, offset, str(error)) from None
+            raise safe_files.damaged(following.log, path, offset, str(error)) from None
     elif kind in (record.SEAL, record.FORWARD):
-        value = way.note(path, offset, kind, value, generation)
+        value = following.note(path, offset, kind, value, generation)
     return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value, generation)

@@ -1,54 +1,55 @@
-"""`repair_log`: write what is sound of a damaged log to another file, and tell of every record that is left out.
+"""`repair` and `copy`: write the sound records of a log to a new log, and report each record that is left out.
 
-The damaged files are only read. What stands behind a damage is left out, too, unless it is asked for: without it the
-copy holds a state that the store has really been in.
+The files of the damaged log are only read. By default the records after the first damage are left out as well: the copy
+then holds a state that the store has really had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NamedTuple
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_control
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.record import Record
-from fscoord._log.format.session import Session
-from fscoord._log.format.successor import Successor
-from fscoord._log.inspect.copying import Copy
-from fscoord._log.inspect.salvage import Source, open_newest
-from fscoord._log.inspect.scan import Damaged, Scan, Sound, Torn, each
-from fscoord._log.inspect.verify import Tell
+from fscoord._log.format.record import LogPosition, MalformedRecord, Record
+from fscoord._log.inspect import scan
+from fscoord._log.inspect.copying import LogCopy
+from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
+from fscoord._log.inspect.verify import ignore_progress
 from fscoord._log.io import safe_files, torn_tail
+from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord.errors import FscoordError
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord.errors import CorruptLogError, FscoordError
 
-__all__ = ["Dropped", "Repair", "copy_log", "repair_log"]
+__all__ = ["Repair", "Skipped", "SkippedCallback", "copy", "repair"]
 
 _OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD))
-"""Kinds that speak of the files of a log, and mean nothing in another."""
+"""Kinds that describe the files of a log, and mean nothing in another log."""
+
+NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"
 
 
-NEVER_FINISHED: Final = "it was never finished, and nobody was told that it counts"
-
-
-class Dropped(NamedTuple):
-    """A record, or what can't be read as one, that is not in the copy.
+class Skipped(NamedTuple):
+    """A record that is not in the copy, or bytes that can't be read as a record.
 
     Attributes:
-        file: the path of the file that it is in.
-        offset: where it begins there, in bytes.
-        size: how long it is.
+        file: the path of the file that holds it.
+        offset: where it begins in the file, in bytes.
+        size: its length in bytes.
         why: why it is left out.
-        kind: what it did, by the name of the operation; ``""`` if that can't be known.
+        kind: the name of the operation; ``""`` if that is not known.
         key: its key.
         writer: the number of the session that wrote it, 0 if not known.
-        time: when, in seconds since the epoch by the writer's wall clock.
-        value_size: how long its value is, in bytes.
-        is_certain: whether its checksum says that these are what was written; otherwise they are what stands there now.
+        time: the time by the writer's wall clock, in seconds since the epoch.
+        value_size: the length of its value in bytes.
+        is_certain: whether its checksum confirms kind, key, writer, time and size. Otherwise they are what the damaged
+            bytes say now.
     """
 
     file: str
@@ -63,19 +64,22 @@ class Dropped(NamedTuple):
     is_certain: bool = False
 
 
+SkippedCallback = Callable[[Skipped], object]
+
+
 class Repair(NamedTuple):
-    """What `repair_log` did, or would do.
+    """What `repair` or `copy` did, or what `repair` would do.
 
     Attributes:
-        path: the path of the damaged log.
-        output: that of the copy.
-        is_written: whether it was written.
-        source: the file of the log that was copied: its newest generation, which holds all that counts.
-        generation: the number of that.
+        path: the path of the log.
+        output: the path of the copy.
+        is_written: whether the copy was written.
+        source: the file that was copied: the newest generation, which holds everything that counts.
+        generation: the number of that generation.
         kept: how many records were copied.
-        dropped: how many records, or places that can't be read, were not.
-        dropped_bytes: how long these are together.
-        notes: what else is to be known.
+        skipped: how many records, or unreadable parts, were left out.
+        skipped_bytes: their length together.
+        notes: what else there is to know.
     """
 
     path: str
@@ -84,45 +88,102 @@ class Repair(NamedTuple):
     source: str
     generation: int
     kept: int
-    dropped: int
-    dropped_bytes: int
+    skipped: int
+    skipped_bytes: int
     notes: tuple[str, ...]
 
 
-Drop = Callable[[Dropped], object]
+def repair(
+    path: Any,
+    output: Any,
+    *,
+    salvage: bool = False,
+    write: bool = False,
+    timeout: Timeout = 10.0,
+    on_progress: ProgressCallback = ignore_progress,
+    on_skipped: SkippedCallback = ignore_progress,
+) -> Repair:
+    """Copy the sound records of the log at `path` to a new log at `output`. The log itself is only read.
 
-
-def repair_log(path: str, output: str, *, salvage: bool, write: bool, limit: float, tell: Tell, drop: Drop) -> Repair:
-    """Copy what is sound of the log at `path` to a new one at `output`.
+    The newest generation holds everything that counts, so that one is copied, record by record, with the writers and
+    times of the records. End all processes that use the store before: its writers wait until the copy is done. The
+    copy is opened like any log.
 
     Args:
-        path: the damaged log's own name. Whoever writes to it waits meanwhile.
-        output: where the copy appears, whole, at the end; nothing may be there.
-        salvage: copy the sound records behind a damage, too, and make do without a header or a generation.
-        write: write the copy; otherwise only tell what would be left out.
-        limit: how many seconds to wait for the log's lock.
-        tell: is told how far it has got.
-        drop: is called with everything that is left out, in order.
+        path: the path of a file store.
+        output: the path at which the copy appears, complete. No file may be there.
+        salvage: copy the sound records after damage as well, and go on without a header, or without a generation that
+            is missing. The copy may then hold a state that the store never had.
+        write: write the copy. By default the records that would be left out are only reported.
+        timeout: how long to wait for the log's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        on_progress: called with the path of a file, the number of bytes read of it, and its size.
+        on_skipped: called with each `Skipped`, in the order of the file.
 
     Raises:
-        ValueError: there is something at `output`.
-        CorruptLogError: nothing can be copied, or only by salvage.
-        StoreUnavailableError: something can't be opened, read or written.
-        InsecurePathError: it is a link, or no regular file.
-        StoreTimeoutError: the log's lock did not come.
+        ValueError: a file exists at `output`.
+        CorruptLogError: nothing can be copied, or nothing without `salvage`.
+        StoreUnavailableError: a file can't be opened, read or written.
+        InsecurePathError: `path` is a symbolic link, or not a regular file.
+        StoreTimeoutError: the log's lock was not released in time. The error names its holder.
+        UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    _refuse_to_overwrite(output)
+    source, target = safe_files.resolve(path), safe_files.resolve(output)
+    limit = to_seconds(timeout)
+    return _repair(source, target, limit, on_progress, on_skipped, salvage=salvage, write=write)
+
+
+def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Repair:
+    """Make a new file store at `output` that holds what the one at `path` holds at this moment.
+
+    The store at `path` is only read. It may be in use, but its writers wait until the copy is done. cp(1) copies one
+    file, and a store may have several; this function copies all of the store, and the copy is a store of its own.
+
+    Args:
+        path: the path of a file store.
+        output: the path at which the copy appears, complete. No file may be there.
+        timeout: how long to wait for the store's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        on_progress: called with the path of a file, the number of bytes read of it, and its size.
+
+    Raises:
+        ValueError: a file exists at `output`.
+        CorruptLogError: the store is damaged, and nothing was written: see `fscoord.inspect.repair`.
+        StoreUnavailableError: a file can't be opened, read or written.
+        InsecurePathError: `path` is a symbolic link, or not a regular file.
+        StoreTimeoutError: the lock was not released in time. The error names its holder.
+        UnsupportedFilesystemError: this file system has no locks of the store's kind.
+    """
+    source, target = safe_files.resolve(path), safe_files.resolve(output)
+
+    def refuse_damage(found: Skipped) -> None:
+        if found.why is not NEVER_FINISHED:
+            raise safe_files.damaged(source, found.file, found.offset, found.why)
+
+    return _repair(source, target, to_seconds(timeout), on_progress, refuse_damage, salvage=False, write=True)
+
+
+def _repair(
+    path: str,
+    output: str,
+    limit: float,
+    on_progress: ProgressCallback,
+    on_skipped: SkippedCallback,
+    *,
+    salvage: bool,
+    write: bool,
+) -> Repair:
+    if system.os.path.lexists(output):
+        raise ValueError(f"{output} exists, and nothing is overwritten; name another file for the copy")
     try:
-        with open_newest(path, limit, tell, salvage=salvage) as (source, root, notes):
-            copying = _Copying(source, root, notes, tell, drop, salvage=salvage)
+        with _open_for_repair(path, limit, on_progress, salvage=salvage) as (source, root, notes):
+            copier = _RecordCopier(source, root, notes, on_progress, on_skipped, salvage=salvage)
             if write:
                 mode = system.stat.S_IMODE(system.os.fstat(source.fd).st_mode)
-                with Copy(output, copying.header, mode) as copy:
-                    copying.run(copy.add)
-                    copy.finish()
+                with LogCopy(output, copier.header, mode) as log_copy:
+                    copier.run(log_copy.add)
+                    log_copy.finish()
             else:
-                copying.run(_forget)
-            counts = (copying.kept, copying.dropped, copying.dropped_bytes)
+                copier.run(_count_only)
+            counts = (copier.kept, copier.skipped, copier.skipped_bytes)
             return Repair(path, output, write, source.file, source.generation, *counts, tuple(notes))
     except FscoordError:
         raise
@@ -131,42 +192,193 @@ def repair_log(path: str, output: str, *, salvage: bool, write: bool, limit: flo
         raise safe_files.unavailable(error, path, "copying the log") from error
 
 
-def copy_log(path: str, output: str, *, limit: float, tell: Tell) -> Repair:
-    """Make a new log at `output` that holds what the sound log at `path` does. Arguments and errors as `repair_log`.
+def _count_only(found: Record) -> None:
+    """Write nothing: `_RecordCopier` counts the record."""
 
-    Raises:
-        CorruptLogError: the log is damaged; nothing was written.
+
+# -- the generation that is copied -------------------------------------------------------------------------------------
+
+
+class _Source(NamedTuple):
+    """A file of the log, open, with its writers locked out; ``header`` is None if it can't be read."""
+
+    file: str
+    fd: int
+    lockout: WriterLockout
+    generation: int
+    header: Header | None
+    place: LogPosition
+
+
+class _Superseded(Exception):
+    """A named generation is missing: the log may have been compacted meanwhile, so begin again."""
+
+    def __init__(self, named: GenerationRef) -> None:
+        super().__init__()
+        self.named = named
+
+
+_Opened = tuple[_Source, Header | None, list[str]]
+
+
+@contextmanager
+def _open_for_repair(path: str, limit: float, on_progress: ProgressCallback, *, salvage: bool) -> Iterator[_Opened]:
+    """Open the newest generation of the log with its writers locked out.
+
+    Yields the file, the header of generation 0 (None if it can't be read), and a list to which notes are added.
     """
-    torn: list[Dropped] = []
-
-    def drop(found: Dropped) -> None:
-        if found.why is not NEVER_FINISHED:
-            raise safe_files.damaged(path, found.file, found.offset, found.why)
-        torn.append(found)
-
-    return repair_log(path, output, salvage=False, write=True, limit=limit, tell=tell, drop=drop)
-
-
-def _refuse_to_overwrite(output: str) -> None:
-    if system.os.path.lexists(output):
-        raise ValueError(f"{output} is there already, and nothing is overwritten; name another file for the copy")
+    missing: GenerationRef | None = None
+    while True:
+        with ExitStack() as stack:
+            try:
+                found = _open_newest(path, limit, on_progress, stack, missing, salvage=salvage)
+            except _Superseded as error:
+                missing = error.named
+                continue
+            yield found
+            return
 
 
-def _forget(found: Record) -> None:
-    """Keep nothing: what would be kept is only counted."""
+def _open_newest(
+    path: str,
+    limit: float,
+    on_progress: ProgressCallback,
+    stack: ExitStack,
+    missing: GenerationRef | None,
+    *,
+    salvage: bool,
+) -> _Opened:
+    notes: list[str] = []
+    source = _open(path, path, None, limit, stack, salvage=salvage)
+    root = source.header
+    while True:
+        successor = _find_successor(source, on_progress, notes)
+        if successor is None:
+            notes += _unnamed_generations(path, source)
+            return source, root, notes
+        file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
+        try:
+            source = _open(path, file, successor, limit, stack, salvage=salvage)
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
+            if successor != missing:
+                raise _Superseded(successor) from None
+            lost = (
+                f"generation {successor.generation} is missing: what was written since generation {source.generation}"
+            )
+            if not salvage:
+                raise _refused(path, file, f"{lost} is lost") from None
+            notes.append(f"{lost} ended is lost")
+            return source, root, notes
 
 
-class _Copying:
-    """The copying of one file."""
+def _open(
+    path: str, file: str, named: GenerationRef | None, limit: float, stack: ExitStack, *, salvage: bool
+) -> _Source:
+    fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
+    stack.callback(system.close_quietly, fd)
+    safe_files.check(file, fd, 0, read_only=True)
+    generation = named.generation if named else 0
+    header: Header | None = None
+    try:
+        header, size, chain = Header.decode(read_header(fd))
+        place = LogPosition(size, chain)
+    except MalformedRecord as error:
+        if not salvage:
+            raise _refused(path, file, str(error)) from None
+        header, found = None, scan.find_next(fd, LogPosition(0, 0))
+        if found is None:
+            reason = f"{error}, and no record can be found in it"
+            raise CorruptLogError(f"{file}: {reason}", path=path, offset=0, reason=reason) from None
+        place = found
+    if header and named and (header.log_id, header.generation) != (named.log_id, named.generation):
+        if not salvage:
+            raise _refused(path, file, "it is not the generation that was to follow")
+        raise FileNotFoundError(system.errno.ENOENT, "another file is in its place", file)
+    lockout = WriterLockout(path, fd, OFD if header is None else header.lock_kind, limit)
+    stack.callback(lockout.release)
+    lockout.acquire()
+    return _Source(file, fd, lockout, generation, header, place)
+
+
+def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
+    """Return the newest generation that `source` names, before or after damage."""
+    found: GenerationRef | None = None
+    scan = Scan(source.lockout, source.place, durable=source.header is not None and source.header.durable)
+    bad: list[str] = []
+    for segment in scan.segments():
+        if isinstance(segment, Damaged):
+            bad.append(f"{segment.offset}")
+        if isinstance(segment, Sound):
+            for kind, _, value, _, _ in segment.others:
+                if kind in (record.SEAL, record.FORWARD):
+                    try:
+                        named = (
+                            GenerationRef.from_seal(value) if kind == record.SEAL else GenerationRef.from_forward(value)
+                        )
+                    except MalformedRecord:
+                        continue
+                    known = source.generation if found is None else found.generation
+                    if named.generation > known:
+                        found = named
+        on_progress(source.file, segment.end, scan.size())
+    if found is not None and bad:
+        notes.append(
+            f"generation {source.generation} is damaged at {', '.join(bad[:9])}; all that counts is in a later one"
+        )
+    return found
+
+
+def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
+    """Yield a note on each file that looks like a later generation. The record that named it may be damaged."""
+    directory, base = system.os.path.split(path)
+    for name in sorted(system.os.listdir(directory)):
+        number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
+        if number is not None and number > newest.generation:
+            yield (
+                f"{system.os.path.join(directory, name)} looks like a later generation, and no readable record names"
+                " it: if it was in use, repair that file by itself"
+            )
+
+
+def _refused(path: str, file: str, reason: str) -> CorruptLogError:
+    return CorruptLogError(
+        f"{file}: {reason}. Nothing was written; `fscoord repair --salvage` copies what there is",
+        path=path,
+        offset=0,
+        reason=reason,
+    )
+
+
+# -- its records -------------------------------------------------------------------------------------------------------
+
+
+class _RecordCopier:
+    """Copies the records of one file.
+
+    Attributes:
+        header: the header of the copy.
+        kept: how many records were copied.
+        skipped: how many records, or unreadable parts, were left out.
+        skipped_bytes: their length together.
+    """
 
     def __init__(
-        self, source: Source, root: Header | None, notes: list[str], tell: Tell, drop: Drop, *, salvage: bool
+        self,
+        source: _Source,
+        root: Header | None,
+        notes: list[str],
+        on_progress: ProgressCallback,
+        on_skipped: SkippedCallback,
+        *,
+        salvage: bool,
     ) -> None:
-        self._source, self._notes, self._tell, self._drop, self._salvage = source, notes, tell, drop, salvage
-        self.kept = self.dropped = self.dropped_bytes = 0
+        self._source, self._notes, self._salvage = source, notes, salvage
+        self._on_progress, self._on_skipped = on_progress, on_skipped
+        self.kept = self.skipped = self.skipped_bytes = 0
         self._is_broken = source.header is None
         self._is_sealed = False
-        self._introduced: set[int] = set()
+        self._registered: set[int] = set()
         known = source.header or root
         if known is None:
             known = Header(b"", OFD)
@@ -174,67 +386,70 @@ class _Copying:
         now = system.time.time_ns()
         self.header = known._replace(log_id=system.random_bytes(16), generation=0, life=0, created_ns=now)
 
-    def run(self, keep: Callable[[Record], object]) -> None:
+    def run(self, write: Callable[[Record], object]) -> None:
+        """Call `write` with each record of the copy, in order."""
         source = self._source
-        scan = Scan(source.quiet, source.place, durable=self.header.durable)
+        scan = Scan(source.lockout, source.place, durable=self.header.durable)
         if source.header is None:
-            self._leave(Dropped(source.file, 0, source.place.offset, "the header is damaged"))
+            self._skip(Skipped(source.file, 0, source.place.offset, "the header is damaged"))
         chain = source.place.chain
-        for piece in scan.pieces():
-            if isinstance(piece, Sound):
-                for start, end, found in each(piece):
-                    self._copy(start, end, found, keep)
-            elif isinstance(piece, Damaged):
-                self._leave(self._unread(piece, chain))
+        for segment in scan.segments():
+            if isinstance(segment, Sound):
+                for start, end, found in iter_records(segment):
+                    self._copy(start, end, found, write)
+            elif isinstance(segment, Damaged):
+                self._skip(self._describe_damage(segment, chain))
                 self._is_broken = True
-            elif isinstance(piece, Torn):
-                self._leave(Dropped(source.file, piece.offset, piece.end - piece.offset, NEVER_FINISHED))
+            elif isinstance(segment, Torn):
+                self._skip(Skipped(source.file, segment.offset, segment.end - segment.offset, NEVER_FINISHED))
             chain = scan.place.chain
-            self._tell(source.file, piece.end, scan.size())
+            self._on_progress(source.file, segment.end, scan.size())
 
-    def _copy(self, start: int, end: int, found: Record, keep: Callable[[Record], object]) -> None:
+    def _copy(self, start: int, end: int, found: Record, write: Callable[[Record], object]) -> None:
         kind, key, value, writer, time_ns = found
         why = self._objection(found)
         if why is not None:
             name = record.NAMES.get(kind, f"kind {kind}")
             about = (name, key, writer, time_ns / 1e9, len(value), True)
-            self._leave(Dropped(self._source.file, start, end - start, why, *about))
+            self._skip(Skipped(self._source.file, start, end - start, why, *about))
             return
         if kind in _OF_THIS_FILE:
             return
         if kind == record.SESSION:
-            self._introduced.add(writer)
-        elif writer and writer not in self._introduced:
-            self._introduced.add(writer)
-            self._notes.append(f"who session {writer} was is lost")
+            self._registered.add(writer)
+        elif writer and writer not in self._registered:
+            self._registered.add(writer)
+            self._notes.append(f"the description of session {writer} is lost")
             unknown = Session("unknown", 0).encode()
-            keep((record.SESSION, b"", unknown, writer, time_ns))  # or the next to come would be given this number
-        keep(found)
+            write((record.SESSION, b"", unknown, writer, time_ns))  # or a new session would be given its number
+        write(found)
         self.kept += 1
 
     def _objection(self, found: Record) -> str | None:
         try:
-            meaning = meaning_of(found, self._source.generation, is_sealed=self._is_sealed)
+            meaning = decode_control(found, self._source.generation, is_sealed=self._is_sealed)
         except MalformedRecord as error:
             self._is_broken = True
             return str(error)
-        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, Successor)
+        self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, GenerationRef)
         if self._is_broken and not self._salvage:
             return "it stands after the damage"
         return None
 
-    def _leave(self, dropped: Dropped) -> None:
-        self.dropped += 1
-        self.dropped_bytes += dropped.size
-        self._drop(dropped)
+    def _skip(self, skipped: Skipped) -> None:
+        self.skipped += 1
+        self.skipped_bytes += skipped.size
+        self._on_skipped(skipped)
 
-    def _unread(self, piece: Damaged, chain: int) -> Dropped:
-        """Say what stands where no record can be read: if its length is known, what it says of itself."""
-        source, size = self._source, piece.end - piece.offset
-        dropped = Dropped(source.file, piece.offset, size, piece.reason)
-        if record.record_length(torn_tail.read_at(source.fd, piece.offset, record.PREFIX_SIZE), chain) != size:
-            return dropped
-        kind, key, value_size, writer, time_ns = record.unchecked(torn_tail.read_at(source.fd, piece.offset, size))
-        return dropped._replace(
+    def _describe_damage(self, segment: Damaged, chain: int) -> Skipped:
+        """Describe unreadable bytes. If the length of the record is still known, say what the record claims to be."""
+        source, size = self._source, segment.end - segment.offset
+        skipped = Skipped(source.file, segment.offset, size, segment.reason)
+        if record.record_length(torn_tail.read_at(source.fd, segment.offset, record.PREFIX_SIZE), chain) != size:
+            return skipped
+        kind, key, value_size, writer, time_ns = record.decode_unverified(
+            torn_tail.read_at(source.fd, segment.offset, size)
+        )
+        return skipped._replace(
             kind=record.NAMES.get(kind, ""), key=key, writer=writer, time=time_ns / 1e9, value_size=value_size
         )

@@ -1,36 +1,120 @@
-"""`Scan`: read one file of a log from end to end, whatever is in it: what is sound, skipped, torn or damaged.
+"""`Scan`: read one file of a log from end to end, whatever it holds: sound, voided, torn or damaged segments.
 
-It takes no lock until something looks unfinished or bad. Then it asks for quiet, and looks again: what still looks so
-while no writer can write, is so.
+A scan takes no lock until something looks unfinished or damaged, because a writer may be appending at that moment. It
+then locks writers out and reads the same bytes again. What looks the same now is what it looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from fscoord._log.format import record
-from fscoord._log.format.record import Record
-from fscoord._log.format.successor import Place
-from fscoord._log.inspect import resync
+from fscoord._log.format.record import LogPosition, Record
 from fscoord._log.io import safe_files, torn_tail
+from fscoord._log.io.torn_tail import read_at
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreTimeoutError
 
-__all__ = ["Damaged", "Piece", "Quiet", "Scan", "Skipped", "Sound", "Torn", "each"]
+__all__ = [
+    "Damaged",
+    "ProgressCallback",
+    "Scan",
+    "Segment",
+    "Sound",
+    "Torn",
+    "Voided",
+    "WriterLockout",
+    "find_next",
+    "iter_records",
+]
+
+
+_WINDOW: Final = 1 << 20
+_WORK_FACTOR: Final = 16
+_WORK_MIN: Final = 1 << 28
+"""The search for one record may checksum ``_WORK_FACTOR`` bytes for each byte of the file, or ``_WORK_MIN`` if that is
+more. To verify a candidate takes as many bytes as it claims to be long, so without a bound a file made for that purpose
+could take days."""
+
+_LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
+    rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{7}[\0-\x7f].[\0-\x04][A-Za-z])", re.DOTALL
+)
+
+
+def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
+    """Return the position of the next sound record after the bad one at `bad`, or None if there is none.
+
+    If the length of the bad record is still known, its contents are not searched: a value may hold anything, such as
+    another log. Only if the length is lost as well can the search find a record inside of a value.
+    """
+    size = system.os.fstat(fd).st_size
+    prefix = read_at(fd, bad.offset, record.PREFIX_SIZE)
+    start = bad.offset + 1
+    if len(prefix) == record.PREFIX_SIZE:
+        end = bad.offset + record.unpack_prefix(prefix)[0]
+        if bad.offset + record.RECORD_MIN <= end < size and _leads_to(fd, end, _chain_at(fd, end, size)):
+            return LogPosition(end, record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)))
+        if record.record_length(prefix, bad.chain) >= 0:
+            start = end
+    budget = max(_WORK_MIN, _WORK_FACTOR * (size - start))
+    for offset, promised in _candidates(fd, start, size):
+        budget -= promised
+        if budget < 0:
+            return None
+        chain = _chain_at(fd, offset, size)
+        if chain is not None:
+            return LogPosition(offset, chain)
+    return None
+
+
+def _leads_to(fd: int, end: int, chain: int | None) -> bool:
+    """Return whether `chain` is the chain after the record whose checksum lies before `end`."""
+    return record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)) == chain
+
+
+def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the offset of everything that looks like a record, and the length that it claims."""
+    while start <= size - record.RECORD_MIN:
+        data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
+        for match in _LIKELY.finditer(data):
+            position = match.start()
+            promised = int.from_bytes(data[position : position + 4], "little")
+            if record.RECORD_MIN <= promised <= size - start - position and position < _WINDOW:
+                yield start + position, promised
+        start += _WINDOW
+
+
+def _chain_at(fd: int, offset: int, size: int) -> int | None:
+    """Return the chain before the record at `offset`, or None if no sound record begins there."""
+    prefix = read_at(fd, offset, record.PREFIX_SIZE)
+    if len(prefix) < record.PREFIX_SIZE:
+        return None
+    length = record.unpack_prefix(prefix)[0]
+    if not record.RECORD_MIN <= length <= min(record.RECORD_MAX, size - offset):
+        return None
+    end = read_at(fd, offset + length - record.TAIL_SIZE, record.TAIL_SIZE)
+    if end[:1] + end[-1:] != b"\n\n":  # checked first, so that a long candidate is not read in vain
+        return None
+    return record.chain_if_sound(read_at(fd, offset, length), 0)
+
 
 CHUNK: Final = 1 << 20
-NAP_S: Final = 0.0005
-SOFT_NAPS: Final = 20
-SOFT_NAP_S: Final = 0.05
-"""A soft lock can't be shared. So one waits until its marker is gone, but not for longer than a second: no writer that
-is not stopped needs that for one record."""
+RETRY_S: Final = 0.0005
+SOFT_LOCK_CHECKS: Final = 20
+SOFT_LOCK_CHECK_S: Final = 0.05
+"""A soft lock has no shared mode, so a scan waits until its marker is gone, but for no longer than a second: a writer
+that is not stopped appends a record in less."""
+
+ProgressCallback = Callable[[str, int, int], object]
+"""Called with the path of a file, the number of bytes read of it, and its size."""
 
 
 class Sound(NamedTuple):
-    """Good records that follow each other: ``data`` is what stands in the file from ``offset`` on."""
+    """Sound records that follow each other. ``data`` are their bytes, which begin at ``offset`` with ``chain``."""
 
     offset: int
     chain: int
@@ -40,65 +124,65 @@ class Sound(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """The offset after the last of them."""
         return self.offset + len(self.data)
 
 
-class Skipped(NamedTuple):
-    """A torn record at ``offset``, and the VOID that says so and ends at ``end``."""
+class Voided(NamedTuple):
+    """A torn record at ``offset``, and the VOID that skips it, which ends at ``end``."""
 
     offset: int
     end: int
 
 
 class Torn(NamedTuple):
-    """The file ends, at ``end``, in a record that was never finished; it begins at ``offset``."""
+    """A record at ``offset`` that was never finished. The file ends with it, at ``end``."""
 
     offset: int
     end: int
 
 
 class Damaged(NamedTuple):
-    """Nothing can be read from ``offset`` to ``end``, where a sound record begins, or the file ends."""
+    """Unreadable bytes from ``offset`` to ``end``, where a sound record begins or the file ends."""
 
     offset: int
     end: int
     reason: str
 
 
-Piece = Sound | Skipped | Torn | Damaged
+Segment = Sound | Voided | Torn | Damaged
 
 
-class Quiet:
-    """Keeps the writers of one file of a log away, once it was asked to: by a shared lock, which changes nothing.
+class WriterLockout:
+    """A shared lock that keeps writers from one file of a log. Taking it changes nothing in the file.
 
     Args:
         path: the path of the log.
         fd: a descriptor of the file, open for reading.
         kind: the log's kind of lock.
-        limit: how many seconds to wait for the lock.
+        limit: how long `acquire` may wait, in seconds.
     """
 
     def __init__(self, path: str, fd: int, kind: int, limit: float) -> None:
         self._path, self._limit = path, limit
         self._lock = LogLock(path, fd, kind, system.threading.RLock(), set(), shared=True)
-        self.is_kept = False
+        self.is_held = False
 
-    def keep(self) -> None:
-        """Return when no writer can write any more.
+    def acquire(self) -> None:
+        """Return when no writer can write any more; at once if the lock is held already.
 
         Raises:
-            StoreTimeoutError: somebody else has the lock, and keeps it.
-            UnsupportedFilesystemError: there are no such locks here.
-            StoreUnavailableError: the lock call failed otherwise.
+            StoreTimeoutError: another process has kept the lock.
+            UnsupportedFilesystemError: the file system has no such locks.
+            StoreUnavailableError: the lock call failed in another way.
         """
         if self._lock.kind == SOFT:
             self._wait_for_marker()
         started = system.time.monotonic()
-        while not self.is_kept:
+        while not self.is_held:
             try:
                 self._lock.try_lock()
-                self.is_kept = True
+                self.is_held = True
             except OSError as error:
                 raise_if_foreign(error)
                 if not self._lock.is_taken(error):
@@ -107,119 +191,120 @@ class Quiet:
                 waited = system.time.monotonic() - started
                 if waited >= self._limit:
                     raise self._timeout(waited) from None
-                system.time.sleep(NAP_S)
+                system.time.sleep(RETRY_S)
 
     @property
     def fd(self) -> int:
         """The descriptor of the file."""
         return self._lock.fd
 
-    def end(self) -> None:
-        """Let writers write again."""
-        if self.is_kept:
-            self.is_kept = False
+    def release(self) -> None:
+        """Let writers write again. Without the lock this does nothing."""
+        if self.is_held:
+            self.is_held = False
             self._lock.unlock()
 
     def _wait_for_marker(self) -> None:
-        for _ in range(SOFT_NAPS):
+        for _ in range(SOFT_LOCK_CHECKS):
             if not system.os.path.lexists(self._path + ".lock"):
                 return
-            system.time.sleep(SOFT_NAP_S)
+            system.time.sleep(SOFT_LOCK_CHECK_S)
 
     def _timeout(self, waited: float) -> StoreTimeoutError:
         holder = self._lock.holder()
-        who = holder or "a process that has not written yet"
-        if isinstance(who, int):
-            who = f"session {who}"
+        name = holder or "a process that has not written yet"
+        if isinstance(name, int):
+            name = f"session {name}"
         return StoreTimeoutError(
-            f"{self._path}: the log's lock did not come within {waited:.3g} s, so that what is being written could not"
-            f" be told from damage; {who} holds it and is stopped, or stuck in a call",
-            holder=who,
+            f"{self._path}: the log's lock was not released within {waited:.3g} s: {name} holds it (is it stopped, or"
+            " blocked in the kernel?), and without the lock an unfinished record can't be told from damage",
+            holder=name,
             waited=waited,
         )
 
 
 class Scan:
-    """Reads the file that `quiet` is for, whose descriptor nothing else may move, from `place` on.
+    """Reads the file of `lockout` from `place` on. Nothing else may move the descriptor of `lockout` meanwhile.
 
     Attributes:
         fd: that descriptor.
-        place: behind the last piece that was given.
+        place: the position after the last segment that was yielded.
     """
 
-    def __init__(self, quiet: Quiet, place: Place, *, durable: bool) -> None:
+    def __init__(self, lockout: WriterLockout, place: LogPosition, *, durable: bool) -> None:
         self.place = place
-        self.fd, self._quiet, self._durable = quiet.fd, quiet, durable
+        self.fd, self._lockout, self._durable = lockout.fd, lockout, durable
         self._zeros = torn_tail.Zeros()
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield what is in the file, piece by piece, without a gap, up to its end.
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments of the file in order, without a gap, up to its end.
 
-        A record is read whole: the memory taken is a few times the longest one's.
+        A record is read as a whole, so this takes a few times the memory of the longest record.
         """
         data, wanted = b"", CHUNK
-        self._stand()
+        self._seek()
         while True:
             more = system.os.read(self.fd, wanted)
             data += more
             records, others, used, chain, missing = record.decode(data, self.place.chain)
             if used:
                 sound = Sound(*self.place, data[:used], records, others)
-                self.place, data = Place(self.place.offset + used, chain), data[used:]
-                self._durable |= any(found[0] == record.SEAL for found in others)  # see `signpost`
+                self.place, data = LogPosition(self.place.offset + used, chain), data[used:]
+                # Forward records, which come after a seal, are synced like the records of a durable log.
+                self._durable |= any(found[0] == record.SEAL for found in others)
                 yield sound
             wanted = max(missing, CHUNK)
             if missing >= 0 and more and (missing <= CHUNK or self._has(len(data) + missing)):
                 continue
-            if missing >= 0 and (self._quiet.is_kept or not data):
+            if missing >= 0 and (self._lockout.is_held or not data):
                 if data:
                     yield Torn(self.place.offset, self.size())
                 return
-            piece = self._judge() if missing < 0 else None
-            if piece is None:
-                self._quiet.keep()
+            segment = self._classify() if missing < 0 else None
+            if segment is None:
+                self._lockout.acquire()
             else:
-                yield piece
-                if isinstance(piece, Torn) or not self._goes_on(piece):
+                yield segment
+                if isinstance(segment, Torn) or not self._goes_on(segment):
                     return
             data, wanted = b"", CHUNK
-            self._stand()
+            self._seek()
 
     def size(self) -> int:
-        """Return how long the file is by now, in bytes."""
+        """Return the present size of the file, in bytes."""
         return int(system.os.fstat(self.fd).st_size)
 
-    def _stand(self) -> None:
+    def _seek(self) -> None:
         system.os.lseek(self.fd, self.place.offset, 0)
 
     def _has(self, size: int) -> bool:
         return self.size() >= self.place.offset + size
 
-    def _judge(self) -> Piece | None:
-        """Say what the bad bytes are at the place; None if that can't be said while others write."""
+    def _classify(self) -> Segment | None:
+        """Return what the unreadable bytes at the place are; None if that takes the lock, which is not held."""
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):
-            self.place = Place(verdict.offset, verdict.chain)
-            return Skipped(start, verdict.offset)
-        if not self._quiet.is_kept:
+            self.place = LogPosition(verdict.offset, verdict.chain)
+            return Voided(start, verdict.offset)
+        if not self._lockout.is_held:
             return None
         size = self.size()
         if isinstance(verdict, torn_tail.Torn):
             return Torn(start, size)
-        found = resync.find_next(self.fd, self.place)
-        self.place = found or Place(size, chain)
+        found = find_next(self.fd, self.place)
+        self.place = found or LogPosition(size, chain)
         return Damaged(start, self.place.offset, verdict.reason)
 
-    def _goes_on(self, piece: Piece) -> bool:
-        return isinstance(piece, Skipped) or self.size() > self.place.offset
+    def _goes_on(self, segment: Segment) -> bool:
+        return isinstance(segment, Voided) or self.size() > self.place.offset
 
 
-def each(piece: Sound) -> Iterator[tuple[int, int, Record]]:
-    """Yield where each record of `piece` begins and ends in the file, and the record, in the order of the file."""
-    position, chain = 0, piece.chain
-    while position < len(piece.data):
-        end = position + record.unpack_prefix(piece.data, position)[0]
-        records, others, _, chain, _ = record.decode(piece.data[position:end], chain)
-        yield piece.offset + position, piece.offset + end, (records or others)[0]
+def iter_records(segment: Sound) -> Iterator[tuple[int, int, Record]]:
+    """Yield the begin and end offset of each record of `segment`, and the record, in the order of the file."""
+    position, chain = 0, segment.chain
+    while position < len(segment.data):
+        end = position + record.unpack_prefix(segment.data, position)[0]
+        records, others, _, chain, _ = record.decode(segment.data[position:end], chain)
+        yield segment.offset + position, segment.offset + end, (records or others)[0]
         position = end

@@ -1,29 +1,28 @@
-"""`verify_log`: say of every file of a log whether it is sound, and where not, what is wrong and what is safe to do.
+"""`verify`: report for every file of a log whether it is sound, what is wrong with it, and what is safe to do.
 
-Nothing is changed. The log may be in use: what may only be unfinished is looked at again with writers kept away.
+Nothing is changed. The log may be in use: what may only be unfinished is read again while writers are locked out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.access.mount import find_mount
 from fscoord._log.format import record
-from fscoord._log.format.header import Header
-from fscoord._log.format.identity import Identity, Standing, standing
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.meaning import meaning_of
-from fscoord._log.format.successor import Place, Successor, parse_name
+from fscoord._log.format.control_records import decode_control
+from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.header import Header, LogIdentity, Provenance, provenance_of
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
-from fscoord._log.inspect.scan import Damaged, Quiet, Scan, Skipped, Sound, Torn, each
+from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, Voided, WriterLockout, iter_records
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
-__all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "verify_log"]
+__all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "ignore_progress", "verify"]
 
 SOUND: Final = "sound"
 TORN: Final = "torn"
@@ -31,24 +30,24 @@ EMPTY: Final = "empty"
 DAMAGED: Final = "damaged"
 
 FINDINGS_MAX: Final = 1000
-"""How many places are told of one by one; of the others, that there are more."""
+"""How many findings are listed; of the others only the number is reported."""
 _GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 
-_TORN_ADVICE = "nothing: whoever wrote it was never told that it is there, and the next to write steps over it"
+_TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
 _DAMAGE_ADVICE = (
-    "end the processes that use it; `fscoord repair` copies what is sound to another file, and tells what it leaves out"
+    "end the processes that use it; `fscoord repair` copies the sound records to another file, and reports the others"
 )
 
 
 class Finding(NamedTuple):
-    """Something that is not as it should be, or that people may wonder about.
+    """Damage in a log, or something that a person may wonder about.
 
     Attributes:
-        file: the path of the file that it is in.
-        offset: where it begins there, in bytes.
+        file: the path of the file.
+        offset: where it begins in the file, in bytes.
         size: how many bytes it concerns.
-        is_damage: whether it keeps the store from being used; all else takes care of itself.
-        says: what is wrong.
+        is_damage: whether it keeps the store from being used. Everything else needs no attention.
+        message: what is wrong.
         advice: what is safe to do about it.
     """
 
@@ -56,7 +55,7 @@ class Finding(NamedTuple):
     offset: int
     size: int
     is_damage: bool
-    says: str
+    message: str
     advice: str
 
 
@@ -66,10 +65,10 @@ class Generation(NamedTuple):
     Attributes:
         file: its path.
         generation: its number; 0 has the log's own name.
-        size: how much of it was read, in bytes.
-        records: how many sound records it holds, voids not counted.
-        voids: how many torn records are skipped in it.
-        ends: ``"whole"``, ``"sealed"`` (the log goes on in another), ``"torn"``, ``"empty"`` or ``"damaged"``.
+        size: how many bytes of it were read.
+        records: the number of sound records, voids not counted.
+        voids: the number of torn records that are skipped.
+        ends: ``"whole"``, ``"sealed"`` (the log continues in another file), ``"torn"``, ``"empty"`` or ``"damaged"``.
     """
 
     file: str
@@ -81,16 +80,16 @@ class Generation(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `verify_log` found.
+    """The result of `verify`.
 
     Attributes:
         path: the path of the log.
-        verdict: ``"sound"``; ``"torn"`` (sound, and the last record was never finished); ``"empty"`` (no writer has
+        verdict: ``"sound"``; ``"torn"`` (sound, but the last record was never finished); ``"empty"`` (no writer has
             opened it yet); or ``"damaged"``.
-        generations: its files, in their order; those between the first and the last that are still there have no part
-            in it any more.
-        findings: what there is to tell, in the same order.
-        more: how many findings are not in that list, for there are too many.
+        generations: its files, in their order. Those between the first and the last that still exist are not part of
+            the log any more.
+        findings: what was found, in the same order.
+        more: the number of findings that are not listed because there are too many.
     """
 
     path: str
@@ -100,31 +99,35 @@ class Report(NamedTuple):
     more: int = 0
 
 
-Tell = Callable[[str, int, int], object]
-"""Called with the path of a file, how many bytes of it were read, and how many there are."""
+def ignore_progress(*_: object) -> None:
+    """Do nothing: the default of all callbacks."""
 
 
-def verify_log(path: str, *, limit: float, tell: Tell) -> Report:
-    """Read the whole log at `path` and say what is wrong with it.
+def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Report:
+    """Read all files of the log at `path`, and report what is wrong with them. Nothing is changed.
+
+    The store may be in use. What looks unfinished is read again under a shared lock, which keeps writers out until the
+    end of that file is reached. As with ``fsck -n``, it is for people to act on the findings.
 
     Args:
-        path: the log's own name.
-        limit: how many seconds to wait for the log's lock, if something looks unfinished.
-        tell: is told how far it has got.
+        path: the path of a file store.
+        timeout: how long to wait for that lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        on_progress: called with the path of a file, the number of bytes read of it, and its size.
 
     Raises:
-        StoreUnavailableError: it can't be opened or read.
-        InsecurePathError: it is a link, or no regular file.
-        StoreTimeoutError: the lock did not come, so that nothing can be said for certain.
+        StoreUnavailableError: a file can't be opened or read.
+        InsecurePathError: `path` is a symbolic link, or not a regular file.
+        StoreTimeoutError: the lock was not released in time, so nothing is certain. The error names its holder.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
-    missed: Successor | None = None
+    path, limit = safe_files.resolve(path), to_seconds(timeout)
+    missing: GenerationRef | None = None
     while True:
-        verification = _Verification(path, limit, tell, missed)
+        verification = _Verification(path, limit, on_progress, missing)
         try:
             return verification.run()
         except _Superseded as error:
-            missed = error.successor
+            missing = error.named
         except FscoordError:
             raise
         except OSError as error:
@@ -133,34 +136,34 @@ def verify_log(path: str, *, limit: float, tell: Tell) -> Report:
 
 
 class _Superseded(Exception):
-    """A generation has gone since another named it: the log goes on in a later one, so begin again."""
+    """A named generation is missing: the log may have been compacted meanwhile, so read it once more from the start."""
 
-    def __init__(self, successor: Successor) -> None:
+    def __init__(self, named: GenerationRef) -> None:
         super().__init__()
-        self.successor = successor
+        self.named = named
 
 
 class _Verification:
-    """One attempt to read all of a log."""
+    """One attempt to read all files of a log. `missing` is the generation that the previous attempt did not find."""
 
-    def __init__(self, path: str, limit: float, tell: Tell, missed: Successor | None) -> None:
-        self.tell = tell
-        self._path, self._limit, self._missed = path, limit, missed
+    def __init__(self, path: str, limit: float, on_progress: ProgressCallback, missing: GenerationRef | None) -> None:
+        self.on_progress = on_progress
+        self._path, self._limit, self._missing = path, limit, missing
         self.generations: list[Generation] = []
         self._findings: list[Finding] = []
         self._more = 0
         self._root: Header | None = None
         self._inodes_last = find_mount(path).inodes_last
         self._root_inode = 0
-        self._newest: tuple[str, Header, int] | None = None  # the last file whose header was sound, and its inode
+        self._newest: tuple[str, Header, int] | None = None  # the last file with a sound header, and its inode
 
     def run(self) -> Report:
-        successor = self._read_file(self._path, None)
-        while successor is not None:
+        named = self._read_file(self._path, None)
+        while named is not None:
             directory = system.os.path.dirname(self._path)
-            successor = self._read_file(system.os.path.join(directory, system.os.fsdecode(successor.name)), successor)
+            named = self._read_file(system.os.path.join(directory, system.os.fsdecode(named.name)), named)
         self._identify()
-        self._look_beside()
+        self._report_unused_files()
         ends = self.generations[-1].ends
         if any(finding.is_damage for finding in self._findings):
             verdict = DAMAGED
@@ -174,48 +177,46 @@ class _Verification:
         else:
             self._more += 1
 
-    def damage(self, file: str, offset: int, size: int, says: str, advice: str = _DAMAGE_ADVICE) -> None:
-        self.find(Finding(file, offset, size, True, says, advice))
+    def damage(self, file: str, offset: int, size: int, message: str, advice: str = _DAMAGE_ADVICE) -> None:
+        self.find(Finding(file, offset, size, True, message, advice))
 
-    def _read_file(self, file: str, named: Successor | None) -> Successor | None:
-        """Read one file of the log, which `named` has named; return what names the next."""
+    def _read_file(self, file: str, named: GenerationRef | None) -> GenerationRef | None:
+        """Read one file of the log, generation 0 or the one that is `named`; return the generation that it names."""
         try:
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
         except OSError as error:
             raise_if_foreign(error)
             if named is None or error.errno not in _GONE or isinstance(error, FscoordError):
                 raise
-            self._miss(file, named)
+            self._report_missing(file, named)
             return None
         try:
             safe_files.check(file, fd, 0, read_only=True)
             begin = self._read_header(file, fd, named)
             if begin is None:
                 return None
-            quiet = Quiet(self._path, fd, begin[0].lock_kind, self._limit)
+            lockout = WriterLockout(self._path, fd, begin[0].lock_kind, self._limit)
             try:
-                return _Reading(self, file, named, begin[0]).read(Scan(quiet, begin[1], durable=begin[0].durable))
+                return _FileReader(self, file, named, begin[0]).read(Scan(lockout, begin[1], durable=begin[0].durable))
             finally:
-                quiet.end()
+                lockout.release()
         finally:
             system.close_quietly(fd)
 
-    def _miss(self, file: str, named: Successor) -> None:
-        """A file that was named is not there: it has been superseded meanwhile, or somebody has deleted it."""
-        if named != self._missed:
+    def _report_missing(self, file: str, named: GenerationRef) -> None:
+        """Report that a named file does not exist. The first time it may have been superseded, so begin again."""
+        if named != self._missing:
             raise _Superseded(named)
-        says = f"generation {named.generation} of the log is missing: what it held is lost"
+        message = f"generation {named.generation} of the log is missing: what it held is lost"
         self.damage(
-            file, 0, 0, says, "put this file back; if it is lost, `fscoord repair` copies what there was before"
+            file, 0, 0, message, "put this file back; if it is lost, `fscoord repair` copies the generation before it"
         )
 
-    def _read_header(self, file: str, fd: int, named: Successor | None) -> tuple[Header, Place] | None:
+    def _read_header(self, file: str, fd: int, named: GenerationRef | None) -> tuple[Header, LogPosition] | None:
         data = read_header(fd)
         if named is None and Header.is_partial(data):
-            says = (
-                "no writer has opened it yet" if not data else "whoever created it died before its header was written"
-            )
-            self.find(Finding(file, 0, len(data), False, says, "nothing: the next to open it for writing begins it"))
+            message = "no writer has opened it yet" if not data else "its creator died before the header was written"
+            self.find(Finding(file, 0, len(data), False, message, "nothing: the next writer that opens it begins it"))
             self.generations.append(Generation(file, 0, len(data), 0, 0, EMPTY))
             return None
         try:
@@ -236,71 +237,75 @@ class _Verification:
         if self._root is None:
             self._root, self._root_inode = header, inode
         self._newest = file, header, inode
-        return header, Place(size, chain)
+        return header, LogPosition(size, chain)
 
     def _identify(self) -> None:
-        """Report it if the files were copied or restored since they were made."""
+        """Report files that were copied or restored after they had been made."""
         if self._newest is None:
             return
         file, header, inode = self._newest
-        stands = standing(header, self._root_inode, inode)
+        stands = provenance_of(header, self._root_inode, inode)
         original = None
-        if stands is Standing.OTHER_ROOT and self._root is not None:
+        if stands is Provenance.OTHER_ROOT and self._root is not None:
             original = forwarding.find_root(self._path, header, self._root.log_id)
         if original is not None:
-            says = f"it is a copy of {original}, and both go on in {file}: they would be one store"
-            self.damage(self._path, 0, 0, says, "make a store of its own with `fscoord cp`, then remove it")
-        elif stands is not Standing.OWN:
-            says = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
-            self.find(Finding(self._path, 0, 0, False, says, "nothing"))
+            message = f"it is a copy of {original}, and both continue in {file}: they would be one store"
+            self.damage(self._path, 0, 0, message, "make a store of its own with `fscoord cp`, then remove it")
+        elif stands is not Provenance.OWN:
+            message = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
+            self.find(Finding(self._path, 0, 0, False, message, "nothing"))
 
-    def _look_beside(self) -> None:
-        """Tell of files beside the log that look like a part of it and are none."""
+    def _report_unused_files(self) -> None:
+        """Report files beside the log whose names look like generations, and which are not part of it."""
         directory, base = system.os.path.split(self._path)
         known = {system.os.path.basename(generation.file) for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
-        owner = Identity(self._newest[1].lineage, self._root_inode) if self._newest else Identity(b"", 0)
+        owner = LogIdentity(self._newest[1].lineage, self._root_inode) if self._newest else LogIdentity(b"", 0)
         for name in sorted(system.os.listdir(directory)):
-            number = parse_name(system.os.fsencode(name), system.os.fsencode(base))
+            number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
             if name in known or number is None:
                 continue
             if number > newest:
-                says = f"it looks like generation {number} of the log, and no seal names it: its maker died, or works"
+                message = (
+                    f"it looks like generation {number} of the log, and no seal names it: its maker died, or is"
+                    " making it"
+                )
             else:
-                says = f"it is generation {number} of the log, or was to be, and has no part in it any more"
+                message = f"it is, or was to be, generation {number} of the log, and is not part of it any more"
             file = system.os.path.join(directory, name)
             if forwarding.is_removable(file, owner, newest, system.os.O_RDONLY, set()):
                 advice = "nothing: one of the next compactions removes it"
             else:
                 advice = "nothing; it does not belong to this log, and can be removed once no store uses it"
-            self.find(Finding(file, 0, 0, False, says, advice))
+            self.find(Finding(file, 0, 0, False, message, advice))
 
 
-class _Reading:
-    """The reading of one file."""
+class _FileReader:
+    """Reads one file of the log for `whole`, from the end of its `header` on."""
 
-    def __init__(self, whole: _Verification, file: str, named: Successor | None, header: Header) -> None:
+    def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header
-        self._successor: Successor | None = None
+        self._successor: GenerationRef | None = None
         self._sealed_at = 0
         self._is_snapshot_seen = not (named and named.size)
         self._records = self._voids = 0
         self._ends = "whole"
 
-    def read(self, scan: Scan) -> Successor | None:
-        self._pass_snapshot(scan.place)
-        for piece in scan.pieces():
-            if isinstance(piece, Sound):
-                self._take(piece)
-            elif isinstance(piece, Skipped):
+    def read(self, scan: Scan) -> GenerationRef | None:
+        self._check_snapshot_end(scan.place)
+        for segment in scan.segments():
+            if isinstance(segment, Sound):
+                self._take(segment)
+            elif isinstance(segment, Voided):
                 self._voids += 1
-            elif isinstance(piece, Torn):
+            elif isinstance(segment, Torn):
                 self._ends = TORN
-                says = "the record that begins here was never finished: its writer died, or its disk was full"
-                self._whole.find(Finding(self._file, piece.offset, piece.end - piece.offset, False, says, _TORN_ADVICE))
+                message = "the record that begins here was never finished: its writer died, or its disk was full"
+                size = segment.end - segment.offset
+                self._whole.find(Finding(self._file, segment.offset, size, False, message, _TORN_ADVICE))
             else:
-                self._damage(piece)
-            self._whole.tell(self._file, piece.end, scan.size())
+                self._damage(segment)
+            self._whole.on_progress(self._file, segment.end, scan.size())
         self._compare_hint(scan)
         size = scan.place.offset
         if not self._is_snapshot_seen and self._ends != DAMAGED:
@@ -313,31 +318,34 @@ class _Reading:
         return self._successor
 
     def _compare_hint(self, scan: Scan) -> None:
-        """Openers go by a forward record at the very end of generation 0, whatever stands before it."""
-        if self._named is not None or self._ends != TORN:  # whoever has ended torn keeps writers away
+        """Check a forward record at the very end of generation 0: openers follow it, whatever lies before it."""
+        if self._named is not None or self._ends != TORN:  # a torn end was read with writers locked out
             return
         hinted = forwarding.hint(scan.fd)
         if hinted is not None and (self._successor is None or hinted.generation > self._successor.generation):
-            says = (
-                f"its end names generation {hinted.generation}, and what stands before it is torn: no writer does that"
+            message = (
+                f"its last record names generation {hinted.generation}, and the record before it is torn: no writer"
+                " does that"
             )
-            self._bad(scan.place.offset, scan.size(), says)
+            self._bad(scan.place.offset, scan.size(), message)
 
-    def _take(self, piece: Sound) -> None:
-        self._records += len(piece.records) + len(piece.others)
-        is_special = any(found[0] != record.BELL for found in piece.others) or self._sealed_at
-        is_special = is_special or any(found[0] == record.MULTI_SET for found in piece.records)
-        if not is_special and (self._is_snapshot_seen or piece.end < self._promised.offset):
+    def _take(self, segment: Sound) -> None:
+        self._records += len(segment.records) + len(segment.others)
+        # Records are looked at one by one only if one of them can be malformed, or if the snapshot ends among them.
+        is_special = any(found[0] != record.BELL for found in segment.others) or self._sealed_at
+        is_special = is_special or any(found[0] == record.MULTI_SET for found in segment.records)
+        if not is_special and (self._is_snapshot_seen or segment.end < self._snapshot_end.offset):
             return
-        for start, end, found in each(piece):
-            self._note(start, end, found)
-            self._pass_snapshot(Place(end, record.chain_at_end(piece.data[: end - piece.offset])))
+        for start, end, found in iter_records(segment):
+            self._interpret(start, end, found)
+            self._check_snapshot_end(LogPosition(end, record.chain_at_end(segment.data[: end - segment.offset])))
 
-    def _note(self, start: int, end: int, found: record.Record) -> None:
-        is_lost = self._ends == DAMAGED and found[0] == record.FORWARD  # the seal may be what is damaged
+    def _interpret(self, start: int, end: int, found: record.Record) -> None:
+        # After damage, a forward record may follow a seal that can't be read any more.
+        is_seal_lost = self._ends == DAMAGED and found[0] == record.FORWARD
         try:
-            meaning = meaning_of(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_lost)
-            if isinstance(meaning, Successor) and (
+            meaning = decode_control(found, self._header.generation, is_sealed=bool(self._sealed_at) or is_seal_lost)
+            if isinstance(meaning, GenerationRef) and (
                 self._successor is None or meaning.generation > self._successor.generation
             ):
                 self._successor = meaning
@@ -347,18 +355,18 @@ class _Reading:
             self._sealed_at = self._sealed_at or start
 
     @property
-    def _promised(self) -> Place:
-        assert self._named is not None, "who promises a snapshot has a name"
-        return Place(self._named.size, self._named.chain)
+    def _snapshot_end(self) -> LogPosition:
+        assert self._named is not None, "only a seal states where a snapshot ends"
+        return LogPosition(self._named.size, self._named.chain)
 
-    def _pass_snapshot(self, place: Place) -> None:
-        if not self._is_snapshot_seen and place == self._promised:
+    def _check_snapshot_end(self, place: LogPosition) -> None:
+        if not self._is_snapshot_seen and place == self._snapshot_end:
             self._is_snapshot_seen = True
 
-    def _damage(self, piece: Damaged) -> None:
-        self._bad(piece.offset, piece.end, piece.reason)
-        self._is_snapshot_seen = True  # if it is not, then because of this
+    def _damage(self, segment: Damaged) -> None:
+        self._bad(segment.offset, segment.end, segment.reason)
+        self._is_snapshot_seen = True  # if its end was not found, this damage is the reason
 
-    def _bad(self, start: int, end: int, says: str) -> None:
+    def _bad(self, start: int, end: int, message: str) -> None:
         self._ends = DAMAGED
-        self._whole.damage(self._file, start, end - start, says)
+        self._whole.damage(self._file, start, end - start, message)

@@ -1,44 +1,44 @@
-"""Open a log: let it be born if there is none, give an empty file its header, check that all agree on what it is."""
+"""`open_log`: open a log, create it if there is none, write the header of an empty file, and check the options."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 from fscoord._log.format.header import Header
-from fscoord._log.format.malformed import MalformedRecord
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.format.runs import Run
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "Opened", "Wanted", "open_log"]
+__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "LogOptions", "OpenedLog", "open_log"]
 
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
 
 COMPACT_BYTES: Final = 256 * 1024
-"""From which length on a log is compacted, unless asked for otherwise: once in 6,000 small writes to few keys, then."""
+"""The default size in bytes from which a log is compacted: about once in 6,000 small writes to a few keys."""
 
 SPILL_BYTES: Final = 128 * 1024
-"""From which length on a value is left in the file. What is read of small records at once is shorter."""
+"""The default size in bytes from which a value is left in the file. One read of small records returns less."""
 
 
-class Wanted(NamedTuple):
-    """What a handle asks of its log.
+class LogOptions(NamedTuple):
+    """How a handle opens its log.
 
     Attributes:
-        lock_kind: a value of `lock.KINDS`; what the header says must be the same.
-        durable: make a new log durable, and refuse an old one that is not.
-        read_only: open for reading; nothing is ever written.
-        mode: the permissions of a new log, and the most that an old one may have.
-        limit: the seconds to wait for the lock of a file that is found empty.
-        coherence: how to read what other hosts wrote, one of `mount.COHERENCES`; None: as the mount wants it.
-        compact_bytes: a log that is shorter is not compacted unasked; 0: none is.
-        run: the run that the handle belongs to; None: whichever there is.
-        spill_bytes: values of so many bytes or more are not kept in memory; 0: all are.
-        inodes_last: whether the file system's inode numbers stay the same, so that they can identify a file.
+        lock_kind: a value of `log_lock.KINDS`. The header of an existing log must name the same kind.
+        durable: make a new log durable, and refuse an existing log that is not.
+        read_only: open for reading. Nothing is ever written.
+        mode: the permissions of a new log. An existing log must not allow more.
+        limit: how long to wait for the lock of an empty file, in seconds.
+        coherence: how the writes of other hosts are read, one of `mount.COHERENCES`; None: the default of the mount.
+        compact_bytes: the size from which the log is compacted automatically; 0: never.
+        run: the run of the handle; None: the run of the log, whichever it is.
+        spill_bytes: the size from which values are left in the file and not kept in memory; 0: all are kept.
+        inodes_last: whether the inode numbers of the file system last, so that they identify a file.
     """
 
     lock_kind: int
@@ -54,15 +54,15 @@ class Wanted(NamedTuple):
 
     @property
     def is_soft(self) -> bool:
-        """Whether the lock is none of the kernel's, so that others of its locks are not to be relied on, either."""
+        """Whether the lock is a soft lock. The kernel's locks on this mount are then not to be relied on."""
         return self.lock_kind == SOFT
 
     def inode(self, fd: int) -> int:
-        """Return the inode number of the open file `fd`, 0 where these do not last."""
+        """Return the inode number of the open file `fd`; 0 where inode numbers do not last."""
         return int(system.os.fstat(fd).st_ino) if self.inodes_last else 0
 
     def header(self, fd: int) -> bytes:
-        """Return the header of a new log in the open file `fd`."""
+        """Return the header for a new log in the open file `fd`."""
         log_id, inode = system.random_bytes(16), self.inode(fd)
         return Header(
             log_id,
@@ -76,8 +76,8 @@ class Wanted(NamedTuple):
         ).encode()
 
 
-class Opened(NamedTuple):
-    """An open log: its descriptors (``writer`` is -1 when read-only) and what it begins with."""
+class OpenedLog(NamedTuple):
+    """An open log: its descriptors (``writer`` is -1 if read-only), its header, and the header's size and chain."""
 
     reader: int
     writer: int
@@ -86,41 +86,41 @@ class Opened(NamedTuple):
     chain: int
 
 
-def open_log(path: str, wanted: Wanted, reading: int, writing: int, keep: set[int]) -> Opened:
-    """Open the log at `path` as `wanted`, creating it if need be; `reading` and `writing` are flags for open(2).
+def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_fds: set[int]) -> OpenedLog:
+    """Open the log at `path` with `options`, and create it if it does not exist.
 
-    The descriptors are added to `keep`, as by `path.open_descriptor`, so that an interruption loses none.
+    `reading` and `writing` are flags for open(2). The descriptors are added to `owned_fds`.
 
     Raises:
-        OSError: as the system says it; the caller knows the words.
-        InsecurePathError: it is no file that only those whom ``mode`` allows can write.
-        CorruptLogError: it does not begin with a header.
-        StoreError: it is locked in another way, or not durable.
+        OSError: a system call failed. The caller converts it.
+        InsecurePathError: the file is not a regular file, or users whom ``mode`` does not allow can write it.
+        CorruptLogError: the file does not begin with a header.
+        StoreError: the log has another kind of lock, or is not durable.
     """
     for _ in range(ATTEMPTS):
-        writer = -1 if wanted.read_only else _open_for_writing(path, wanted, writing, keep)
+        writer = -1 if options.read_only else _open_for_writing(path, options, writing, owned_fds)
         reader = -1
         try:
-            reader = safe_files.open_descriptor(path, reading, keep=keep)
-            safe_files.check(path, reader if wanted.read_only else writer, wanted.mode, read_only=wanted.read_only)
+            reader = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
+            safe_files.check(path, reader if options.read_only else writer, options.mode, read_only=options.read_only)
             data = read_header(reader)
-            if wanted.read_only or safe_files.same_file(system.os.fstat(reader), system.os.fstat(writer)):
+            if options.read_only or safe_files.same_file(system.os.fstat(reader), system.os.fstat(writer)):
                 if not Header.is_partial(data):
-                    return _settle(path, wanted, reader, writer, data)
-                _initialise(path, wanted, writer)
+                    return _check_header(path, options, reader, writer, data)
+                _initialise(path, options, writer)
         except FileNotFoundError as error:
             raise_if_foreign(error)
-            if wanted.read_only:
+            if options.read_only:
                 raise
         except BaseException:
-            _close(writer, reader, keep)
+            _close(writer, reader, owned_fds)
             raise
-        _close(writer, reader, keep)
+        _close(writer, reader, owned_fds)
     raise StoreUnavailableError(f"{path} was replaced again and again while it was opened; try again", path=path)
 
 
 def read_header(fd: int) -> bytes:
-    """Return the first bytes of a log, the whole header among them if it is there."""
+    """Return the first bytes of a log: at least the whole header, if the file holds it."""
     data = more = system.os.read(fd, 4096)
     while more and (missing := Header.missing(data)) > 0:
         more = system.os.read(fd, missing)
@@ -128,23 +128,23 @@ def read_header(fd: int) -> bytes:
     return data
 
 
-def _close(writer: int, reader: int, keep: set[int]) -> None:
+def _close(writer: int, reader: int, owned_fds: set[int]) -> None:
     for fd in (writer, reader):
         if fd >= 0:
-            safe_files.close_kept(fd, keep)
+            safe_files.close_owned(fd, owned_fds)
 
 
-def _open_for_writing(path: str, wanted: Wanted, flags: int, keep: set[int]) -> int:
+def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set[int]) -> int:
     try:
-        return safe_files.open_descriptor(path, flags, keep=keep)
+        return safe_files.open_descriptor(path, flags, owned_fds=owned_fds)
     except FileNotFoundError as error:
         raise_if_foreign(error)
-        safe_files.create(path, wanted.header, wanted.mode, durable=wanted.durable)
-        # O_CREAT, because NFS may answer from the memory that there was nothing: nfs(5), "lookupcache"
-        return safe_files.open_descriptor(path, flags | system.os.O_CREAT, wanted.mode, keep)
+        safe_files.create(path, options.header, options.mode, durable=options.durable)
+        # With O_CREAT, because an NFS client may have cached that the file does not exist: nfs(5), "lookupcache".
+        return safe_files.open_descriptor(path, flags | system.os.O_CREAT, options.mode, owned_fds)
 
 
-def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) -> Opened:
+def _check_header(path: str, options: LogOptions, reader: int, writer: int, data: bytes) -> OpenedLog:
     try:
         header, size, chain = Header.decode(data)
     except MalformedRecord as error:
@@ -156,47 +156,49 @@ def _settle(path: str, wanted: Wanted, reader: int, writer: int, data: bytes) ->
             reason=str(error),
         ) from None
     known = KIND_NAMES.get(header.lock_kind, f"kind {header.lock_kind}")
-    if header.lock_kind != wanted.lock_kind and not wanted.read_only:
+    if header.lock_kind != options.lock_kind and not options.read_only:
         raise StoreError(
-            f'{path}: this log is locked by "{known}" locks, not by "{KIND_NAMES[wanted.lock_kind]}";'
+            f'{path}: this log is locked by "{known}" locks, not by "{KIND_NAMES[options.lock_kind]}";'
             f' pass lock="{known}" here, or remove the log',
             path=path,
         )
-    if wanted.durable and not header.durable:
+    if options.durable and not header.durable:
         raise StoreError(
             f"{path}: this log was not made durable, and that can't be changed; remove it, or pass durable=False",
             path=path,
         )
-    return Opened(reader, writer, header, size, chain)
+    return OpenedLog(reader, writer, header, size, chain)
 
 
-def _initialise(path: str, wanted: Wanted, fd: int) -> None:
-    """Give a file that was found empty its header, under the lock.
+def _initialise(path: str, options: LogOptions, fd: int) -> None:
+    """Write the header of an empty file, under the lock.
 
-    Which kind of lock its users agree on is not written yet, so the OFD lock is taken as well where there is one. A
-    part of a header is what a dying initialiser left. It is the only thing that is ever cut, and only while the file is
-    too short for any record.
+    Without a header the kind of lock of the log is not known. So the OFD lock is taken as well where there is one: it
+    excludes processes that open the file with another kind.
+
+    A process that dies here leaves a part of a header. That part is the only data of a log that is ever truncated, and
+    only while the file is too short to hold a record.
     """
-    if wanted.read_only:
+    if options.read_only:
         raise StoreUnavailableError(
             f"{path} is empty: no writer has opened it yet", path=path, errno=system.errno.ENOENT
         )
-    deadline = system.time.monotonic() + wanted.limit
+    deadline = system.time.monotonic() + options.limit
     mutex = system.threading.RLock()
-    kinds = dict.fromkeys((OFD, wanted.lock_kind) if system.has_ofd_locks() else (wanted.lock_kind,))
+    kinds = dict.fromkeys((OFD, options.lock_kind) if system.has_ofd_locks() else (options.lock_kind,))
     locks = [LogLock(path, fd, kind, mutex, set()) for kind in kinds]
     while True:
         try:
             for lock in locks:
                 lock.try_lock()
-            _write_header(path, wanted, fd)
+            _write_header(path, options, fd)
             return
         except (BlockingIOError, PermissionError) as error:
             raise_if_foreign(error)
             if system.time.monotonic() >= deadline:
                 raise StoreTimeoutError(
-                    f"{path} is empty, and the lock to initialise it did not come within {wanted.limit:.3g} s",
-                    waited=wanted.limit,
+                    f"{path} is empty, and the lock to write its header was not released within {options.limit:.3g} s",
+                    waited=options.limit,
                 ) from None
         except OSError as error:
             raise_if_foreign(error)
@@ -207,15 +209,15 @@ def _initialise(path: str, wanted: Wanted, fd: int) -> None:
         system.time.sleep(PAUSE_S)
 
 
-def _write_header(path: str, wanted: Wanted, fd: int) -> None:
+def _write_header(path: str, options: LogOptions, fd: int) -> None:
     opened: set[int] = set()
     try:
-        found = read_header(safe_files.open_descriptor(path, system.os.O_RDONLY, keep=opened))
+        found = read_header(safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=opened))
     finally:
         system.close_all(system.os.close, opened)
     if Header.is_partial(found):
         if found:
             system.os.ftruncate(fd, 0)
-        safe_files.write_all(fd, wanted.header(fd))
-        if wanted.durable:
+        safe_files.write_all(fd, options.header(fd))
+        if options.durable:
             system.os.fsync(fd)

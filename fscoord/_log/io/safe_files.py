@@ -1,26 +1,34 @@
-"""Open the path of a log safely: born whole, no link or stranger's file followed, nothing truncated."""
+"""Open, create and publish files safely: no link is followed, no other user's file used, and nothing truncated.
+
+Descriptors are never lost to a KeyboardInterrupt. Each is added to a set, ``owned_fds``, in the same chain of C calls
+that opens it (`system.in_one_chain`). Between two lines of Python a signal handler may raise, and a descriptor that
+only a local variable names would then stay open, with its locks, until the process ends. The owner of the set closes
+what is left in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, Final
 
-from fscoord._log.io.permissions import copy_permissions
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 __all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
 
-BIRTH_SUFFIX = ".new"
+TEMPORARY_SUFFIX = ".new"
 _ONCE = ((),)
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
+_ACLS: Final = ("system.posix_acl_access", "system.nfs4_acl")
+"""The extended attributes that hold access control lists: acl(5), and nfs4_acl(5) on mounts of NFS 4."""
+_NO_ACL: Final = frozenset(getattr(system.errno, name, -1) for name in ("ENODATA", "ENOTSUP", "EOPNOTSUPP", "EINVAL"))
 
 
 def resolve(path: Any) -> str:
-    """Return `path` as an absolute path whose directory holds no symbolic link; a later chdir(2) changes nothing."""
+    """Return `path` as an absolute path without symbolic links in its directory, which no later chdir(2) changes."""
     name = system.os.fsdecode(system.os.fspath(path))
     if not name:
         raise ValueError("the path of a store is empty")
@@ -29,13 +37,13 @@ def resolve(path: Any) -> str:
 
 
 def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = False) -> StoreUnavailableError:
-    """Return `error`, met while `doing` something with the log, as one of our own, with the next step."""
+    """Convert `error` into a StoreUnavailableError that says what failed (`doing`), and what to do about it."""
     number, text = error.errno, error.strerror or str(error)
     directory = system.os.path.dirname(path)
     advice = {
         system.errno.ENOENT: _absent(directory),
         system.errno.ENOTDIR: f"; {directory} is not a directory",
-        system.errno.EACCES: "; check who owns the log and its directory, and their modes",
+        system.errno.EACCES: "; check the owners and modes of the log and its directory",
         system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
         system.errno.ENOSPC: "; free some space and try again",
         system.errno.EDQUOT: "; free some of the quota and try again",
@@ -47,9 +55,9 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
 
 
 def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
-    """Return what to raise because `file`, of the log `path`, is damaged at `offset`, with the next step."""
+    """Return the error for damage at `offset` in `file`, a file of the log `path`."""
     return CorruptLogError(
-        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify {path}` tells what is"
+        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify {path}` reports what is"
         " safe to do",
         path=path,
         offset=offset,
@@ -63,53 +71,52 @@ def _absent(directory: str) -> str:
     return f"; its directory {directory} does not exist: create it first"
 
 
-def open_descriptor(path: str, flags: int, mode: int = 0o600, keep: set[int] | None = None) -> int:
-    """Open `path` without following a symbolic link, waiting for a FIFO, or leaking to an exec'ed program.
+def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int] | None = None) -> int:
+    """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
 
-    The descriptor is added to `keep` in the same chain of C calls, which no signal handler can split, so that an
-    interruption doesn't lose it. Without `keep` it is among those that `close_quietly` closes (`_system.loose`).
+    The descriptor is added to `owned_fds`; without that, to `system.loose`, from which `system.close_quietly` takes it.
     """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
-        if keep is None and system.is_faked():
+        if owned_fds is None and system.is_fake_fs():
             return system.os.open(path, flags | extra, mode)
-        return _open_kept(path, flags | extra, mode, system.loose if keep is None else keep)
+        return _open_owned(path, flags | extra, mode, system.loose if owned_fds is None else owned_fds)
     except OSError as error:
         raise_if_foreign(error)
         if error.errno == system.errno.ELOOP:
             raise InsecurePathError(f"{path} is a symbolic link; name the file itself", path=path) from error
         if error.errno in (system.errno.EISDIR, system.errno.ENXIO):
-            raise InsecurePathError(f"{path} is no regular file; name a file", path=path) from error
+            raise InsecurePathError(f"{path} is not a regular file; pass the path of a file", path=path) from error
         raise
 
 
-def _open_kept(path: str, flags: int, mode: int, keep: set[int]) -> int:
+def _open_owned(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
     opened: list[int] = []
     opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
-    system.in_one_chain(opening, partial(keep.update, opened))
-    return opened[0]  # and not what is new in `keep`: another thread may have added to it
+    system.in_one_chain(opening, partial(owned_fds.update, opened))
+    return opened[0]  # not what is new in `owned_fds`: another thread may have added to it
 
 
-def close_kept(fd: int, keep: set[int]) -> None:
-    """Close `fd`, and take it out of `keep` before, in one chain of C calls."""
+def close_owned(fd: int, owned_fds: set[int]) -> None:
+    """Remove `fd` from `owned_fds` and close it, in one chain of C calls, so that it is closed exactly once."""
     try:
-        forget = partial(keep.discard, fd), partial(system.loose.discard, fd)
+        forget = partial(owned_fds.discard, fd), partial(system.loose.discard, fd)
         system.in_one_chain(*forget, partial(system.os.close, fd))
     except OSError as error:
         raise_if_foreign(error)
 
 
 def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
-    """Refuse the open file `fd` if it is not a regular file that only those whom `mode` allows can write.
+    """Refuse the open file `fd` unless it is a regular file that only the users whom `mode` allows can write.
 
-    A reader checks every byte, so it may read whatever it is allowed to open.
+    A file that is only read may belong to any user, because its bytes are verified.
 
     Raises:
         InsecurePathError: the text says what is wrong, and what to do.
     """
     found = system.os.fstat(fd)
     if not system.stat.S_ISREG(found.st_mode):
-        raise InsecurePathError(f"{path} is no regular file; name a file", path=path)
+        raise InsecurePathError(f"{path} is not a regular file; pass the path of a file", path=path)
     if read_only:
         return
     strangers = found.st_mode & 0o022 & ~mode
@@ -125,34 +132,34 @@ def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
             path=path,
         )
     if found.st_nlink > 1:
-        _remove_births(path, found)
+        _remove_temporary_names(path, found)
         if system.os.fstat(fd).st_nlink > 1:
             raise InsecurePathError(f"{path} has several names (hard links); remove the others", path=path)
 
 
 def _uid_given_to_ours(path: str) -> int:
-    """Return the owner that a file of ours gets beside `path`: root squash and id mapping may show another than us."""
-    probe = birth_name(path)
+    """Return the owner of a new file beside `path`, which may be another user: NFS servers map users (root squash)."""
+    probe = temporary_name(path)
     opened = system.Descriptors()
     try:
-        return system.os.fstat(open_descriptor_new(probe, 0o600, opened)).st_uid
+        return system.os.fstat(create_descriptor(probe, 0o600, opened)).st_uid
     except OSError as error:
         raise_if_foreign(error)
         return -1
     finally:
         try:
             if opened:
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
+                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
         except OSError as error:
             raise_if_foreign(error)
         unlink_quietly(probe)
 
 
-def _remove_births(path: str, found: Any) -> None:
-    """Unlink temporary names of the log's own birth: its maker is about to, or died before it could."""
+def _remove_temporary_names(path: str, found: Any) -> None:
+    """Unlink the temporary names of the file itself. Its creator died before it could, or is about to do the same."""
     directory, base = system.os.path.split(path)
     for name in system.os.listdir(directory):
-        if name.startswith(base + ".") and name.endswith(BIRTH_SUFFIX):
+        if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
             other = system.os.path.join(directory, name)
             try:
                 if same_file(system.os.stat(other, follow_symlinks=False), found):
@@ -162,10 +169,10 @@ def _remove_births(path: str, found: Any) -> None:
                 continue
 
 
-def share_like(source: str, target: str) -> None:
-    """Let those who can use `source` use the file `target`, which was just made, as far as this process may do that.
+def inherit_permissions(source: str, target: str) -> None:
+    """Give the new file `target` the permissions of `source`, as far as this process may.
 
-    A side-car that others cannot open costs them only what it would have told them.
+    This is for side-cars: a user that can't open one loses its hints only. See also `copy_permissions`.
     """
     try:
         copy_permissions(source, target)
@@ -175,8 +182,49 @@ def share_like(source: str, target: str) -> None:
             raise
 
 
-def leads_to(path: str, identity: tuple[int, int]) -> bool:
-    """Return whether `path` is a name of the file with this device and inode number, which is open."""
+def copy_permissions(source: str, target: str) -> None:
+    """Give the file `target`, which this process has created, the group, access control list and mode of `source`.
+
+    A process of root also sets the owner.
+
+    Raises:
+        OSError: this process is not permitted to. Users of `source` might then be unable to use `target`.
+    """
+    wanted, found = system.os.stat(source), system.os.stat(target)
+    owner = wanted.st_uid if found.st_uid != wanted.st_uid and system.os.geteuid() == 0 else -1
+    group = wanted.st_gid if found.st_gid != wanted.st_gid else -1
+    if (owner, group) != (-1, -1):
+        system.os.chown(target, owner, group)
+    if not system.is_fake_fs():
+        for name in _ACLS:
+            _copy_acl(source, target, name)
+    mode = system.stat.S_IMODE(wanted.st_mode)
+    if system.stat.S_IMODE(system.os.stat(target).st_mode) != mode:
+        system.os.chmod(target, mode)
+
+
+def _copy_acl(source: str, target: str, name: str) -> None:
+    wanted, found = _acl(source, name), _acl(target, name)
+    if wanted == found:
+        return
+    if wanted is None:
+        system.os.removexattr(target, name)
+    else:
+        system.os.setxattr(target, name, wanted)
+
+
+def _acl(path: str, name: str) -> bytes | None:
+    try:
+        return system.os.getxattr(path, name)
+    except OSError as error:
+        raise_if_foreign(error)
+        if error.errno in _NO_ACL:
+            return None
+        raise
+
+
+def names_same_file(path: str, identity: tuple[int, int]) -> bool:
+    """Return whether `path` names the file with this device and inode number, which is open."""
     try:
         named = system.os.stat(path, follow_symlinks=False)
     except OSError as error:
@@ -185,55 +233,57 @@ def leads_to(path: str, identity: tuple[int, int]) -> bool:
     return (named.st_dev, named.st_ino) == identity
 
 
-def unlink_quietly(path: str, life: int | None = None) -> None:
-    """Remove the name `path`, if it is there and may be removed.
+def unlink_quietly(path: str, epoch: int | None = None) -> None:
+    """Remove the name `path`, if it exists and may be removed.
 
-    With a `life`, it is removed only in the process that had that one: where a signal handler forks in the middle of
-    an operation, the operation goes on in the child, too, and cleans up after itself, but the file is the parent's.
+    With an `epoch` (see `system.process_epoch`), the name is removed only in that process. If a signal handler forks in
+    the middle of an operation, the operation continues in the child as well and cleans up, but the file belongs to the
+    parent.
     """
     try:
-        if life is None or system.life() == life:  # no signal handler runs from here to the call
+        if epoch is None or system.process_epoch() == epoch:  # no signal handler runs between this check and the call
             system.os.unlink(path)
     except OSError as error:
         raise_if_foreign(error)
 
 
 def same_file(one: Any, other: Any) -> bool:
-    """Return whether two stat results are of one file, both of which are open or were looked at just now."""
+    """Return whether two stat results are of one file. The files should be open: numbers of closed files are reused."""
     return bool(one.st_ino == other.st_ino and one.st_dev == other.st_dev)
 
 
 def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bool, like: str | None = None) -> None:
-    """Let a file appear at `path`, whole, unless something is there already.
+    """Create the file `path`, complete, unless a file exists there already.
 
-    link(2) refuses an existing name and never shows half a file. Where there are no hard links the file appears empty,
-    and its first opener initialises it under the lock.
+    The file is written under a temporary name and then linked to `path`: link(2) fails if the name exists, and never
+    shows half a file. Where the file system has no hard links, an empty file is created, and the first process that
+    opens it writes its header under the lock. A process that dies here leaves at most a temporary name.
 
     Args:
-        path: its name.
-        content: is called with a descriptor of the file, and returns what is written to it.
-        mode: its permissions.
-        durable: sync file and directory.
-        like: a file whose group and access control list it gets, as far as this process may give them.
+        path: the path of the file.
+        content: called with a descriptor of the file; returns the bytes to write.
+        mode: the permissions of the file.
+        durable: sync the file and its directory.
+        like: a file whose group and access control list the new file gets, as far as this process may set them.
     """
-    life, birth = system.life(), birth_name(path)
+    epoch, temporary = system.process_epoch(), temporary_name(path)
     opened = system.Descriptors()
     try:
         try:
-            fd = open_descriptor_new(birth, mode, opened)
+            fd = create_descriptor(temporary, mode, opened)
             if like is not None:
-                share_like(like, birth)
+                inherit_permissions(like, temporary)
             write_all(fd, content(fd))
             if durable:
                 system.os.fsync(fd)
         finally:
             try:
-                if opened:  # before anything that can be interrupted
-                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
+                if opened:  # first of all, before anything that Ctrl-C can interrupt
+                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
             except OSError as error:
                 raise_if_foreign(error)
         try:
-            system.os.link(birth, path)
+            system.os.link(temporary, path)
         except FileExistsError as error:
             raise_if_foreign(error)
         except OSError as error:
@@ -242,7 +292,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
                 raise
             _create_empty(path, mode)
     finally:
-        unlink_quietly(birth, life)
+        unlink_quietly(temporary, epoch)
     if durable:
         opened = system.Descriptors()
         try:
@@ -250,7 +300,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         finally:
             try:
                 if opened:
-                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
+                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
             except OSError as error:
                 raise_if_foreign(error)
 
@@ -258,7 +308,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
 def _create_empty(path: str, mode: int) -> None:
     opened = system.Descriptors()
     try:
-        open_descriptor_new(path, mode, opened)
+        create_descriptor(path, mode, opened)
     except FileExistsError as error:
         raise_if_foreign(error)
     except BaseException:
@@ -268,55 +318,55 @@ def _create_empty(path: str, mode: int) -> None:
     finally:
         try:
             if opened:
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # out of `opened` first
+                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
         except OSError as error:
             raise_if_foreign(error)
 
 
-def open_descriptor_new(path: str, mode: int, keep: set[int]) -> int:
-    """Create the file `path`, which must not exist, with this mode whatever the umask, and open it for writing.
+def create_descriptor(path: str, mode: int, owned_fds: set[int]) -> int:
+    """Create the file `path`, which must not exist, with `mode` whatever the umask, and open it for writing.
 
-    The descriptor is added to `keep` in one chain of C calls, as by `open_descriptor`.
+    The descriptor is added to `owned_fds`.
     """
     flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
-    fd = _open_kept(path, flags, mode, keep)
+    fd = _open_owned(path, flags, mode, owned_fds)
     if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
         system.os.chmod(path, mode)
     return fd
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, in as many calls as the kernel wants."""
+    """Write all of `data`, in as many calls as the kernel needs."""
     while data:
         data = data[system.os.write(fd, data) :]
 
 
-def sync_directory(path: str, keep: set[int]) -> None:
-    """Make the name of `path` survive a power loss, fsync(2). `keep`: as in `open_descriptor`."""
-    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, keep=keep)
+def sync_directory(path: str, owned_fds: set[int]) -> None:
+    """Sync the directory of `path`, so that the name survives a power failure (fsync(2))."""
+    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
     try:
         system.os.fsync(fd)
     finally:
-        close_kept(fd, keep)
+        close_owned(fd, owned_fds)
 
 
-def let_appear(birth: str, path: str) -> None:
-    """Give the file `birth` the name `path`, too, or instead where there are no hard links.
+def publish(temporary: str, path: str) -> None:
+    """Link the complete file `temporary` to `path`. Without hard links, rename it.
 
     Raises:
-        FileExistsError: there is something at `path`; nothing is overwritten.
+        FileExistsError: a file exists at `path`. It is not overwritten.
     """
     try:
-        system.os.link(birth, path)
+        system.os.link(temporary, path)
     except OSError as error:
         raise_if_foreign(error)
         if error.errno not in _NO_LINKS:
             raise
         if system.os.path.lexists(path):
             raise FileExistsError(system.errno.EEXIST, "it is there", path) from None
-        system.os.rename(birth, path)
+        system.os.rename(temporary, path)
 
 
-def birth_name(path: str) -> str:
-    """Return a name beside `path`, of nobody else, for what is to appear there."""
-    return f"{path}.{system.random_bytes(6).hex()}{BIRTH_SUFFIX}"
+def temporary_name(path: str) -> str:
+    """Return a random name beside `path`, for a file that will be published there."""
+    return f"{path}.{system.random_bytes(6).hex()}{TEMPORARY_SUFFIX}"

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from fscoord._log.format import record
-from fscoord._log.format.record import Record
-from fscoord._log.format.successor import Place
+from fscoord._log.format.record import LogPosition, Record
 from fscoord._runtime import system
 
 __all__ = ["NEVER", "Fetch", "Spilled", "SpilledRecord", "Spot", "checksum_of_both", "find_long", "leave_long", "read"]
@@ -130,7 +129,7 @@ def read(fd: int, spilled: Spilled) -> bytes | None:
     return value if crc32(value) == spilled.crc else None
 
 
-def find_long(fd: int, start: Place, end: Place, least: int) -> Generator[Spot]:
+def find_long(fd: int, start: LogPosition, end: LogPosition, least: int) -> Generator[Spot]:
     """Yield where the values of `least` bytes or more are in the generation `fd` from `start` to `end`, in their order.
 
     Their bytes are not read. The checks of the lengths are verified; after one that is wrong nothing is found.

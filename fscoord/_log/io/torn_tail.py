@@ -1,7 +1,7 @@
-"""Tell a torn tail from damage, and find the VOID after it.
+"""`examine`: tell a torn tail from damage, and find the VOID after it.
 
-The writer of a torn record died, or its disk was full. Nothing is ever cut: the next writer extends the file with zeros
-up to `void_place` and appends a VOID there. See docs/format.md, "Torn tails".
+The writer of a torn record died, or its disk was full. Nothing is ever truncated: the next writer extends the file with
+zeros up to `void_place`, and appends a VOID there. See docs/format.md, "Torn tails".
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from fscoord._log.format import record
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Damage", "Skip", "TookTooLong", "Torn", "Zeros", "examine", "read_at", "void_place"]
+__all__ = ["Damage", "DeadlineReached", "Skip", "Torn", "Zeros", "examine", "read_at", "void_place"]
 
 _CHUNK = 1 << 20
 _LIKELY: Final = re.compile(  # lengths below 2^28, writers below 2^24, keys below 1,280, a letter
@@ -22,20 +22,20 @@ _LIKELY: Final = re.compile(  # lengths below 2^28, writers below 2^24, keys bel
 
 
 class Skip(NamedTuple):
-    """A VOID was found: go on at ``offset`` with ``chain``."""
+    """A VOID skips the bytes: the log continues at ``offset`` with ``chain``."""
 
     offset: int
     chain: int
 
 
 class Torn(NamedTuple):
-    """The log ends in a torn record; the next writer's VOID belongs at ``place``."""
+    """The log ends with a torn record. The next writer appends its VOID at ``place``."""
 
     place: int
 
 
 class Damage(NamedTuple):
-    """No writer leaves this behind: ``reason`` says what is wrong at ``offset``."""
+    """Bytes at ``offset`` that no writer leaves, dead or alive. ``reason`` says what is wrong."""
 
     offset: int
     reason: str
@@ -45,25 +45,25 @@ Verdict = Skip | Torn | Damage
 
 
 def void_place(end: int) -> int:
-    """Return where the VOID for a torn record belongs: the first sector boundary at least one sector past `end`.
+    """Return the offset of the VOID for a torn record: the first sector boundary at least one sector after `end`.
 
-    `end` is where the record promises to end, or where its frame ends if that is torn as well.
+    `end` is where the record would end according to its length, or where its prefix ends if that is torn as well.
     """
     return _next_sector(end + record.SECTOR)
 
 
-class TookTooLong(Exception):
-    """The deadline passed before all that follows a bad record had been read."""
+class DeadlineReached(Exception):
+    """The deadline passed before all bytes after a bad record had been read."""
 
 
 class Zeros:
-    """Where a file is known to hold zeros only, so that each byte is read once, however often it is asked for.
+    """The range of a file that is known to hold zeros only, so that each zero is read once.
 
-    Bytes of a log never change below an end of file that a process has seen, so that a zero stays a zero.
+    The bytes of a log below an end of file that a process has seen never change, so a zero stays a zero.
 
     Args:
-        is_sparse: whether lseek(2) may be asked where the next data is. A file system that answers wrongly would hide
-            records, so this is for those that are known to answer right: see `mount.Mount.reports_holes`.
+        is_sparse: whether to use SEEK_DATA of lseek(2). Where that is wrong, records would be missed, so it is used
+            only on file systems where it is known to be right: see `mount.Mount.reports_holes`.
     """
 
     __slots__ = ("_end", "_start", "deadline", "is_sparse")
@@ -71,18 +71,18 @@ class Zeros:
     def __init__(self, *, is_sparse: bool = False) -> None:
         self.is_sparse = is_sparse
         self.deadline = float("inf")
-        """When to stop reading, by the monotonic clock."""
+        """When to stop reading, on the monotonic clock."""
         self._start = self._end = 0
 
     def forget(self) -> None:
-        """Forget what is known: it was of another file, or may have come from a cache."""
+        """Forget the range, which was of another file, or may have been read from a stale cache."""
         self._start = self._end = 0
 
     def first_data(self, fd: int, start: int, end: int) -> int | None:
         """Return the first offset in [start, end) whose byte is not zero, or None.
 
         Raises:
-            TookTooLong: the deadline passed; the next call goes on where this one stopped.
+            DeadlineReached: the deadline passed. The next call continues where this one stopped.
         """
         if not self._start <= start <= self._end:
             self._start = self._end = start
@@ -100,29 +100,29 @@ class Zeros:
             if rest:
                 return start
             if start < end and system.time.monotonic() > self.deadline:
-                raise TookTooLong
+                raise DeadlineReached
         return None
 
 
 def _next_extent(fd: int, start: int, end: int) -> int:
-    """Return the first offset from `start` on that is not in a hole, or `end`."""
+    """Return the first offset from `start` on that is not in a hole; `end` if there is none."""
     try:
         return int(system.os.lseek(fd, start, system.os.SEEK_DATA))
     except OSError as error:
         raise_if_foreign(error)
-        if error.errno == system.errno.ENXIO:  # there is a hole up to the end of the file
+        if error.errno == system.errno.ENXIO:  # a hole reaches to the end of the file
             return end
         raise
 
 
 def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) -> Verdict:
-    """Return what follows the last good record, which ends at `offset` with `chain`, when no good one does.
+    """Return what the bytes at `offset` are, which follow the last good record with `chain` and are not a good one.
 
-    `fd` is a descriptor of its own: it is moved about. A verdict of `Damage` may be wrong while a writer writes; it
-    holds when the log is locked.
+    The offset of `fd` is moved, so nothing else may read from it. Without the log's lock, a verdict of `Damage` may be
+    wrong, because a writer may be appending at this moment.
 
     Raises:
-        TookTooLong: the deadline of `zeros` passed.
+        DeadlineReached: the deadline of `zeros` passed.
     """
     size = system.os.fstat(fd).st_size
     prefix = read_at(fd, offset, record.PREFIX_SIZE)
@@ -130,9 +130,9 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     end = offset + (length if length > 0 else record.PREFIX_SIZE)
     place = void_place(end)
     verdict: Verdict = Damage(offset, "the record's checksum does not match")
-    if zeros.first_data(fd, end, min(place, size)) is None:  # after a complete record the next one begins at once
-        torn = read_at(fd, end - 1, 1) in (b"", b"\0")  # a complete one ends in a newline
-        second = _next_sector(offset + 1)  # of a sound prefix nothing is lost in the sector where it begins
+    if zeros.first_data(fd, end, min(place, size)) is None:  # a complete record is followed by the next at once
+        torn = read_at(fd, end - 1, 1) in (b"", b"\0")  # a complete record ends with a newline
+        second = _next_sector(offset + 1)  # a sound prefix shows that the sector in which it begins is not lost
         if torn or (durable and length > 0 and _lost_sector(fd, second, end, size)):
             verdict = _follow(fd, offset, place, size, chain, zeros)
     if durable and length < 0 and isinstance(verdict, Damage) and _lost_sector(fd, offset, end, size):
@@ -141,7 +141,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Look for the VOID at `place` and, while what is there is a torn VOID, where the VOID for that one belongs."""
+    """Search for the VOID at `place`. If a torn VOID is there, search for the VOID after that one, and so on."""
     while True:
         found = zeros.first_data(fd, place, size)
         if found is None:
@@ -157,9 +157,9 @@ def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zero
 
 
 def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
-    """Return whether one of the sectors that hold the bytes from `start` to `end` is all zeros from `start` on.
+    """Return whether a sector between `start` and `end` holds only zeros.
 
-    A power loss may leave that of the last record of a durable log. The others were synced before the next was written.
+    A power failure may leave the last record of a durable log in this state. The records before it had been synced.
     """
     while start < min(end, size):
         boundary = _next_sector(start + 1)
@@ -170,7 +170,7 @@ def _lost_sector(fd: int, start: int, end: int, size: int) -> bool:
 
 
 def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Look for what follows a record whose prefix a power loss has taken, so that its end is not known."""
+    """Search for the VOID after a record whose prefix was lost in a power failure, so that its end is not known."""
     found = zeros.first_data(fd, place, size)
     while found is not None:
         found -= found % record.SECTOR
@@ -179,7 +179,7 @@ def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zero
             return Skip(found + record.VOID_SIZE, void[1])
         found = zeros.first_data(fd, found + record.SECTOR, size)
         if system.time.monotonic() > zeros.deadline:
-            raise TookTooLong
+            raise DeadlineReached
     start = offset + record.RECORD_MIN
     if size - offset > record.RECORD_MAX or _holds_record(read_at(fd, start, size - start)):
         return Damage(offset, "the beginning of the record is lost, and other records follow")
@@ -187,7 +187,7 @@ def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zero
 
 
 def _holds_record(data: bytes) -> bool:
-    """Return whether there is a sound record anywhere in `data`, whatever its chain."""
+    """Return whether `data` contains a sound record with any chain."""
     return any(record.chain_if_sound(data, match.start()) is not None for match in _LIKELY.finditer(data))
 
 
@@ -197,14 +197,14 @@ def _next_sector(offset: int) -> int:
 
 
 def _holds_data(fd: int, start: int, end: int) -> bool:
-    """Return whether a byte of the few from `start` to `end` is not zero."""
+    """Return whether one of the bytes from `start` to `end` is not zero."""
     return start < end and any(read_at(fd, start, end - start))
 
 
 def read_at(fd: int, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes from `offset`, fewer only at the end of the file; this moves the descriptor.
+    """Return up to `size` bytes from `offset`, fewer only at the end of the file. This moves the offset of `fd`.
 
-    pread(2) is not used: under pyfakefs it reads another file.
+    pread(2) is not used, because under pyfakefs it reads another file.
     """
     system.os.lseek(fd, offset, 0)
     parts = []

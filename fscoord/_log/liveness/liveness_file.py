@@ -1,57 +1,60 @@
-"""`AliveFile`: the side-car whose byte n is locked as long as session n lives, and what proves that a process is gone.
+"""`LivenessFile`: the side-car in which each living session locks a byte, and the proof that a process is dead.
 
-The kernel gives a byte back when its holder dies, however that happens, and across NFS hosts the server does. One asks
-with F_OFD_GETLK, which takes nothing and waits for nobody. An unlocked byte is evidence only: see `LogFile.bury`.
+Session n holds a lock on byte n. The kernel drops the lock when the process dies in any way, and across NFS hosts the
+server does. F_OFD_GETLK tells whether a byte is locked, without locking anything or waiting. An unlocked byte is only
+evidence of a death: see `LogFile.bury`.
 
-The file is never replaced by us. It carries a random id, which the records of sessions name: a byte of a file with
-another id says nothing about them.
+The file is never replaced. It holds a random id, which the records of sessions name: a byte in a file with another id
+is no evidence about them.
 """
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final, NamedTuple
 
-from fscoord._log.format.session import Session
+from fscoord._log.format.control_records import Session
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError
 
-__all__ = ["ALIVE_SUFFIX", "AliveFile", "Home", "open_alive"]
+__all__ = ["LIVENESS_SUFFIX", "LivenessFile", "ProcessIdentity", "open_liveness_file"]
 
-ALIVE_SUFFIX: Final = ".alive"
+LIVENESS_SUFFIX: Final = ".alive"
 MAGIC: Final = b"fsalive\n"
 SIZE: Final = len(MAGIC) + 16
 LOCKER_S: Final = 0.05
-"""How long to look for the process that locks what is no session's, in seconds: the log's lock is held meanwhile."""
-_FLOCK_STRUCT = Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
+"""How long to search for a process that locks bytes of no session, in seconds. The log's lock is held meanwhile."""
 
 
-def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only: bool) -> AliveFile | None:
-    """Return the liveness file of the log at `path`, open; None where there is none and none is to be created.
+def open_liveness_file(
+    path: str, mode: int, owned_fds: set[int], *, create: bool, read_only: bool
+) -> LivenessFile | None:
+    """Open the liveness file of the log at `path`. Return None if it does not exist and `create` is false.
 
     Args:
-        path: the log's.
+        path: the path of the log.
         mode: the permissions of a new file.
-        keep: is kept equal to the descriptors that are open.
-        create: let it be born. The caller holds the log's lock, so nobody else does the same.
-        read_only: ask only; no byte of it can be held then.
+        owned_fds: the open descriptors of the handle; that of the file is added.
+        create: create the file if it does not exist. The caller holds the log's lock, so no other process does so too.
+        read_only: open for reading. Such a file can tell which bytes are locked, and can lock none.
 
     Raises:
-        OSError: it can't be opened or created.
-        InsecurePathError: what is there is not a file of ours.
+        OSError: the file can't be opened or created.
+        InsecurePathError: the file is not a liveness file, or others may write to it.
     """
-    name = path + ALIVE_SUFFIX
+    name = path + LIVENESS_SUFFIX
     try:
-        fd = safe_files.open_descriptor(name, system.os.O_RDONLY if read_only else system.os.O_RDWR, keep=keep)
+        fd = safe_files.open_descriptor(
+            name, system.os.O_RDONLY if read_only else system.os.O_RDWR, owned_fds=owned_fds
+        )
     except FileNotFoundError as error:
         raise_if_foreign(error)
         if not create:
             return None
-        safe_files.close_kept(safe_files.open_descriptor_new(name, mode, keep), keep)
-        safe_files.share_like(path, name)
-        fd = safe_files.open_descriptor(name, system.os.O_RDWR, keep=keep)
+        safe_files.close_owned(safe_files.create_descriptor(name, mode, owned_fds), owned_fds)
+        safe_files.inherit_permissions(path, name)
+        fd = safe_files.open_descriptor(name, system.os.O_RDWR, owned_fds=owned_fds)
     try:
         safe_files.check(name, fd, mode, read_only=read_only)
         data = _read(fd)
@@ -60,12 +63,12 @@ def open_alive(path: str, mode: int, keep: set[int], *, create: bool, read_only:
             _write(fd, data)
     except (OSError, FscoordError) as error:
         raise_if_foreign(error)
-        safe_files.close_kept(fd, keep)
+        safe_files.close_owned(fd, owned_fds)
         raise
     if len(data) < SIZE or not data.startswith(MAGIC):
-        safe_files.close_kept(fd, keep)
-        raise InsecurePathError(f"{name} is no liveness file; remove it", path=name)
-    return AliveFile(name, fd, data[len(MAGIC) :], keep)
+        safe_files.close_owned(fd, owned_fds)
+        raise InsecurePathError(f"{name} is not a liveness file; remove it", path=name)
+    return LivenessFile(name, fd, data[len(MAGIC) :], owned_fds)
 
 
 def _read(fd: int) -> bytes:
@@ -83,9 +86,10 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _is_unfinished(fd: int, data: bytes) -> bool:
-    """Return whether the liveness file `fd`, which begins with `data`, was born just now, or to one who died.
+    """Return whether the liveness file `fd`, which begins with `data`, was never written completely.
 
-    It is never synced, so a power failure may leave zeros of it. Whoever lives holds a byte, and has seen it whole.
+    It has just been created, or its creator has died. Since it is never synced, a power failure may also leave zeros.
+    Zeros count only if no byte is locked: a living session would have found the file complete before it locked one.
     """
     if len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):
         return True
@@ -93,32 +97,32 @@ def _is_unfinished(fd: int, data: bytes) -> bool:
 
 
 def _is_locked(fd: int, start: int, length: int) -> bool:
-    """Return whether somebody else holds one of `length` bytes from `start` on; 0: however many there are."""
-    asked = _FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
+    """Return whether another open file locks one of `length` bytes from `start` on; a `length` of 0 has no end."""
+    asked = system.FLOCK_STRUCT.pack(system.fcntl.F_RDLCK, 0, start, length, 0)
     answer = bytes(system.fcntl.fcntl(fd, system.fcntl.F_OFD_GETLK, asked))
-    return bool(_FLOCK_STRUCT.unpack(answer[: _FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
+    return bool(system.FLOCK_STRUCT.unpack(answer[: system.FLOCK_STRUCT.size])[0] != system.fcntl.F_UNLCK)
 
 
-class AliveFile:
-    """The liveness file at `path`, open on `fd`; see `open_alive`.
+class LivenessFile:
+    """The liveness file at `path`, open on `fd`; see `open_liveness_file`.
 
     Attributes:
-        id: the random id that it carries, 16 bytes.
-        number: the session whose byte this handle holds, or 0.
+        id: its random id, 16 bytes.
+        number: the session whose byte this handle has locked, or 0.
     """
 
-    def __init__(self, path: str, fd: int, identity: bytes, keep: set[int]) -> None:
+    def __init__(self, path: str, fd: int, identity: bytes, owned_fds: set[int]) -> None:
         self.path = path
         self.id = identity
         self.number = 0
         self._fd = fd
-        self._keep = keep
+        self._owned_fds = owned_fds
 
     def hold(self, number: int) -> bool:
-        """Lock byte `number`, and give back the one held before; False if it is somebody else's.
+        """Lock byte `number`, and unlock the byte held before; return False if another open file has locked it.
 
         Raises:
-            OSError: there are no such locks here, or the file system failed.
+            OSError: the file system has no such locks, or it failed.
         """
         fcntl = system.fcntl
         try:
@@ -132,10 +136,10 @@ class AliveFile:
         return True
 
     def _lock(self, kind: int, number: int) -> None:
-        system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, _FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
+        system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
 
     def is_held(self, number: int) -> bool:
-        """Return whether a handle holds the byte of session `number`.
+        """Return whether any handle, this one included, has locked the byte of session `number`.
 
         Raises:
             OSError: the file system failed.
@@ -145,44 +149,44 @@ class AliveFile:
         return _is_locked(self._fd, number, 1)
 
     def locker(self) -> str:
-        """Return ``host:pid`` of another process of this host that locks bytes of the file, or words for an unknown."""
+        """Return ``host:pid`` of another process of this host that locks bytes of the file, or "an unknown process"."""
         try:
             found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)
         except OSError as error:
             raise_if_foreign(error)
             found = None
-        return found or "a process that is not known"
+        return found or "an unknown process"
 
     def is_lost(self) -> bool:
-        """Return whether the file has gone from its path, so that nobody new would find our byte."""
+        """Return whether the file is not at its path any more, so that new handles could not find the locked byte."""
         try:
             found = system.os.fstat(self._fd)
-            return found.st_nlink == 0 or not safe_files.leads_to(self.path, (found.st_dev, found.st_ino))
+            return found.st_nlink == 0 or not safe_files.names_same_file(self.path, (found.st_dev, found.st_ino))
         except OSError as error:
             raise_if_foreign(error)
             return True
 
-    def give_back(self) -> None:
-        """Unlock the byte that this handle holds.
+    def release(self) -> None:
+        """Unlock the byte that this handle has locked.
 
-        To close the descriptor is not enough: a child that another thread forks at that moment may inherit it, and
-        would hold the byte for as long as the child lives.
+        To close the descriptor is not enough. A child that another thread forks at that moment may inherit it, and the
+        byte would stay locked for as long as the child lives.
         """
         number, self.number = self.number, 0
         if number:
             try:
                 self._lock(system.fcntl.F_UNLCK, number)
-            except OSError:  # closing the descriptor will do
+            except OSError:  # closing the descriptor unlocks it as well
                 pass
 
     def close(self) -> None:
-        """Give the descriptor back, and the byte with it; in a forked child the byte stays its parent's."""
-        safe_files.close_kept(self._fd, self._keep)
+        """Close the descriptor, which unlocks the byte. In a forked child the byte stays locked for the parent."""
+        safe_files.close_owned(self._fd, self._owned_fds)
         self._fd = -1
 
 
-class Home(NamedTuple):
-    """Where this process runs: what makes the pid of another mean something here."""
+class ProcessIdentity(NamedTuple):
+    """The host, boot and namespaces of a process, in which process numbers and start times are unique."""
 
     host: str
     boot_id: bytes
@@ -190,14 +194,14 @@ class Home(NamedTuple):
     time_space: int
 
     @classmethod
-    def find(cls) -> Home:
-        """Return that of this process."""
+    def find(cls) -> ProcessIdentity:
+        """Return the identity of this process."""
         return cls(system.hostname(), system.boot_id(), system.namespace("pid"), system.namespace("time"))
 
-    def has_seen_die(self, session: Session) -> bool:
-        """Return whether the process of `session` is gone for certain, whoever has inherited its descriptors.
+    def is_provably_dead(self, session: Session) -> bool:
+        """Return whether the process of `session` is certainly dead, even if a child has inherited its descriptors.
 
-        A process number alone proves nothing: it is given again, and means another process in another container.
+        A process number alone proves nothing: it is reused, and in another container it names another process.
         """
         if not self.shares_processes_with(session):
             return False
@@ -206,23 +210,23 @@ class Home(NamedTuple):
         except ProcessLookupError as error:
             raise_if_foreign(error)
             return True
-        except (OSError, OverflowError) as error:  # it is another user's, or no number of a process
+        except (OSError, OverflowError) as error:  # the process of another user, or not a process number
             raise_if_foreign(error)
-        return self.is_another(session) or system.is_zombie(session.pid)
+        return self.is_other_process(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:
-        """Return whether the process number of `session` means the same process here."""
+        """Return whether the process number of `session` names the same process here."""
         here = (self.host, self.boot_id, self.pid_space)
         return here == (session.host, session.boot_id, session.pid_space) and any(self.boot_id) and self.pid_space > 0
 
-    def is_the_same(self, session: Session) -> bool:
-        """Return whether the process that has the number of `session` now, here, is that of the session for certain."""
+    def is_same_process(self, session: Session) -> bool:
+        """Return whether the process with the number of `session` is certainly the session's."""
         began = session.start_time if session.time_space == self.time_space else 0
         return self.shares_processes_with(session) and system.start_time(session.pid) == began != 0
 
-    def is_another(self, session: Session) -> bool:
-        """Return whether the process that has the number of `session` now began at another time."""
+    def is_other_process(self, session: Session) -> bool:
+        """Return whether the process with the number of `session` has certainly begun at another time."""
         if session.time_space != self.time_space or not session.start_time:
-            return False  # start times in other time namespaces can't be compared: time_namespaces(7)
+            return False  # start times of different time namespaces can't be compared: time_namespaces(7)
         found = system.start_time(session.pid)
         return found not in (0, session.start_time)

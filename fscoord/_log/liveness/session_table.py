@@ -1,76 +1,107 @@
-"""`Roster`: who has introduced themselves in a log, as what, who of them was found dead, and how many have left."""
+"""`SessionTable`: the sessions that a log has recorded, their ranks and deaths, and how many participants have left.
+
+It holds what the records say, and does no I/O. The process mutex of the log guards it.
+"""
 
 from __future__ import annotations
 
-from fscoord._log.format.session import Session
+from collections.abc import Iterable
 
-__all__ = ["Roster"]
+from fscoord._log.format.control_records import Session
+
+__all__ = ["SessionTable"]
 
 
-class Roster:
-    """The part of `~fscoord._log.io.cursor.LogReader` that remembers sessions.
+class SessionTable:
+    """The sessions of one log, as one handle has read them.
+
+    Args:
+        participants: the life of the log is over when so many have left; 0 for never.
 
     Attributes:
-        sessions: who has introduced themselves, by session number.
-        ranks: by rank, the sessions that have said that they are it.
+        sessions: the sessions, by number.
+        ranks: by rank, the sessions that were registered with it.
         deaths: when (wall time in ns) a session was found dead, by its number.
         left: how many participants have left for good.
     """
-
-    _is_settled = False
-    """Whether this handle is over when the life of the log is that it has joined."""
 
     def __init__(self, participants: int) -> None:
         self.sessions: dict[int, Session] = {}
         self.ranks: dict[int, set[int]] = {}
         self.deaths: dict[int, int] = {}
-        self._last_session = 0
-        self._participants = participants
         self.left = 0
-        self._is_ended = False
+        self.last = 0
+        self.is_ended = False
+        self.participants = participants
 
     @property
     def is_finished(self) -> bool:
         """Whether all participants have left, so that this life of the log is over."""
-        return self._is_ended or 0 < self._participants <= self.left
+        return self.is_ended or 0 < self.participants <= self.left
 
-    def _forget_sessions(self) -> None:
+    def reset(self) -> None:
+        """Forget every record: they come again from the first."""
         self.sessions.clear()
         self.ranks.clear()
         self.deaths.clear()
-        self._last_session = self.left = 0
-        self._is_ended = False
+        self.last = self.left = 0
+        self.is_ended = False
 
-    def _remembered(self) -> list[tuple[int, Session]]:
-        """Return the sessions that matter, by number: each that is not recorded as dead, and of a rank's dead the last.
+    # -- records ---------------------------------------------------------------------------------------------------
 
-        The last is always among them, so that no number is given twice. A session that is missing was dead: see
-        `~fscoord._log.liveness.presence.Present.dead_sessions`.
+    def add(self, number: int, session: Session) -> None:
+        """Apply a session record: a new session, or more of a known one, whose earlier ranks stay valid."""
+        known = self.sessions.get(number)
+        if known is not None:
+            session = session._replace(since_ns=known.since_ns)
+        self.sessions[number] = session
+        self.last = max(self.last, number)
+        if session.rank is not None:
+            self.ranks.setdefault(session.rank, set()).add(number)
+
+    def add_death(self, number: int, time_ns: int) -> None:
+        """Apply a death record. The first one counts, and all handles that read it agree on the death."""
+        self.deaths.setdefault(number, time_ns)
+
+    # -- what a snapshot keeps -------------------------------------------------------------------------------------
+
+    def remembered(self) -> list[tuple[int, Session]]:
+        """Return the sessions that a snapshot keeps, by number: the living, and of a rank's dead the last.
+
+        The last number is always among them, so that no number is given twice. A session that is missing was dead: see
+        `dead_sessions`.
         """
         ranked = {max(numbers) for numbers in self.ranks.values()}
         return [
             (number, session)
             for number, session in sorted(self.sessions.items())
-            if number in ranked or number == self._last_session or number not in self.deaths
+            if number in ranked or number == self.last or number not in self.deaths
         ]
 
-    def _forget_dead(self) -> None:
-        """Forget the sessions that the snapshot of the next generation forgets, or memory grows with each death."""
-        remembered = dict(self._remembered())
+    def forget_dead(self) -> None:
+        """Forget the sessions that the snapshot of the next generation leaves out: memory must not grow with deaths."""
+        remembered = dict(self.remembered())
         self.sessions = remembered
         self.deaths = {number: when for number, when in self.deaths.items() if number in remembered}
         self.ranks = {rank: numbers & remembered.keys() for rank, numbers in self.ranks.items()}
 
-    def _meet(self, number: int, session: Session) -> None:
-        """A session introduces itself, or says more of itself: what it said of its rank before stays true."""
-        known = self.sessions.get(number)
-        if known is not None:
-            session = session._replace(since_ns=known.since_ns)
-        self.sessions[number] = session
-        self._last_session = max(self._last_session, number)
-        if session.rank is not None:
-            self.ranks.setdefault(session.rank, set()).add(number)
+    # -- questions -------------------------------------------------------------------------------------------------
 
-    def _mourn(self, number: int, time_ns: int) -> None:
-        """A session was found dead; all who read this agree on it."""
-        self.deaths.setdefault(number, time_ns)
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of `ranks` that have sessions, all of which are recorded as dead."""
+        deaths, known = self.deaths, self.ranks
+        return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of the sessions `numbers` that are recorded as dead, or were, and are forgotten since."""
+        known, last = self.sessions, self.last
+        return [n for n in numbers if n in self.deaths or (n not in known and 0 < n <= last)]
+
+    def presumed_alive(self, ranks: Iterable[int] | None) -> list[int]:
+        """Return the sessions of `ranks`, or all, without those that are recorded as dead."""
+        some = self.sessions if ranks is None else [n for rank in ranks for n in self.ranks.get(rank, ())]
+        return sorted(set(some) - self.deaths.keys())
+
+    def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of the sessions `numbers` that are known, and not recorded as dead."""
+        return sorted((self.sessions.keys() & set(numbers)) - self.deaths.keys())

@@ -1,9 +1,15 @@
-"""Wait for a lock in the kernel, and still keep a deadline.
+"""Wait for a log's lock in the kernel, and still keep a deadline.
 
-A call that is blocked in the kernel can't be given a deadline: Python repeats it after a signal. So a thread blocks,
-one for a log and process however many wait, on a descriptor of its own; on a shared one a request that nobody waits for
-any more would be granted to whoever holds the lock by then. The thread hands the lock over together with the
-descriptor, and gives it back if nobody waits any more.
+A lock call that blocks in the kernel can't be given a deadline: Python repeats it after a signal. So a thread makes
+that call. There is one such thread for each log and process, however many threads of the process wait.
+
+The thread blocks on a descriptor of its own. On a shared descriptor, a request whose waiters have all given up would
+be granted to the thread that holds the lock through that descriptor by then. When the lock has come, the thread hands
+it over to the first waiter together with the descriptor, or unlocks it if no waiter is left.
+
+Which thread may hold what: `_guard` protects `_requests` and the list of waiters of each. It is held for a few lines
+only, in which nothing blocks. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and no thread
+does so in the opposite order: the thread that hands over a lock takes the process mutex without holding `_guard`.
 """
 
 from __future__ import annotations
@@ -14,60 +20,62 @@ from typing import Any, Final, Protocol
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
 
-__all__ = ["Lock", "leave_line", "wait_in_line"]
+__all__ = ["WaitableLock", "cancel_wait", "wait_for_lock"]
 
 HANDOVER_S: Final = 0.1
-"""How long a lock that came for a waiter is kept for it, should the waiter have been interrupted meanwhile."""
+"""How long a lock is kept for the waiter to which it was handed over. A signal handler may delay that waiter."""
 
 
-class Lock(Protocol):
-    """What is waited for: see `~fscoord._log.locking.log_lock.LogLock`.
+class WaitableLock(Protocol):
+    """The lock that is waited for: see `~fscoord._log.locking.log_lock.LogLock`.
 
     Attributes:
         fd: a descriptor of the log.
         kind: the kind of lock.
-        mutex: what excludes the threads of this process from each other.
-        grant: None, or the lock came for a waiter and is held for whoever is next under the mutex.
+        mutex: the process mutex of the log.
+        handover: a locked `threading.Lock` while the lock is kept for the next thread that takes the mutex, else None.
         can_block: whether the kernel can be asked to wait.
-        is_closed: whether nobody will want the lock any more.
-        unlock: gives the lock back.
+        is_closed: whether the lock will not be used any more.
+        unlock: releases the lock.
     """
 
     fd: int
     kind: int
     mutex: Any
-    grant: Any
+    handover: Any
     can_block: bool
     is_closed: bool
     unlock: Callable[[], object]
 
     def block(self, fd: int) -> None:
-        """Wait in the kernel until descriptor `fd` has the lock."""
+        """Block in the kernel until descriptor `fd` has the lock."""
 
     def unblock(self, fd: int) -> None:
-        """Give back what `block` has got."""
+        """Release a lock that `block` has acquired."""
 
-    def adopt(self, fd: int, grant: Any) -> None:
-        """Under the mutex: go on with descriptor `fd`, which has the lock."""
+    def adopt(self, fd: int, handover: Any) -> None:
+        """Replace the lock's descriptor by `fd`, which has the lock. The caller holds the mutex."""
 
 
-def wait_in_line(lock: Lock, left: float, reopen: Callable[[], int]) -> None:
-    """Return when `lock` has come, or may come at once, or after `left` seconds; `reopen` opens the log once more.
+def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int]) -> None:
+    """Return when `lock` has been handed over, when it is worth trying again, or after `left` seconds.
+
+    `reopen` opens the log once more and returns the descriptor.
 
     Raises:
-        OSError, RuntimeError: there is no descriptor or no thread left, or the interpreter is about to end.
+        OSError, RuntimeError: no descriptor or thread is left, or the interpreter is about to end.
     """
     waiter = _Waiter(lock, reopen)
     try:
-        request = _line_up(waiter)
+        request = _enqueue(waiter)
         waiter.wake.wait(left)
-        request.forget_gone(waiter)
+        request.remove(waiter)
     finally:
-        waiter.gone = True
+        waiter.gone = True  # even if Ctrl-C came between any two lines above: the thread then skips this waiter
 
 
-def leave_line(lock: Lock) -> None:
-    """Wake all who wait for `lock`."""
+def cancel_wait(lock: WaitableLock) -> None:
+    """Wake all threads that wait for `lock`."""
     with _guard[0]:
         waiters = [waiter for request in _requests.values() for waiter in request.waiters if waiter.lock is lock]
     for waiter in waiters:
@@ -76,23 +84,24 @@ def leave_line(lock: Lock) -> None:
 
 
 class _Waiter:
-    """A thread in the line for a lock."""
+    """A thread that waits for a lock."""
 
-    def __init__(self, lock: Lock, reopen: Callable[[], int]) -> None:
+    def __init__(self, lock: WaitableLock, reopen: Callable[[], int]) -> None:
         self.lock = lock
         self.reopen = reopen
         self.gone = False
-        self.wake = system.Wakeup()
+        self.wake = system.AutoResetEvent()
 
 
-class _Request:
-    """A thread that blocks in the kernel until it has the lock of one log, and hands it to the first in the line.
+class _LockThread:
+    """A thread that blocks in the kernel for the lock of one log, and hands it over to the first of its waiters.
 
-    It does the handing over itself, because no KeyboardInterrupt can reach it half-way.
+    The thread itself stores the handover in the waiter's lock, because no KeyboardInterrupt can reach it: Python
+    raises one in the main thread only.
     """
 
-    def __init__(self, place: tuple[int, int, int], first: _Waiter) -> None:
-        self.place = place
+    def __init__(self, key: tuple[int, int, int], first: _Waiter) -> None:
+        self.key = key
         self.waiters = [first]
         self.fd = -1
         system.start_thread("fscoord-lock", self._run)
@@ -105,87 +114,95 @@ class _Request:
                     return
                 self.fd = waiter.reopen()
                 block, unblock = waiter.lock.block, waiter.lock.unblock
-                if _place(self.fd, self.place[2]) != self.place:  # its log goes on in another file, or has gone
-                    waiter.lock.can_block = False  # or it would come back at once, for as long as the lock is held
+                if _file_key(self.fd, self.key[2]) != self.key:  # the log continues in another file, or is gone
+                    # Let the waiter poll, or it would return here in a loop for as long as the lock is held.
+                    waiter.lock.can_block = False
                     waiter.gone = True
                     waiter.wake.set()
                     system.close_quietly(self.fd)
                     self.fd = -1
                     continue
-                waiter = None  # whoever gives up may also be thrown away
+                waiter = None  # `block` may take for ever, and must not keep a waiter that has given up alive
                 block(self.fd)
                 if not self._hand_over():
-                    unblock(self.fd)  # a child that was forked in C has inherited the descriptor, and keeps it open
+                    # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
+                    unblock(self.fd)
                     system.close_quietly(self.fd)
                     self.fd = -1
-        except (OSError, FscoordError):  # whoever waits will meet it, too, and must not ask the kernel again
+        except (OSError, FscoordError):  # the waiters will meet the same error when they poll
             for waiter in self.waiters:
                 waiter.lock.can_block = False
         finally:
             system.close_quietly(self.fd)
             with _guard[0]:
-                if _requests.get(self.place) is self:
-                    del _requests[self.place]
+                if _requests.get(self.key) is self:
+                    del _requests[self.key]
             for waiter in self.waiters:
                 waiter.wake.set()
 
-    def forget_gone(self, *others: _Waiter) -> None:
-        """Forget `others`, and those who do not wait any more."""
+    def remove(self, *others: _Waiter) -> None:
+        """Remove `others`, and all waiters that have given up."""
         with _guard[0]:
             self.waiters[:] = [waiter for waiter in self.waiters if not waiter.gone and waiter not in others]
 
     def _first(self, *, end: bool = False) -> _Waiter | None:
-        """Return the first who still waits; if there is nobody and this is the `end`, let nobody else line up."""
+        """Return the first waiter that has not given up. If there is none and `end` is set, accept no more waiters.
+
+        Both happen under one hold of the guard. Otherwise a waiter could join a thread that is about to end.
+        """
         with _guard[0]:
-            self.forget_gone()
+            self.remove()
             if self.waiters:
                 return self.waiters[0]
-            if end and _requests.get(self.place) is self:
-                del _requests[self.place]
+            if end and _requests.get(self.key) is self:
+                del _requests[self.key]
             return None
 
     def _hand_over(self) -> bool:
-        """Give the lock, with the descriptor, to the first who still waits; False if there is nobody."""
-        grant = None
-        while grant is None:
+        """Hand the lock and the descriptor over to the first waiter; return False if none is left."""
+        handover = None
+        while handover is None:
             waiter = self._first()
             if waiter is None:
                 return False
             lock = waiter.lock
             with lock.mutex:
                 if not (waiter.gone or lock.is_closed):
-                    grant = system.threading.Lock()
-                    grant.acquire()
-                    lock.adopt(self.fd, grant)
+                    handover = system.threading.Lock()
+                    handover.acquire()
+                    lock.adopt(self.fd, handover)
                     self.fd = -1
             waiter.gone = True
             waiter.wake.set()
-        if not grant.acquire(timeout=HANDOVER_S):
+        # The thread that takes the lock releases the handover. If none does in time, the lock is released here.
+        if not handover.acquire(timeout=HANDOVER_S):
             with lock.mutex:
-                if lock.grant is grant:
-                    lock.grant = None
+                if lock.handover is handover:
+                    lock.handover = None
                     lock.unlock()
         return True
 
 
-_requests: dict[tuple[int, int, int], _Request] = {}
-"""The requests of this process that are in flight, by device, inode and kind of lock."""
+_requests: dict[tuple[int, int, int], _LockThread] = {}
+"""The threads of this process that wait in the kernel, by device, inode number and kind of lock."""
 _guard = [system.threading.RLock()]
+"""Protects `_requests` and the waiters of each. It is re-entrant because a signal handler may interrupt its holder and
+call in."""
 
 
-def _place(fd: int, kind: int) -> tuple[int, int, int]:
+def _file_key(fd: int, kind: int) -> tuple[int, int, int]:
     found = system.os.fstat(fd)
     return found.st_dev, found.st_ino, kind
 
 
-def _line_up(waiter: _Waiter) -> _Request:
-    place = _place(waiter.lock.fd, waiter.lock.kind)
+def _enqueue(waiter: _Waiter) -> _LockThread:
+    key = _file_key(waiter.lock.fd, waiter.lock.kind)
     with _guard[0]:
-        request = _requests.get(place)
+        request = _requests.get(key)
         if request is None:
-            request = _requests[place] = _Request(place, waiter)
+            request = _requests[key] = _LockThread(key, waiter)
         else:
-            request.forget_gone()
+            request.remove()
             request.waiters.append(waiter)
         return request
 
@@ -193,9 +210,9 @@ def _line_up(waiter: _Waiter) -> _Request:
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
     for request in list(_requests.values()):
-        for waiter in list(request.waiters):  # for one whose signal handler has forked, in the middle of its wait
+        for waiter in list(request.waiters):  # a signal handler may have forked in the middle of this thread's own wait
             waiter.wake.set()
     _requests.clear()
 
 
-system.after_fork_in_child("lines", _after_fork_in_child)
+system.after_fork_in_child("lock waits", _after_fork_in_child)

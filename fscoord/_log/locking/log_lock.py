@@ -1,7 +1,7 @@
-"""The advisory lock of a log: its kinds, the wait for it with a deadline, and who holds it.
+"""`LogLock`: the advisory lock of a log, in one of three kinds, with a wait that has a deadline, and its holder.
 
-`LogLock.try_lock` and `LogLock.unlock` are attributes, and on the kinds that the kernel keeps ``unlock`` is a C
-function with its arguments bound. So a caller that says ::
+`LogLock.try_lock` and `LogLock.unlock` are attributes. For the kinds of lock that the kernel keeps, ``unlock`` is a C
+function with its arguments bound. A caller that says ::
 
     try:
         lock.try_lock()
@@ -9,25 +9,25 @@ function with its arguments bound. So a caller that says ::
     finally:
         lock.unlock()
 
-can't leak the lock to a KeyboardInterrupt: Python looks for signals between a call and the next statement, and when it
-enters a Python function, but not on the way to a C function that begins a ``finally``. To unlock what one does not
-hold does nothing.
+can't lose the lock to a KeyboardInterrupt. Python handles signals between a call and the next statement, and when it
+enters a Python function, but not before a C function that is the first call of a ``finally`` block. If ``unlock`` were
+a Python function, or came second, Ctrl-C could skip it, and the lock would stay held until the process ends. To unlock
+a lock that is not held does nothing, so ``unlock`` may follow a ``try_lock`` that failed.
 
-The log lock of session n is the byte range [L, L+1+n). All ranges share byte L, so they exclude each other; and
-F_OFD_GETLK, which does not tell who holds a range, tells its length (fcntl(2)): that is the session.
+The log lock of session n is the byte range [L, L+1+n). All ranges share byte L, so they exclude each other. F_OFD_GETLK
+does not report the holder of a range, but it reports its length (fcntl(2)), and the length gives the session.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from fscoord._log.locking import symlink_lock
-from fscoord._log.locking.kernel_wait import leave_line, wait_in_line
+from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError
 
 __all__ = ["KINDS", "LogLock"]
@@ -39,25 +39,24 @@ KINDS: Final = {"ofd": OFD, "flock": FLOCK, "soft": SOFT}
 KIND_NAMES: Final = {number: name for name, number in KINDS.items()}
 
 BASE: Final = 1 << 62
-_FLOCK_STRUCT = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
 SPINS: Final = 3
 NAP_FIRST_S, NAP_S = 0.00005, 0.0005
-PATIENCE_S: Final = 0.02
-"""How long to nap and try again before waiting in the kernel: among many busy writers that is faster, for a lock that
-is handed to a sleeping process is held by nobody who works until it wakes."""
+NAP_PHASE_S: Final = 0.02
+"""How long to nap and try again before waiting in the kernel, in seconds. Among many busy writers that is faster: a
+lock that the kernel grants to a sleeping process is unused until that process wakes."""
 POLL_S: Final = 0.05
 
 
 def _range(kind: int, session: int) -> bytes:
-    return _FLOCK_STRUCT.pack(kind, 0, BASE, 1 + session, 0)
+    return system.FLOCK_STRUCT.pack(kind, 0, BASE, 1 + session, 0)
 
 
 def _nothing() -> None:
-    """Lock, or unlock, nothing."""
+    """Neither lock nor unlock anything."""
 
 
 def _no_descriptor() -> None:
-    """Lock through a descriptor that is closed."""
+    """Refuse to lock through a descriptor that a fork has closed."""
     raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
 
 
@@ -74,22 +73,23 @@ _REFUSALS = frozenset(getattr(system.errno, name) for name in ("ENOLCK", "ENOSYS
 
 
 class LogLock:
-    """One handle's hold on the lock of one log.
+    """The lock of one log, as one handle uses it.
 
     Attributes:
-        marker: the path of the file that is there while a soft lock is held.
-        fd: the descriptor of the log that the kernel's lock belongs to, open for writing.
-        try_lock: takes the lock or raises BlockingIOError at once.
-        unlock: gives it back; harmless when it is not held.
-        grant: None, or the lock came for a waiter and is held for whoever is next under `mutex`. That one forgets the
-            grant, says ``grant.release()``, and has the lock; all three can't be interrupted half-way.
+        marker: the path of the symbolic link that exists while a soft lock is held.
+        fd: the descriptor of the log to which the kernel's lock belongs, open for writing.
+        try_lock: acquires the lock, or raises BlockingIOError at once.
+        unlock: releases the lock, or does nothing if it is not held.
+        handover: None, or a locked `threading.Lock`: the log's lock has come for a waiter, and is kept for the next
+            thread that holds `mutex`. That thread sets ``handover`` to None and calls ``release()`` on it, and then has
+            the log's lock. Nothing can interrupt it between these steps.
         can_block: whether the kernel can be asked to wait for this lock.
-        mutex: what excludes the threads of this process from each other on this log.
+        mutex: the process mutex of the log. A thread holds it while it calls `try_lock`, `unlock` or `bind`.
 
-    A `shared` lock keeps writers out and lets other readers in, and a descriptor open for reading is enough for it. A
-    reader can do nothing about a soft lock, so it takes none.
+    A `shared` lock excludes writers but not other readers, and a descriptor that is open for reading is enough for it.
+    Soft locks have no shared mode, so a shared soft lock does nothing.
 
-    `descriptors` is kept equal to what the handle has open, as the lock moves from one descriptor to another.
+    The lock may move from one descriptor to another. `descriptors`, the open descriptors of the handle, follows it.
     """
 
     fd: int
@@ -104,15 +104,15 @@ class LogLock:
         self.kind = kind
         self.shared = shared
         self.mutex = mutex
-        self.grant: Any = None
+        self.handover: Any = None
         self.can_block = kind != SOFT and not shared
         self.is_closed = False
         self._descriptors = descriptors
-        self._marker = symlink_lock.Marker(self.marker)
+        self._symlink_lock = symlink_lock.SymlinkLock(self.marker)
         self.bind(fd, 0)
 
     def bind(self, fd: int, session: int) -> None:
-        """From now on lock through descriptor `fd`, in the name of `session` (0: not yet introduced)."""
+        """Use descriptor `fd` from now on, and lock the range of `session` (0: not yet registered)."""
         self.fd, self.session = fd, session
         if self.kind == OFD:
             self._bind_ofd(fd, session)
@@ -121,15 +121,15 @@ class LogLock:
         elif self.shared:
             self.unlock = self.try_lock = _nothing
         else:
-            self.try_lock, self.unlock = self._marker.take, self._marker.give_back
+            self.try_lock, self.unlock = self._symlink_lock.acquire, self._symlink_lock.release
 
     def next_on(self, fd: int) -> LogLock:
-        """Return the lock that takes the place of this one on descriptor `fd`, for the same session.
+        """Return the lock that replaces this one on descriptor `fd`, for the same session.
 
-        A marker stays the same: should it not be had back now, the next lock gives it back.
+        The new lock shares the symbolic link of a soft lock: if this lock fails to remove it, the new one does.
         """
         following = LogLock(self.path, fd, self.kind, self.mutex, self._descriptors, shared=self.shared)
-        following._marker = self._marker
+        following._symlink_lock = self._symlink_lock
         following.bind(fd, self.session)
         return following
 
@@ -164,15 +164,15 @@ class LogLock:
         self.try_lock = try_lock
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
-        """Return what `error` of a lock call means if it says that there are no such locks here."""
+        """Return the error to raise if `error` of a lock call means that there are no such locks here, else None."""
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
 
     def is_taken(self, error: OSError) -> bool:
-        """Return whether `error` of `try_lock` only says that somebody else has the lock: fcntl(2) has two ways."""
+        """Return whether `error` of `try_lock` says that another has the lock. fcntl(2) allows EAGAIN and EACCES."""
         return isinstance(error, BlockingIOError) or (self.kind == OFD and isinstance(error, PermissionError))
 
     def holder(self) -> int | str | None:
-        """Return who holds the lock: a session's number (0: not introduced), words, or None if nobody or unknown."""
+        """Return the holder of the lock: a session's number (0: not registered), a description, or None if unknown."""
         if self.fd < 0:
             return None
         if self.kind == OFD:
@@ -183,7 +183,7 @@ class LogLock:
             except OSError as error:
                 raise_if_foreign(error)
                 return None
-            kind, _, _, length, _ = _FLOCK_STRUCT.unpack(bytes(answer)[: _FLOCK_STRUCT.size])
+            kind, _, _, length, _ = system.FLOCK_STRUCT.unpack(bytes(answer)[: system.FLOCK_STRUCT.size])
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
             return symlink_lock.holder(self.marker)
@@ -197,13 +197,13 @@ class LogLock:
         """Return when it is worth trying again.
 
         Args:
-            attempt: how often it was tried.
-            waited: for how many seconds.
-            left: for how many more.
-            reopen: returns another descriptor of the log.
+            attempt: the number of tries so far.
+            waited: how long the caller has waited, in seconds.
+            left: how long it may still wait, in seconds.
+            reopen: opens the log once more, and returns the descriptor.
             patient: nap and try for a while before waiting in the kernel.
         """
-        if patient and waited < PATIENCE_S:
+        if patient and waited < NAP_PHASE_S:
             if attempt <= SPINS:
                 system.os.sched_yield()
             else:
@@ -211,7 +211,7 @@ class LogLock:
                 system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
-                wait_in_line(self, left, reopen)
+                wait_for_lock(self, left, reopen)
             except (OSError, RuntimeError) as error:
                 raise_if_foreign(error)
                 self.can_block = False
@@ -219,7 +219,7 @@ class LogLock:
             system.time.sleep(min(0.001 * attempt, POLL_S, left))
 
     def block(self, fd: int) -> None:
-        """Wait in the kernel until descriptor `fd` has the lock."""
+        """Block in the kernel until descriptor `fd` has the lock."""
         fcntl = system.fcntl
         if self.kind == OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, 0))
@@ -227,67 +227,67 @@ class LogLock:
             fcntl.flock(fd, fcntl.LOCK_EX)
 
     def unblock(self, fd: int) -> None:
-        """Give back what `block` has got."""
+        """Release a lock that `block` has acquired."""
         fcntl = system.fcntl
         try:
             if self.kind == OFD:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, 0))
             else:
                 fcntl.flock(fd, fcntl.LOCK_UN)
-        except OSError:  # closing the descriptor will do
+        except OSError:  # closing the descriptor unlocks it as well
             pass
 
-    def adopt(self, fd: int, grant: Any) -> None:
-        """Under the mutex: go on with descriptor `fd`, which has the lock."""
+    def adopt(self, fd: int, handover: Any) -> None:
+        """Replace the descriptor by `fd`, which has the lock. The caller holds the mutex."""
         old = self.fd
         self._descriptors.add(fd)
         self.bind(fd, self.session)
         if self.kind == OFD:
             try:
-                self.try_lock()  # the range of this session: only the byte that all share is locked so far
-            except OSError as error:  # then its holder is not named
+                self.try_lock()  # so far only byte L is locked; this adds the range that names the session
+            except OSError as error:  # the lock is held all the same; its holder is then not named
                 raise_if_foreign(error)
-        self.grant = grant
+        self.handover = handover
         self._descriptors.discard(old)
         system.close_quietly(old)
 
     def leave(self) -> None:
-        """Under the mutex: give back what was held, and close, for the log goes on in another file.
+        """Unlock and close, because the log continues in another file. The caller holds the mutex.
 
         Raises:
-            OSError: the marker of a soft lock may still be there.
+            OSError: the symbolic link of a soft lock may still exist.
         """
         try:
             self.unlock()
         except OSError as error:
-            # NFS 3 does not unlock a file that another host has removed; closing the descriptor will do.
+            # NFS 3 fails to unlock a file that another host has removed. Closing the descriptor unlocks it as well.
             raise_if_foreign(error)
             if self.kind == SOFT:
                 raise
         self.close()
 
     def after_fork(self, mutex: Any) -> None:
-        """In a forked child: what was granted was granted to the parent, and the descriptor is closed.
+        """In a forked child: forget the parent's lock and handover, whose descriptor is closed, and use `mutex`.
 
-        The old mutex may be locked for ever. A thread that got the log's lock and then waited for that mutex would keep
-        the lock from all processes.
+        The old mutex may be locked for ever. A thread that acquired the log's lock and then waited for the old mutex
+        would keep the lock from all processes.
         """
         self.mutex = mutex
-        self.grant = None
+        self.handover = None
         self.fd = -1
         self.try_lock, self.unlock = _no_descriptor, _nothing
 
     def close(self) -> None:
-        """Under the mutex: give back what came and was not taken, and send away who still waits."""
+        """Unlock a lock that was handed over and not taken, and cancel all waits. The caller holds the mutex."""
         self.is_closed = True
-        grant, self.grant = self.grant, None
-        if grant is not None:
+        handover, self.handover = self.handover, None
+        if handover is not None:
             try:
                 self.unlock()
-            except OSError as error:  # closing the descriptor will do
+            except OSError as error:  # closing the descriptor unlocks it as well
                 raise_if_foreign(error)
-            grant.release()
+            handover.release()
         if self.kind == SOFT:
-            self._marker.close()
-        self.unlock = _nothing  # the number of its descriptor will be that of another
-        leave_line(self)
+            self._symlink_lock.close()
+        self.unlock = _nothing  # the number of the descriptor may belong to another file soon
+        cancel_wait(self)

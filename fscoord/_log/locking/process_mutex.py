@@ -1,4 +1,4 @@
-"""What the handles of this process on one log share: the mutex, and whether its owner is inside an operation."""
+"""`ProcessMutex`: excludes the threads of this process from each other on one log, whatever handles they use."""
 
 from __future__ import annotations
 
@@ -6,41 +6,45 @@ import weakref
 
 from fscoord._runtime import system
 
-__all__ = ["LogKey", "Shared", "shared_by"]
+__all__ = ["LogKey", "ProcessMutex", "process_mutex_for"]
 
 
-class Shared:
-    """What all handles of this process on one log share: the mutex, and whether its owner is inside an operation.
+class ProcessMutex:
+    """The mutex of one log in this process.
 
-    The mutex is re-entrant so that a signal handler that calls in gets an error instead of a deadlock.
+    Attributes:
+        mutex: the re-entrant lock itself. It is re-entrant so that a signal handler that calls the store in the middle
+            of an operation of its own thread gets an error, and not a deadlock.
+        is_inside: whether the thread that holds ``mutex`` is inside an operation. Only that thread reads or writes it.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew: in a forked child the thread that held the mutex does not exist."""
-        self.mutex = system.faked_mutex if system.is_faked() else system.threading.RLock()
-        self.busy = False
+        """Create the mutex; in a forked child, create it again, because the thread that held it does not exist."""
+        self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.threading.RLock()
+        self.is_inside = False
 
 
-_shared: weakref.WeakValueDictionary[tuple[bytes, int, int], Shared] = weakref.WeakValueDictionary()
+_mutexes: weakref.WeakValueDictionary[tuple[bytes, int, int], ProcessMutex] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]
+"""Protects `_mutexes`: two threads that open one log at once must get the same mutex."""
 
 
 LogKey = tuple[bytes, int, int]
-"""What tells logs apart: the id of a log, and device and inode number of its first file. A copy has the same id."""
+"""Identifies a log: its id, and the device and inode number of generation 0. The id alone is also that of a copy."""
 
 
-def shared_by(key: LogKey) -> Shared:
-    """Return what all handles of this process on the log `key` share."""
+def process_mutex_for(key: LogKey) -> ProcessMutex:
+    """Return the mutex that all handles of this process on the log `key` share."""
     with _guard[0]:
-        return _shared.setdefault(key, Shared())
+        return _mutexes.setdefault(key, ProcessMutex())
 
 
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
-    for shared in list(_shared.values()):
+    for shared in list(_mutexes.values()):
         shared.renew()
 
 

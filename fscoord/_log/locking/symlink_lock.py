@@ -1,18 +1,18 @@
-"""`Marker`: the file beside a log that is there while its soft lock is held, for mounts that have no locks.
+"""`SymlinkLock`: the soft lock of a log, for mounts without locks. It is held while a symbolic link exists.
 
-It is a symbolic link that leads nowhere: its text says who holds the lock. symlink(2) makes it whole or not at all, and
-only for the first who asks; over NFS that is one request, and so is its removal. Nobody opens it.
+The link leads nowhere; its text names the holder. symlink(2) creates it as a whole or not at all, and succeeds for one
+process only. Over NFS, that is one request, and so is the removal. Nobody opens the link.
 
-A regular file, made with O_EXCL, was there before (filelock's). Its holder has it open, so that an NFS client needs
-three steps to remove it; who is killed before it is written leaves an empty one, which names nobody; and who waits
-opens it again and again to see whose it is, so that the server lends it to that host, and calls it back (delegations,
-RFC 8881, 10.4).
+A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
+client needs three requests to remove it. A process that is killed before it has written the file leaves an empty one,
+which names no holder. And the waiters open it again and again to read the holder, so the server gives their host a
+delegation for it, which it must recall before the file can be removed (RFC 8881, 10.4).
 
-An answer may get lost, and the request be repeated: the holder is then told that somebody else was first. So each try
-writes a text of its own, and who is refused looks, now and then, whether what is there is its own. (The same idea, with
-a hard link: open(2), O_EXCL, of NFS before version 3.)
+An NFS client that gets no reply repeats the request, and the holder is then told that the name exists already. So each
+attempt writes a text of its own, and a process that is refused sometimes reads the link to see whether the text is its
+own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
 
-Emacs locks the files that it edits in this way.
+Emacs locks the files that it edits in the same way.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ import math
 import re
 from typing import Final, NamedTuple
 
-from fscoord._log.format.malformed import MalformedRecord
-from fscoord._log.format.session import Session
-from fscoord._log.liveness.liveness_file import Home
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.record import MalformedRecord
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Marker", "holder"]
+__all__ = ["SymlinkLock", "holder"]
 
-LOOK_S: Final = 0.25
-"""How old the last look at a marker in the way may be: it is a request or two to a server."""
+CHECK_INTERVAL_S: Final = 0.25
+"""How often a refused `acquire` reads the link, in seconds. Each check costs a request or two to the server."""
 
 REMOVER: Final = "fscoord-marker"
-"""The name that one process of a host has at a time, which removes what another has left behind."""
+"""The abstract socket address that a process binds to be the only one of its host that removes a stale link."""
 
 
 _TEXT: Final = re.compile(
     r"(.*):([0-9]{1,20}):([0-9]{1,20}):((?:[0-9a-f]{2})*):([0-9]{1,20}):([0-9]{1,20}):([0-9]{1,20}):[^:]*", re.DOTALL
 )
-"""The text of a marker; what follows the last colon is the name of a try."""
+"""The text of a link. The part after the last colon names the attempt."""
 
 
-class _Maker(NamedTuple):
-    """Who made a marker: the process, and the network in which its host's names count."""
+class _Owner(NamedTuple):
+    """The process that created a link, and the network namespace in which its `REMOVER` counts."""
 
     session: Session
     network: int
 
     def encode(self) -> str:
-        who = self.session
-        spaces = f"{who.pid_space}:{who.time_space}:{self.network}"
-        return f"{who.host}:{who.pid}:{who.start_time}:{who.boot_id.hex()}:{spaces}"
+        session = self.session
+        spaces = f"{session.pid_space}:{session.time_space}:{self.network}"
+        return f"{session.host}:{session.pid}:{session.start_time}:{session.boot_id.hex()}:{spaces}"
 
     @classmethod
-    def decode(cls, text: str) -> _Maker:
-        """Return the maker of the marker with `text`.
+    def decode(cls, text: str) -> _Owner:
+        """Return the owner of the link with `text`.
 
         Raises:
-            MalformedRecord: it is not a marker of a log.
+            MalformedRecord: `text` is not that of a soft lock.
         """
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise MalformedRecord("the text of a lock's marker is not that of a marker")
+            raise MalformedRecord("the symbolic link in the place of a lock's marker is not a marker")
         host, pid, start_time, boot_id, pid_space, time_space, network = found.groups()
         session = Session(
             host,
@@ -76,76 +76,82 @@ class _Maker(NamedTuple):
 
 
 def holder(path: str) -> str | None:
-    """Return ``host:pid`` out of the marker at `path`, or None if there is none, or it says nothing."""
+    """Return ``host:pid`` of the owner of the link at `path`; None if there is no link, or it names no owner."""
     try:
-        return str(_Maker.decode(_read(path)).session)
+        return str(_Owner.decode(_read(path)).session)
     except (OSError, MalformedRecord) as error:
         raise_if_foreign(error)
         return None
 
 
-class Marker:
-    """One handle's hold on the marker at `path`. Whoever uses it sees to it that no two threads do at once."""
+class SymlinkLock:
+    """The symbolic link at `path`, as one handle uses it. The caller keeps other threads out with the process mutex.
 
-    _home: Home
+    A `KeyboardInterrupt` may come between any two lines of `acquire` and `release`. So `_may_hold` is set before the
+    link is created, and cleared after it has been removed. While it is set, `release` reads the link, and removes it
+    if its text is that of this handle's last attempt.
+    """
+
+    _identity: ProcessIdentity
     _network: int
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._life = 0
-        self._who = self._text = ""
-        self._count = self._given_back = 0
-        self._may_hold = self._is_unseen = False
-        self._looked = -math.inf
+        self._epoch = 0
+        self._owner = self._text = ""
+        self._count = self._released = 0
+        self._may_hold = self._is_unchecked = False
+        self._checked_at = -math.inf
 
-    def take(self) -> None:
-        """Make the marker.
+    def acquire(self) -> None:
+        """Create the link.
 
         Raises:
-            BlockingIOError: somebody else has. If it was a process of this host that is gone, the next try may succeed.
-            OSError: the file system failed. The marker may be there: `give_back` then removes it.
+            BlockingIOError: another process has created it. If that was a dead process of this host, the next attempt
+                may succeed.
+            OSError: the file system failed. The link may exist; `release` then removes it.
         """
-        self.give_back()  # of a hold that an interruption, or an error, left behind
-        if self._life != system.life():
+        self.release()  # a link that an interruption or an error has left
+        if self._epoch != system.process_epoch():
             self._begin()
         self._count += 1
-        self._text = f"{self._who}.{self._count}"
+        self._text = f"{self._owner}.{self._count}"
         self._may_hold = True
         try:
             system.os.symlink(self._text, self.path)
         except FileExistsError as error:
             raise_if_foreign(error)
-            if not self._finds_itself():
+            if not self._holds_existing():
                 self._may_hold = False
                 raise BlockingIOError(system.errno.EAGAIN, "the log is locked") from None
 
-    def give_back(self) -> None:
-        """Remove the marker, if it is that of the last try.
+    def release(self) -> None:
+        """Remove the link, if it is that of the last attempt.
 
         Raises:
-            OSError: the file system failed. The marker may be there: to call this again is right.
+            OSError: the file system failed. The link may still exist, and this may be called again.
         """
-        if not self._may_hold or self._life != system.life():
+        if not self._may_hold or self._epoch != system.process_epoch():
             return
-        if _read(self.path) == self._text:  # else somebody was told to remove it, and did
+        if _read(self.path) == self._text:  # otherwise a person has removed it, as an error message may advise
             _remove(self.path)
-        self._given_back = self._count
+        self._released = self._count
         self._may_hold = False
 
     def close(self) -> None:
-        """Remove the marker if it is that of any try: nobody will look for it again."""
+        """Remove the link if it is that of any attempt, because this handle makes no more attempts."""
         try:
-            if self._is_unseen and self._life == system.life():
+            if self._is_unchecked and self._epoch == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
-            self.give_back()
-        except OSError as error:  # it stays until this process has ended
+            self.release()
+        except OSError as error:  # the link stays until this process has ended, and is stale then
             raise_if_foreign(error)
 
     def _begin(self) -> None:
-        """Say who this process is: a forked child is another than its parent."""
-        self._home = home = Home.find()
+        """Identify this process, at the first attempt and again in a forked child."""
+        self._identity = home = ProcessIdentity.find()
         session = Session(
             home.host,
             system.os.getpid(),
@@ -155,45 +161,49 @@ class Marker:
             time_space=home.time_space,
         )
         self._network = system.namespace("net")
-        self._who = f"{_Maker(session, self._network).encode()}:{system.random_bytes(8).hex()}"
-        self._life, self._may_hold, self._is_unseen = system.life(), False, False
+        self._owner = f"{_Owner(session, self._network).encode()}:{system.random_bytes(8).hex()}"
+        self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
-    def _finds_itself(self) -> bool:
-        """Look who is in the way, if that was not done just now; return whether it is this handle."""
+    def _holds_existing(self) -> bool:
+        """Return whether the existing link is that of this handle, and remove it if it is stale.
+
+        The link is read only if `CHECK_INTERVAL_S` have passed since the last check.
+        """
         now = system.time.monotonic()
-        self._is_unseen = True
-        if now - self._looked < LOOK_S:
+        self._is_unchecked = True
+        if now - self._checked_at < CHECK_INTERVAL_S:
             return False
-        self._looked = now
+        self._checked_at = now
         try:
             text = _read(self.path)
-            self._is_unseen = False
+            self._is_unchecked = False
             if self._is_own(text):
                 self._text = text
                 return True
-            if self._is_of_the_dead(text):
-                self._remove_in_turn(text)
-        except OSError as error:  # it is gone again, or the next try meets the same
+            if self._is_stale(text):
+                self._remove_stale(text)
+        except OSError as error:  # the link is gone again, or the next attempt meets the same error
             raise_if_foreign(error)
         return False
 
     def _is_own(self, text: str) -> bool:
-        who, _, count = text.rpartition(".")
-        return who == self._who and int(count) > self._given_back
+        owner, _, count = text.rpartition(".")
+        return owner == self._owner and int(count) > self._released
 
-    def _is_of_the_dead(self, text: str) -> bool:
+    def _is_stale(self, text: str) -> bool:
         try:
-            made = _Maker.decode(text)
+            owner = _Owner.decode(text)
         except MalformedRecord:
             return False
-        return made.network == self._network and self._home.has_seen_die(made.session)
+        return owner.network == self._network and self._identity.is_provably_dead(owner.session)
 
-    def _remove_in_turn(self, text: str) -> None:
-        """Remove the marker with `text`, whose maker has ended on this host.
+    def _remove_stale(self, text: str) -> None:
+        """Remove the link with `text`, whose owner was a process of this host and is dead.
 
-        Other hosts can't know that it has, and those of this one take turns. So nobody makes another one meanwhile.
+        Between the last read and the removal nobody else can replace the link. Processes of other hosts can't know that
+        the owner is dead, and of this host's processes only the one that has bound `REMOVER` removes links.
         """
-        turn = system.load("fscoord._runtime.network").take_name(REMOVER)
+        turn = system.import_uninterrupted("fscoord._runtime.network").acquire_host_mutex(REMOVER)
         if turn is not None:
             with turn:
                 if _read(self.path) == text:
@@ -208,7 +218,7 @@ def _read(path: str) -> str:
         return ""
     except OSError as error:
         raise_if_foreign(error)
-        if error.errno == system.errno.EINVAL:  # it is no symbolic link, and so none of ours
+        if error.errno == system.errno.EINVAL:  # not a symbolic link, so it was not made by this module
             return ""
         raise
 

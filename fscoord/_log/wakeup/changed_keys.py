@@ -1,28 +1,32 @@
-"""Which keys a log has told of, for who rings for others."""
+"""`ChangedKeys`: collects the buckets of all changed keys, for the process that rings the bell for its whole host."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from fscoord._log.consumer import Consumer
 from fscoord._log.format import record
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
-__all__ = ["News"]
+__all__ = ["ChangedKeys"]
 
 
-class News:
-    """A consumer that hands on what it is given, and remembers which keys were written to."""
+class ChangedKeys:
+    """A state machine that passes every call on to `state_machine`, and remembers the buckets of all keys it saw.
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+    Attributes:
+        covers_all: whether any key may have changed, so that `take` returns all buckets.
+    """
+
+    def __init__(self, state_machine: StateMachine) -> None:
+        self._state_machine = state_machine
         self._buckets: set[int] = set()
-        self.is_of_all = False
+        self.covers_all = False
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Take in the next records."""
-        self._consumer.apply(records)
+        """Apply the next records."""
+        self._state_machine.apply(records)
         for kind, key, value, _, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):
                 self._buckets.update(bucket(name) for name, _ in record.decode_pairs(value))
@@ -30,28 +34,32 @@ class News:
                 self._buckets.add(bucket(key))
 
     def reset(self) -> None:
-        """Forget every record: they come again from the first."""
-        self._consumer.reset()
-        self.is_of_all = True
+        """Discard the state. All records are applied again, from the first."""
+        self._state_machine.reset()
+        self.covers_all = True
 
-    def expect_long(self, keys: set[bytes]) -> None:
-        """Say so to the consumer."""
-        self._consumer.expect_long(keys)
+    def mark_spilled(self, keys: set[bytes]) -> None:
+        """See `StateMachine.mark_spilled`."""
+        self._state_machine.mark_spilled(keys)
 
-    def rehome(self, spots: Iterable[Spot]) -> bool:
-        """Say so to the consumer."""
-        return self._consumer.rehome(spots)
+    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
+        """See `StateMachine.relocate_spilled`."""
+        return self._state_machine.relocate_spilled(spots)
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Return what the consumer amounts to."""
-        return self._consumer.snapshot(fetch)
+        """See `StateMachine.snapshot`."""
+        return self._state_machine.snapshot(fetch)
 
     def live_size(self) -> int:
-        """Return about how many bytes of a log that takes."""
-        return self._consumer.live_size()
+        """See `StateMachine.live_size`."""
+        return self._state_machine.live_size()
+
+    def mark_all(self) -> None:
+        """Let the next `take` return all buckets, because a record concerns every waiter, such as a death."""
+        self.covers_all = True
 
     def take(self) -> Collection[int]:
-        """Return the buckets that were written to since the last call."""
-        buckets: Collection[int] = range(SIZE) if self.is_of_all else self._buckets
-        self._buckets, self.is_of_all = set(), False
+        """Return the buckets of the keys that have changed since the last call."""
+        buckets: Collection[int] = range(SIZE) if self.covers_all else self._buckets
+        self._buckets, self.covers_all = set(), False
         return buckets

@@ -1,18 +1,21 @@
-"""`Bell`: a side-car of 4 KiB through which a waiter says what it waits for, and a writer wakes only those concerned.
+"""`Doorbell`: a side-car of 4 KiB with which a waiter arms the bucket of its key, and a writer wakes the waiters of it.
 
-Each byte stands for a bucket of keys, and counts: odd, it is marked. A waiter marks its key's byte, looks at the log
-once more, and sleeps on inotify of the bell; a writer, after its append, looks at its key's byte and, if that is odd,
-counts on and rings; a waiter that is woken looks at the log if its byte is not what it was. (To set and clear a mark
-won't do: the first of two waiters that wakes marks again before the other looks.) So a write that nobody waits
-for wakes nobody: if all waited on the log itself, a barrier of N would cost N^2 wake-ups.
+Each byte stands for a bucket of keys and is a counter. An odd byte is armed. A waiter arms the byte of its key, looks
+at the log once more, and sleeps on inotify of the bell. A writer reads the byte of its key after its append; if it is
+odd, the writer adds one and rings. A waiter that is woken looks at the log if its byte has changed.
 
-A mark is written with pwrite(2), which raises IN_MODIFY; the ring is a utimensat(2), which raises IN_ATTRIB. Waiters
-watch for IN_ATTRIB alone, so marks wake nobody. Marks are read and written by positional I/O (the bell is never used
-under pyfakefs) and not through mmap(2), which kills the process when the disk is full.
+A flag that is set and cleared would not do: the first of two waiters that wakes would set it again before the second
+has looked. With the bell a write for which nobody waits wakes nobody. If all waiters watched the log itself, a barrier
+of N processes would cost N^2 wake-ups.
 
-Who waits for as long as a session lives marks a byte for its end, too, and whoever closes a session rings that one.
+A byte is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(2), which raises IN_ATTRIB. Waiters
+watch for IN_ATTRIB alone, so arming wakes nobody. The bytes are read and written by positional I/O (under pyfakefs
+there is no bell), and not through mmap(2), which kills the process if the disk is full.
 
-A bell is only ever a hint: a lost mark costs one slow poll.
+A waiter that depends on a session also arms a byte for the end of the session, and a process rings that byte when it
+closes the session.
+
+The bell is only a hint: a byte that was lost costs one slow poll. So no lock guards it.
 """
 
 from __future__ import annotations
@@ -23,31 +26,35 @@ from zlib import crc32
 
 from fscoord._log.io import safe_files
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Bell", "bucket", "end_bucket"]
+__all__ = ["Doorbell", "bucket", "session_end_bucket"]
 
 SIZE: Final = 4096
 
 
 def bucket(key: bytes) -> int:
-    """Return the number of the byte that stands for `key`."""
+    """Return the number of the byte for `key`."""
     return crc32(key) & (SIZE - 1)
 
 
-def end_bucket(session: int) -> int:
-    """Return the number of the byte that stands for the end of `session`."""
+def session_end_bucket(session: int) -> int:
+    """Return the number of the byte for the end of `session`."""
     return bucket(b"\0end %d" % session)
 
 
-class Bell:
-    """The bell at `path`, open; it is created, whole, if it is not there, unless told not to `create` it.
+class Doorbell:
+    """The bell at `path`, open. If it does not exist, it is created whole, unless `create` is false.
 
-    A new one gets the group and the access control list of the file `like`, the log's.
+    A new bell gets the group and the access control list of the file `like`, the log.
+
+    Attributes:
+        is_new: whether it was created here.
+        fd: its descriptor; -1 after `close`, and in a forked child.
 
     Raises:
         OSError: it can't be opened or created.
-        InsecurePathError: what is there is not a file of ours.
+        InsecurePathError: the file at `path` is not one that only this user, or those of `mode`, can write.
     """
 
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
@@ -59,13 +66,13 @@ class Bell:
         self.fd = -1
         _bells.add(self)
         try:
-            fd = safe_files.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
+            fd = safe_files.open_descriptor(path, system.os.O_RDWR, owned_fds=descriptors)
         except FileNotFoundError as error:
             raise_if_foreign(error)
             if not create:
                 raise
             safe_files.create(path, lambda _: bytes(SIZE), mode, durable=False, like=like)
-            fd = safe_files.open_descriptor(path, system.os.O_RDWR, keep=descriptors)
+            fd = safe_files.open_descriptor(path, system.os.O_RDWR, owned_fds=descriptors)
             self.is_new = True
         try:
             safe_files.check(path, fd, mode, read_only=False)
@@ -75,32 +82,32 @@ class Bell:
         self.fd = fd
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self.fd = -1
         self._finalizer()
 
-    def mark(self, number: int) -> bytes:
-        """Ask to be woken when bucket `number` is written to; return what `is_rung` wants to know."""
+    def arm(self, number: int) -> bytes:
+        """Make byte `number` odd, so that a write to that bucket rings. Return the byte, for `is_rung`."""
         seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # of a truncated bell: 0
-        mark = bytes([seen | 1])
+        armed = bytes([seen | 1])
         if not seen & 1:
-            system.os.pwrite(self.fd, mark, number)
-        return mark
+            system.os.pwrite(self.fd, armed, number)
+        return armed
 
-    def is_rung(self, number: int, mark: bytes) -> bool:
-        """Return whether somebody has written to bucket `number` since `mark` returned `mark`."""
-        return system.os.pread(self.fd, 1, number) != mark
+    def is_rung(self, number: int, armed: bytes) -> bool:
+        """Return whether bucket `number` was written to since `arm` returned `armed`."""
+        return system.os.pread(self.fd, 1, number) != armed
 
     def ring(self, number: int) -> None:
-        """Wake those who wait for bucket `number`, if anybody does."""
-        seen = system.os.pread(self.fd, 1, number)  # and no call more: each write comes here
+        """Wake the waiters of bucket `number`, if its byte is odd."""
+        seen = system.os.pread(self.fd, 1, number)  # the only call on the path of a write for which nobody waits
         if seen and seen[0] & 1:
             system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
             system.os.utime(self.fd)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file has no name any more, or is not open, so that a ring won't be heard."""
+        """Whether the file has no name any more, or is not open, so that writers can't ring it."""
         try:
             return self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0
         except OSError as error:
@@ -108,7 +115,7 @@ class Bell:
             return True
 
 
-_bells: weakref.WeakSet[Bell] = weakref.WeakSet()
+_bells: weakref.WeakSet[Doorbell] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:

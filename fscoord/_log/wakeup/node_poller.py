@@ -1,18 +1,19 @@
-"""One process of a node polls the file server, for all processes there that wait for changes of the same log.
+"""`PollerElection`: one process of a host polls the file server for all processes of the host that wait on one log.
 
-On a mount that hosts share no event tells of another host's write, so waiters must poll, and a hundred processes of a
-node would poll a hundred times for the same change. Instead they share a bell (see `doorbell`) in a directory of this
-node, and elect a *poller*: the process that holds a lock on one byte of that bell polls, and rings for the others. When
-it stops waiting or dies, the kernel gives the lock to another process at once. That one rings for every key, because
-the last changes may not have been passed on.
+On a mount that several hosts share, nothing reports the write of another host, so a waiter must poll. A hundred waiting
+processes of a host would send the same request a hundred times. Instead they share a bell (see `doorbell`) in a
+directory of the host, and one of them, the poller, asks the server and rings that bell for the others.
 
-The poller counts its polls in the bell. A waiter that sees the count stand still (the poller is stopped, say) polls for
-itself. As with every bell, all of this is a hint: each look at the log is a look at the server.
+The poller is the process that holds the lock on one byte of that bell. When it leaves or dies, the kernel grants the
+lock to another process at once. The new poller rings all buckets, because its predecessor may not have passed on its
+last news.
+
+The poller counts its polls in the bell. A waiter that sees the count stand still (the poller may be stopped) polls by
+itself. As with every bell, all of this is a hint: each poll reads the log from the server.
 """
 
 from __future__ import annotations
 
-import struct
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -21,30 +22,30 @@ from zlib import crc32
 from fscoord._log.access.mount import find_mount
 from fscoord._log.io import safe_files
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup.doorbell import SIZE, Bell
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["PollerElection", "node_bell_path"]
 
-BEAT, PACE, HURRIES = SIZE, SIZE + 1, SIZE + 2
-"""Bytes after the buckets: the poller's heartbeat, its pace in milliseconds, and how often a waiter hurried it."""
+HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
+"""Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
+for faster polls."""
 FALLBACK = "/tmp"  # noqa: S108
-"""Where there is no XDG_RUNTIME_DIR (basedir specification); the directory made there is checked."""
-SLOW_PACE_MS: Final = 8
-ROLE: Final = 1 << 20
-"""The byte whose lock makes its holder the poller."""
-
-_FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets, fcntl(2)
+"""Used without an XDG_RUNTIME_DIR (basedir specification). The directory that is made in it is checked."""
+SLOW_INTERVAL_MS: Final = 8
+"""A new waiter asks for faster polls if the time between two polls is longer."""
+POLLER_BYTE: Final = 1 << 20
+"""The byte of the bell that the poller locks."""
 
 
 def node_bell_path(key: LogKey) -> str:
-    """Return where the processes of this user on this node have the bell of the log `key`.
+    """Return the path of the bell of the log `key` that the processes of this user on this host share.
 
-    Its name tells nodes apart, which may have one /tmp.
+    The name contains the host and its boot, because hosts may share one /tmp.
 
     Raises:
-        OSError: there is no directory for it that is on this node, and only this user's.
+        OSError: no directory for it is local to this host and private to this user.
     """
     log_id, device, inode = key
     uid = system.os.geteuid()
@@ -65,7 +66,7 @@ def node_bell_path(key: LogKey) -> str:
 
 
 def _make_private(directory: str, uid: int) -> None:
-    """Make `directory` if it is not there, and make sure that it is a directory, this user's alone, and this node's."""
+    """Make `directory` if it does not exist, and check that it is a directory, private to this user, and local."""
     try:
         system.os.mkdir(directory, 0o700)
     except FileExistsError as error:
@@ -77,96 +78,103 @@ def _make_private(directory: str, uid: int) -> None:
     finally:
         system.close_quietly(fd)
     if found.st_uid != uid or found.st_mode & 0o077:
-        raise PermissionError(system.errno.EPERM, f"{directory} is not this user's alone")
+        raise PermissionError(system.errno.EPERM, f"{directory} is not private to uid {uid}")
     if not find_mount(directory + "/x").is_local:
-        raise OSError(system.errno.EXDEV, f"{directory} is not on this node")
+        raise OSError(system.errno.EXDEV, f"{directory} is not on a local file system")
 
 
 class PollerElection:
-    """The election of the poller of a node, as one of its processes takes part in it.
+    """This process's part in the election of the host's poller, and the waiter that polls if this process was elected.
 
-    Within a process one waiter at a time polls. It is any object; waiters are compared by identity.
+    `_guard` protects the descriptors, the poller and the set of waiters. The thread that blocks in the kernel for the
+    poller's lock takes it only after it has the lock.
 
     Args:
-        bell: the bell of the node; closed together with the `ChangeWatcher` that it belongs to.
-        on_vacancy: wakes all local waiters, so that each checks whether it is the poller now.
+        bell: the host's bell. It is closed by the watch to which it belongs.
+        recheck: wakes all waiters of this process, so that each calls `try_elect` again.
     """
 
-    def __init__(self, bell: Bell, on_vacancy: Callable[[], None]) -> None:
+    def __init__(self, bell: Doorbell, recheck: Callable[[], None]) -> None:
         self._bell = bell
-        self._on_vacancy = on_vacancy
-        self._mutex = system.threading.RLock()  # guards the four that follow
-        self._held = system.Descriptors()  # the descriptor that holds the lock, while this process is the poller
-        self._requested = system.Descriptors()  # the descriptor on which a thread waits for the lock
-        self._poller: Any = None  # the local waiter that polls
-        self._waiters: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._hurries_seen = 0
+        self._recheck = recheck
+        self._guard = system.threading.RLock()
+        self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it
+        self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
+        self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hurries = 0
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
         self._finalizer.atexit = False
         _elections.add(self)
 
-    # -- the role --------------------------------------------------------------------------------------------------
+    # -- the election --------------------------------------------------------------------------------------------------
 
     def add(self, waiter: Any) -> None:
-        """`waiter` begins to wait: hurry a poller that has slowed down."""
-        self._waiters.add(waiter)
-        if self._byte(PACE) > SLOW_PACE_MS:
-            self._put(HURRIES, self._byte(HURRIES) + 1)
+        """Add `waiter`, which begins to wait, and ask the poller to poll faster."""
+        self._waiting.add(waiter)
+        if self._byte(INTERVAL_BYTE) > SLOW_INTERVAL_MS:
+            self._put(HURRY_BYTE, self._byte(HURRY_BYTE) + 1)
             system.os.utime(self._bell.fd)
 
     def remove(self, waiter: Any) -> None:
-        """`waiter` has ended; if it was the poller, pass the role to another local waiter, or to another process."""
-        with self._mutex:
-            self._waiters.discard(waiter)
+        """Remove `waiter`. If it is the poller, another waiter or another process becomes the poller."""
+        with self._guard:
+            self._waiting.discard(waiter)
             if self._poller is waiter:
                 self._poller = None
             if self._poller is not None or not self._held:
                 return
-            if not self._waiters:
+            if not self._waiting:
                 self._resign()
                 return
-        self._on_vacancy()
+        self._recheck()  # without the guard: the threads that this wakes take it
 
     def _resign(self) -> None:
         for fd in list(self._held):
-            self._release(fd, self._held)
+            self._unlock(fd, self._held)
 
-    def _release(self, fd: int, kept: set[int]) -> None:
-        """Unlock, and close the descriptor: a child that is forked meanwhile may still have inherited that one."""
+    def _unlock(self, fd: int, owned_fds: set[int]) -> None:
+        """Release the poller's lock and close its descriptor.
+
+        To close it is not enough: a child that is forked at this moment may inherit the descriptor, and the lock.
+        """
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
-        except OSError:  # closing the descriptor will do
+        except OSError:  # closing the descriptor unlocks it as well
             pass
-        safe_files.close_kept(fd, kept)
+        safe_files.close_owned(fd, owned_fds)
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
-        system.fcntl.fcntl(fd, command, _FLOCK_STRUCT.pack(kind, 0, ROLE, 1, 0))
+        system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POLLER_BYTE, 1, 0))
 
     def close(self) -> None:
-        """Resign; this process has no waiters on this bell any more."""
-        with self._mutex:
-            self._waiters.clear()
-            self._poller = self  # so that no waiter gets the role
+        """Release the poller's lock. No thread of this process waits for this bell any more."""
+        with self._guard:
+            self._waiting.clear()
+            self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
-    def elect(self, waiter: Any) -> bool:
-        """Return whether `waiter` polls, now or from now on; if another process does, queue for the role."""
+    def try_elect(self, waiter: Any) -> bool:
+        """Make `waiter` the poller if there is none; return whether it is the poller.
+
+        If another process is the poller, a thread begins to wait for its lock.
+        """
         if self._poller is waiter:
             return True
-        with self._mutex:
+        with self._guard:
             if self._poller is not None or (self._requested and not self._held):
                 return False
             if not self._held:
-                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, keep=self._requested)
+                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._requested)
                 if not self._try_lock(fd):
-                    self._request(fd)
+                    self._request_lock(fd)
                     return False
                 self._held.add(fd)
                 self._requested.clear()
             self._poller = waiter
-        self._hurries_seen = self._byte(HURRIES)
-        self.notify(range(SIZE))
+        self._hurries = self._byte(HURRY_BYTE)
+        self.notify(range(SIZE))  # the poller before may have died between a poll and its ring
         return True
 
     def _try_lock(self, fd: int) -> bool:
@@ -177,72 +185,72 @@ class PollerElection:
             return False
         return True
 
-    def _request(self, fd: int) -> None:
-        """Have a thread wait for the lock: the kernel hands it over the moment that the poller resigns or dies."""
+    def _request_lock(self, fd: int) -> None:
+        """Start a thread that blocks until the present poller leaves or dies, when the kernel grants it the lock."""
         try:
-            system.start_thread("fscoord-post", self._wait_for_lock, fd)
-        except RuntimeError as error:  # no thread left: this process polls only when it sees that no other does
-            safe_files.close_kept(fd, self._requested)
+            system.start_thread("fscoord-poller", self._wait_for_lock, fd)
+        except RuntimeError as error:  # no thread is left: waiters poll when the heartbeat stands still
+            safe_files.close_owned(fd, self._requested)
             raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)
         except OSError:
-            safe_files.close_kept(fd, self._requested)
+            safe_files.close_owned(fd, self._requested)
             return
-        with self._mutex:
-            if not self._waiters:
-                self._release(fd, self._requested)
+        with self._guard:
+            if not self._waiting:
+                self._unlock(fd, self._requested)
                 return
             self._held.add(fd)
             self._requested.discard(fd)
-        self._on_vacancy()
+        self._recheck()
 
-    # -- what the bell tells ---------------------------------------------------------------------------------------
+    # -- messages through the bell -------------------------------------------------------------------------------------
 
     def heartbeat(self, pause: float) -> None:
-        """As the poller: record that it has just polled, and will do so again after `pause` seconds."""
-        self._put(BEAT, self._byte(BEAT) + 1)
-        self._put(PACE, min(int(pause * 1000), 255))
+        """Record that this process has just polled, and will poll again in `pause` seconds."""
+        self._put(HEARTBEAT_BYTE, self._byte(HEARTBEAT_BYTE) + 1)
+        self._put(INTERVAL_BYTE, min(int(pause * 1000), 255))
 
-    def heartbeats(self) -> int:
-        """Return a number that changes while some process polls."""
-        return self._byte(BEAT)
+    def heartbeat_count(self) -> int:
+        """Return a number that changes for as long as the poller polls."""
+        return self._byte(HEARTBEAT_BYTE)
 
     def is_hurried(self, waiter: Any) -> bool:
-        """Return whether `waiter` is the poller, and another waiter wants it to poll at once."""
-        return self._poller is waiter and self._byte(HURRIES) != self._hurries_seen
+        """Return whether `waiter` is the poller, and was asked to poll faster since `ack_hurry`."""
+        return self._poller is waiter and self._byte(HURRY_BYTE) != self._hurries
 
-    def acknowledge_hurry(self) -> None:
-        """As the poller: forget the requests to hurry so far."""
-        self._hurries_seen = self._byte(HURRIES)
+    def ack_hurry(self) -> None:
+        """Record that all requests for faster polls so far were seen."""
+        self._hurries = self._byte(HURRY_BYTE)
 
     def is_poller(self, waiter: Any) -> bool:
         """Return whether `waiter` is the poller."""
         return self._poller is waiter
 
     def notify(self, buckets: Iterable[int]) -> bool:
-        """Ring for `buckets`, which have been written to; return whether anybody waits for one of them."""
+        """Ring for those of `buckets` that are armed; return whether any is."""
         fd = self._bell.fd
-        marks = system.os.pread(fd, SIZE, 0)
-        marked = [number for number in buckets if number < len(marks) and marks[number] & 1]
-        for number in marked:
-            system.os.pwrite(fd, bytes([(marks[number] + 1) & 0xFF]), number)
-        if marked:
+        counters = system.os.pread(fd, SIZE, 0)
+        armed = [number for number in buckets if number < len(counters) and counters[number] & 1]
+        for number in armed:
+            system.os.pwrite(fd, bytes([(counters[number] + 1) & 0xFF]), number)
+        if armed:
             system.os.utime(fd)
-        return bool(marked)
+        return bool(armed)
 
-    def _byte(self, place: int) -> int:
-        return int.from_bytes(system.os.pread(self._bell.fd, 1, place), "little")
+    def _byte(self, offset: int) -> int:
+        return int.from_bytes(system.os.pread(self._bell.fd, 1, offset), "little")
 
-    def _put(self, place: int, number: int) -> None:
-        system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), place)
+    def _put(self, offset: int, number: int) -> None:
+        system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), offset)
 
     def after_fork(self) -> None:
-        """In a forked child: the role is the parent's. Its descriptors are closed by now, and nothing is unlocked."""
-        self._mutex = system.threading.RLock()
-        self._waiters.clear()
+        """In a forked child: leave the election. The lock is the parent's, and the descriptors are closed already."""
+        self._guard = system.threading.RLock()
+        self._waiting.clear()
         self._poller = self
 
 

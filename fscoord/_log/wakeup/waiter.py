@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign
 
 __all__ = ["Waiter"]
 
@@ -87,9 +87,9 @@ class Waiter:
         bell = self.watcher.bell
         if bell is not None:
             try:
-                self._bucket, self._mark = bucket, bell.mark(bucket)
+                self._bucket, self._mark = bucket, bell.arm(bucket)
                 if self._other_buckets:
-                    self._other_marks = list(map(bell.mark, self._other_buckets))
+                    self._other_marks = list(map(bell.arm, self._other_buckets))
             except OSError as error:
                 raise_if_foreign(error)
                 self.watcher.fall_back_to_polling(error)
@@ -175,7 +175,7 @@ class Waiter:
             if not self.watcher.has_events:
                 pause *= random.uniform(0.75, 1.25)  # many that poll should not do so in step
         else:
-            self._is_poller = election.elect(self)
+            self._is_poller = election.try_elect(self)
             pause = self._poll_pause * random.uniform(0.75, 1.25) if self._is_poller else SLOW_LAST_S
         return min(now + pause, deadline)
 
@@ -204,14 +204,14 @@ class Waiter:
                 election.heartbeat(self._poll_pause)
                 return True
             if election.is_hurried(self):
-                election.acknowledge_hurry()
+                election.ack_hurry()
                 self._poll_pause = POLL_FIRST_S
                 self.was_rung = False
                 return True
         elif not is_rung:
             # The other process rings for what it finds, as long as its heartbeat shows that it polls.
             now, before = system.time.monotonic(), self._heartbeats
-            self._heartbeats = election.heartbeats()
+            self._heartbeats = election.heartbeat_count()
             is_alone = self._heartbeats == before
             if self._longest_sleep or now >= deadline or is_alone or now - self._last_own_poll > OWN_POLL_S:
                 self._last_own_poll = now

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup.doorbell import Bell
+from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import file_events as events, system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend, Waker
 from fscoord.errors import UnsupportedFilesystemError
 
@@ -70,7 +70,7 @@ class ChangeWatcher:
     def __init__(
         self,
         log_path: str,
-        bell: Bell | None,
+        bell: Doorbell | None,
         mode: str,
         *,
         is_local: bool,
@@ -149,7 +149,7 @@ class ChangeWatcher:
             elif events.wait(0):
                 watcher._dispatch(events)
 
-        self._is_loop_driven = events.readable and backend.subscribe(events, on_readable)
+        self._is_loop_driven = events.is_pollable and backend.subscribe(events, on_readable)
 
     @property
     def is_stale(self) -> bool:
@@ -189,7 +189,7 @@ class ChangeWatcher:
     def watch_process(self, pid: int) -> bool:
         """Have the death of process `pid` end the sleeps of those that watch for deaths; False if it can't here."""
         events = self._events
-        is_watched = events is not None and events.readable and bool(events.watch_process(pid))
+        is_watched = events is not None and events.is_pollable and bool(events.watch_process(pid))
         if is_watched and self._is_loop_driven:
             self._subscribe_loop(events)
         return is_watched
@@ -197,7 +197,7 @@ class ChangeWatcher:
     def watches(self, pid: int) -> bool:
         """Return whether the death of process `pid` still ends sleeps."""
         events = self._events
-        return events is not None and events.readable and pid in events.processes
+        return events is not None and events.is_pollable and pid in events.processes
 
     def fall_back_to_polling(self, error: OSError) -> None:
         """The bell failed with `error`: poll from now on."""
@@ -227,11 +227,11 @@ class ChangeWatcher:
         events = self._events
         if (
             events is None
-            or not events.readable
+            or not events.is_pollable
             or self._is_loop_driven
             or not self._read_events(events, sleeper, seconds)
         ):
-            cast(system.Wakeup, sleeper.waker).wait(seconds)
+            cast(system.AutoResetEvent, sleeper.waker).wait(seconds)
 
     def _read_events(self, events: Any, sleeper: Sleeper, seconds: float) -> bool:
         """Wait for an event; False if another thread does, which wakes this one or leaves the reading to it."""
@@ -252,7 +252,7 @@ class ChangeWatcher:
     def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
         """There was an event: wake those whose keys were written. The `reader` itself is awake."""
         self.event_count += 1
-        self.deaths += events.count_ended()
+        self.deaths += events.reap_exited()
         for other in list(self._sleeping):
             if other is not reader and other.is_rung():
                 other.waker.set()
@@ -280,7 +280,7 @@ class ChangeWatcher:
         events = self._events
         for sleeper in list(self._sleeping):
             sleeper.waker.set()
-        if events is not None and events.readable:
+        if events is not None and events.is_pollable:
             events.interrupt()
 
 

@@ -1,85 +1,93 @@
-"""`EtcdStore`: the store contract on etcd, for jobs that outgrow one file system."""
+"""`EtcdStore`: the store contract on etcd, for jobs that outgrow one file system.
+
+This module turns each operation of the contract into transactions. `requests` makes their JSON, and is pure. `client`
+sends it, and alone knows HTTP. `transactions` has reads, writes and waits, with their retries. `sessions` keeps the
+lease of a handle. Nothing here locks between processes: etcd orders the transactions, and a session's death is the end
+of its lease.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     CounterRangeError,
     Key,
     NotACounterError,
     Timeout,
     Value,
+    check_int64,
+    check_positive,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     pairs_bytes,
-    positive,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
 from fscoord.errors import QueueEmptyError
-from fscoord.stores.etcd.address import access_of
-from fscoord.stores.etcd.handle import Look, Watched
-from fscoord.stores.etcd.requests import Names, after_prefix, compare, decoded, delete, found, put, range_of
-from fscoord.stores.etcd.sessions import EtcdSessions
+from fscoord.store import Capabilities, Member, Store
+from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
+from fscoord.stores.etcd.sessions import LeaseSession
+from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, WatchRange
 
 __all__ = ["EtcdStore"]
 
 VALUE_MAX: Final = 3 << 19
-"""1.5 MiB: what a server takes in one request, if it was told no other ``--max-request-bytes``."""
+"""1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
 
-HINTS_MAX: Final = 1024
-"""Of how many keys a handle remembers the revision, so that the next change of one takes one request instead of two."""
+CACHED_KEYS_MAX: Final = 1024
+"""The most keys whose last revision a handle remembers. The next change of such a key takes one request, not two."""
 
-HINT_BYTES_MAX: Final = 64
+CACHED_VALUE_BYTES_MAX: Final = 64
 
-HEADS_MAX: Final = 16
-"""How many values at a queue's head are asked for: etcd sorts the whole queue for that. A handle remembers them: what
-was older is gone for good, and what comes is younger, so that each is the oldest as soon as those before it are taken.
+QUEUE_HEADS_MAX: Final = 16
+"""How many values at a queue's head one request asks for, since etcd sorts the whole queue to answer. The handle
+remembers them. They stay the head: a value that was pushed later was created at a higher revision, and a value that
+another handle took first makes the deletion's condition fail.
 """
 
 
-class EtcdStore(EtcdSessions):
+class EtcdStore(Store):
     """A store in the keys of an etcd cluster, version 3.4 or newer, below one prefix (extra ``etcd``).
 
-    A wait is one watch from the revision of the last look, so that nothing is missed and nothing is polled. It survives
-    that the servers restart. A write whose answer was lost raises with ``maybe_applied``; one that never left is sent
-    to the next member, until the timeout. Time-outs are met; only a server that takes a connection and then says
-    nothing has five seconds for its answer, however short the timeout.
+    A wait is one watch from the revision after the last read, so no change is missed and nothing is polled. Waits
+    continue when the servers restart. A write whose response was lost raises with ``maybe_applied``; a write that never
+    reached a member is sent to the next member, until the timeout. Timeouts are kept, with one exception: a server that
+    accepts a connection and then does not answer has five seconds, however short the timeout.
 
-    One transaction takes 4096 keys (more in one `multi_set` are refused) and one request 1.5 MiB, unless the server
-    was told otherwise; what is over raises `~fscoord.LimitExceededError`, and nothing is written. `add`, `append` and
-    `compare_set` try again when somebody else was quicker. A blocked `queue_pop` is woken by each push.
+    One transaction takes 4096 keys (a `multi_set` of more is refused) and one request 1.5 MiB, unless the server is
+    configured otherwise. Beyond that `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append`
+    and `compare_set` retry when another process changed the key first. Each push wakes a blocked `queue_pop`.
 
-    A handle that says which rank it is, or is asked for its `session`, holds a lease of etcd from then on, which a
-    thread keeps alive. A process that dies is called dead when the lease is over; one that can't keep it (stopped, or
-    cut off, for longer than `session_ttl`) too, and its writes raise `~fscoord.StoreGoneError` from then on.
+    A handle that announces its rank, or that calls `register` holds a lease of etcd from then on, which a
+    thread renews. A process that dies is reported dead when its lease expires. So is a process that could not renew its
+    lease for `session_ttl` seconds because it was stopped or cut off; its writes raise `~fscoord.SessionDeadError` from
+    then on.
 
     Args:
-        client_or_url: where the cluster is: ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``, or nothing in
-            front), or a client of etcd3gw, whose address and TLS files are taken.
-        prefix: what all keys of this store begin with in etcd, ``str`` or ``bytes``; it gets a slash at its end if it
-            has none. Stores with other prefixes see nothing of it. No part of it begins with an equals sign.
-        timeout: how long operations wait by default; 300 s.
-        user: the name to log in with, where the cluster wants one.
-        password: its password.
-        tls: speak TLS; a ``https://`` address or one of the next three says so too.
+        client_or_url: where the cluster is: ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``, or no scheme),
+            or a client of etcd3gw, whose address and TLS files are used.
+        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``; a slash is added to its end
+            unless it has one. Stores with other prefixes do not see these keys. No part of it begins with an equals
+            sign.
+        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
+        user: the name to log in with, where the cluster requires one.
+        password: the user's password.
+        tls: speak TLS; implied by an ``https://`` address and by the next three arguments.
         cacert: the file with the certificates to trust, instead of the system's.
         cert: the file with the client's own certificate.
         key: the file with its key.
-        session_ttl: after how many seconds without a sign of life etcd takes a session for dead.
+        session_ttl: after how many seconds without a sign of life etcd declares a session dead.
 
     Raises:
-        ImportError: there is no urllib3.
-        ValueError: an address or the prefix makes no sense.
+        ImportError: urllib3 is not installed.
+        ValueError: an address or the prefix is malformed.
     """
 
     capabilities = Capabilities(
@@ -100,41 +108,43 @@ class EtcdStore(EtcdSessions):
         key: str | None = None,
         session_ttl: int = 10,
     ) -> None:
-        from fscoord.stores.etcd.client import Cluster
+        from fscoord.stores.etcd.client import Client, parse_access
 
-        self._timeout = seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
-        self._session_ttl = positive("session_ttl", session_ttl)
-        self._prefix = _checked(prefix)
-        self._names = Names(self._prefix)
-        self._begin_without_session()
-        access = access_of(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
-        self._cluster = Cluster(access._replace(user=user, password=password))
-        self._hints: dict[bytes, tuple[int, bytes]] = {}
-        self._heads: dict[bytes, list[dict[str, Any]]] = {}
+        self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+        check_positive("session_ttl", session_ttl)
+        self._prefix = _check_prefix(prefix)
+        access = parse_access(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
+        self._client = Client(access._replace(user=user, password=password))
+        self._keys = KeySpace(self._prefix)
+        self._transactions = Transactions(self._client, self._keys)
+        self._watcher = KeyWatcher(self._client)
+        self._session = LeaseSession(self._client, self._keys, self._transactions, session_ttl)
+        self._revision_cache: dict[bytes, tuple[int, bytes]] = {}
+        self._queue_heads: dict[bytes, list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
-        return f"EtcdStore({str(self._cluster)!r}, {key_text(self._prefix)!r})"
+        return f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
 
     @property
     def address(self) -> str:
-        """Where this store is, for `~fscoord.open_store`; the password, if there is one, stands in it."""
-        return self._cluster.access.url(self._prefix, session_ttl=self._session_ttl)
+        """The address with which `~fscoord.open_store` opens this store. It contains the password, if there is one."""
+        return self._client.access.url(self._prefix, session_ttl=self._session.ttl)
 
     def below(self, name: str) -> EtcdStore:
-        """Return a store with the prefix ``{prefix}/{name}/``, of which this one sees nothing."""
+        """Return a store with the prefix ``{prefix}/{name}/``, whose keys this store does not see."""
         return self._with_prefix(self._prefix + key_bytes(name))
 
     def erase(self) -> None:
-        """Delete all that this store keeps in etcd, its sessions too: for when nobody uses it any more."""
+        """Delete everything that this store has in etcd, sessions included. No process may use the store any more."""
         own = self._prefix + b"="
-        self._write([delete(own, after_prefix(own))])
+        self._transactions.write([delete(own, after_prefix(own))], self._timeout)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:
         """See `Store.set`."""
         name, data = key_bytes(key), value_bytes(value)
-        self._write([put(self._names.value(name), data)])
+        self._transactions.write([put(self._keys.value(name), data)], self._timeout)
 
     def get(self, key: Key) -> bytes:
         """See `Store.get`."""
@@ -143,7 +153,7 @@ class EtcdStore(EtcdSessions):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         name = key_bytes(key)
-        integer("amount", amount)
+        check_int64("amount", amount)
         return int(self._change(name, lambda current: b"%d" % counter_sum(current, amount, name)) or 0)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
@@ -160,8 +170,11 @@ class EtcdStore(EtcdSessions):
     def delete_key(self, key: Key) -> bool:
         """See `Store.delete_key`."""
         name = key_bytes(key)
-        items = self._items(name)
-        done = self._write([delete(self._names.value(name)), delete(items.key, items.end)])
+        items = self._queue_range(name)
+        done = self._transactions.write(
+            [delete(self._keys.value(name)), delete(items.key, items.end)],
+            self._timeout,
+        )
         return any(int(answer.get("deleted", 0)) for answer in done.answers)
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
@@ -171,9 +184,10 @@ class EtcdStore(EtcdSessions):
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
-        pairs = dict(pairs_bytes(keys, values))  # etcd refuses a key that is there twice; here the last one counts
+        pairs = dict(pairs_bytes(keys, values))  # etcd refuses a key that occurs twice; here its last value counts
         if pairs:
-            self._write([put(self._names.value(name), value) for name, value in pairs.items()])
+            operations = [put(self._keys.value(name), value) for name, value in pairs.items()]
+            self._transactions.write(operations, self._timeout)
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
@@ -185,44 +199,103 @@ class EtcdStore(EtcdSessions):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
-            self._await(limit, lambda left: self._look(names, left), "key")
+            self._watcher.wait(limit, lambda left: self._look(names, left), "key")
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
-        values = self._names.values
-        answers, _ = self._read([range_of(values, after_prefix(values), count_only=True)])
+        values = self._keys.values
+        answers, _ = self._transactions.read([range_of(values, after_prefix(values), count_only=True)], self._timeout)
         return int(answers[0].get("count", 0))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
         """See `Store.list_keys`."""
-        start = self._names.value(key_bytes(prefix))
-        answers, _ = self._read([range_of(start, after_prefix(start), keys_only=True)])
-        return [key_text(decoded(each["key"])[len(self._names.values) :]) for each in found(answers[0])]
+        start = self._keys.value(key_bytes(prefix))
+        answers, _ = self._transactions.read([range_of(start, after_prefix(start), keys_only=True)], self._timeout)
+        return [key_text(unb64(each["key"])[len(self._keys.values) :]) for each in key_values(answers[0])]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`. The order is that in which etcd created the values."""
         name, data = key_bytes(key), value_bytes(value)
-        self._write([put(self._names.queue(name) + system.random_bytes(16).hex().encode(), data)])
+        item = self._keys.queue(name) + system.random_bytes(16).hex().encode()
+        self._transactions.write([put(item, data)], self._timeout)
 
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
         """See `Store.queue_pop`."""
         name = key_bytes(key)
         if block:
-            return self._await(self._timeout, lambda left: self._pop(name, left), "a value in queue")
+            return self._watcher.wait(self._timeout, lambda left: self._pop(name, left), "a value in queue")
         value = self._pop(name, self._timeout)
-        if isinstance(value, Look):
+        if isinstance(value, KeySnapshot):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
         return value
 
     def queue_len(self, key: Key) -> int:
         """See `Store.queue_len`."""
-        items = self._items(key_bytes(key))
-        answers, _ = self._read([range_of(items.key, items.end, count_only=True)])
+        items = self._queue_range(key_bytes(key))
+        answers, _ = self._transactions.read([range_of(items.key, items.end, count_only=True)], self._timeout)
         return int(answers[0].get("count", 0))
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_liveness(self) -> bool:
+        """Whether `members` can tell which sessions live: yes."""
+        return True
+
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle acquires its lease."""
+        return self._session.register(None, self._timeout)
+
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes only if the rank is not recorded yet."""
+        self._session.add_rank(check_int64("rank", rank), self._timeout)
+
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
+        """See `Store.members`. It registers the handle."""
+        wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}
+        self._session.register(None, self._timeout)
+        return [
+            Member(
+                number=number,
+                host=record["host"],
+                pid=record["pid"],
+                rank=record["ranks"][-1] if record["ranks"] else None,
+                label=record["label"],
+                since=record["since"],
+                alive="yes" if lives else "no",
+            )
+            for number, (record, lives) in self._session.roster(self._timeout).items()
+            if wanted is None or wanted & set(record["ranks"])
+        ]
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """See `Store.dead_ranks`."""
+        wanted = [check_int64("rank", rank) for rank in ranks]
+        return self._session.dead_ranks(wanted, self._timeout)
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """See `Store.dead_sessions`."""
+        wanted = [check_int64("session", number) for number in numbers]
+        roster = self._session.roster(self._timeout) if wanted else {}
+        return [number for number in wanted if number in roster and not roster[number][1]]
+
+    def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
+        """See `~fscoord.Store`. The deletion of any session's lease key ends the sleep."""
+        lives = self._keys.lives
+        deaths = WatchRange(lives, after_prefix(lives), deletions=True)
+
+        def look(left: float) -> list[int] | KeySnapshot:
+            seen = self._look(names, left)
+            if not isinstance(seen, KeySnapshot):
+                return []
+            # The dead are read after the snapshot, and the watch starts at the snapshot: no death falls in between.
+            return find() or seen._replace(also=[deaths])
+
+        return self._watcher.wait(limit, look, "key")
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
@@ -231,52 +304,81 @@ class EtcdStore(EtcdSessions):
         return self._with_prefix(self._prefix)
 
     def _with_prefix(self, prefix: bytes) -> EtcdStore:
-        self._cluster.refuse_if_closed()
-        access = self._cluster.access
+        self._client.refuse_if_closed()
+        access = self._client.access
         return EtcdStore(
             access,
             prefix,
             self._timeout,
             user=access.user,
             password=access.password,
-            session_ttl=self._session_ttl,
+            session_ttl=self._session.ttl,
         )
 
     def close(self) -> None:
-        """See `Store.close`. It ends the session; threads that wait get a `~fscoord.StoreClosedError`."""
-        lease = self._lease
-        if lease is not None:
-            self._ended.detach()
-            self._lease = None
-            lease.end()
-        self._cluster.close()
+        """See `Store.close`. It ends the session. Waits in other threads raise `~fscoord.StoreClosedError`."""
+        self._session.end()
+        self._client.close()
+
+    # -- looks and changes -----------------------------------------------------------------------------------------
+
+    def _look(self, names: list[bytes], limit: float) -> bool | KeySnapshot:
+        """Return true if each of `names` has a value or a queue, or else what is missing."""
+        operations = []
+        for name in names:
+            items = self._queue_range(name)
+            operations.append(range_of(self._keys.value(name), keys_only=True))
+            operations.append(range_of(items.key, items.end, keys_only=True, limit=1))
+        answers, revision = self._transactions.read(operations, limit)
+        missing = dict.fromkeys(
+            name
+            for name, *found in zip(names, answers[::2], answers[1::2], strict=True)
+            if not any(map(key_values, found))
+        )
+        if not missing:
+            return True
+        watched = [[WatchRange(self._keys.value(name)), self._queue_range(name)] for name in missing]
+        return KeySnapshot(revision, list(missing), watched)
+
+    def _queue_range(self, name: bytes) -> WatchRange:
+        """Return the keys of queue `name`."""
+        queue = self._keys.queue(name)
+        return WatchRange(queue, after_prefix(queue))
 
     def _values(self, names: list[bytes]) -> list[bytes]:
-        operations = [range_of(self._names.value(name)) for name in names]
+        """Return the values of `names`, waiting for them."""
+        operations = [range_of(self._keys.value(name)) for name in names]
 
-        def look(left: float) -> list[bytes] | Look:
-            answers, revision = self._read(operations, left)
-            values = [found(answer) for answer in answers]
-            absent = dict.fromkeys(name for name, value in zip(names, values, strict=True) if not value)
-            if absent:
-                return Look(revision, list(absent), [[Watched(self._names.value(name))] for name in absent])
-            return [decoded(value[0].get("value")) for value in values]
+        def look(left: float) -> list[bytes] | KeySnapshot:
+            answers, revision = self._transactions.read(operations, left)
+            values = [key_values(answer) for answer in answers]
+            missing = dict.fromkeys(name for name, value in zip(names, values, strict=True) if not value)
+            if missing:
+                return KeySnapshot(revision, list(missing), [[WatchRange(self._keys.value(name))] for name in missing])
+            return [unb64(value[0].get("value")) for value in values]
 
-        return self._await(self._timeout, look, "key", (lambda value: [value]) if len(names) == 1 else None)
+        return self._watcher.wait(self._timeout, look, "key", (lambda value: [value]) if len(names) == 1 else None)
 
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Give `name` the value that `change` makes of the one it has (None: none), unless that is None.
+        """Set `name` to what `change` returns for its present value (None: missing). None from `change` sets nothing.
+
+        The transaction requires that the key still has the revision that `change` was computed for. It is retried only
+        if etcd answers that this condition failed, with the key's new value, for then nothing was written. A lost
+        response is raised: a retry could find its own earlier write, and add or append a second time.
+
+        The first try takes revision and value from the cache, which may be out of date. So neither an error nor a None
+        that `change` returned for a cached value counts; the key is read first.
 
         Returns:
-            The value that it has then.
+            The value after the call.
 
         Raises:
-            StoreTimeoutError: others were quicker, again and again.
+            StoreTimeoutError: other processes changed the key before each try.
         """
-        key = self._names.value(name)
-        revision, current = self._hints.pop(name, (0, None))
+        key = self._keys.value(name)
+        revision, current = self._revision_cache.pop(name, (0, None))
         backoff = Backoff(self._timeout)
-        is_certain = False  # what is remembered may be long past, and then says nothing
+        is_certain = False
         while True:
             try:
                 value = change(current)
@@ -285,54 +387,65 @@ class EtcdStore(EtcdSessions):
                     raise
                 value = None
             if value is not None:
-                done = self._write([put(key, value)], [compare(key, "mod", revision)], [range_of(key)])
+                done = self._transactions.write(
+                    [put(key, value)], self._timeout, [compare(key, "mod", revision)], [range_of(key)]
+                )
                 answers = done.answers
                 if done.is_done:
-                    self._remember(name, done.revision, value)
+                    self._cache_revision(name, done.revision, value)
                     return value
             elif is_certain:
                 return current
             else:
-                answers, _ = self._read([range_of(key)])
-            now = found(answers[0])
-            revision, current = (int(now[0]["mod_revision"]), decoded(now[0].get("value"))) if now else (0, None)
+                answers, _ = self._transactions.read([range_of(key)], self._timeout)
+            now = key_values(answers[0])
+            revision, current = (int(now[0]["mod_revision"]), unb64(now[0].get("value"))) if now else (0, None)
             if is_certain:
-                self._pause(backoff, f"changed key {key_text(name)!r}", name)
+                self._transactions.pause_before_retry(backoff, f"changed key {key_text(name)!r}", name)
             is_certain = True
 
-    def _remember(self, name: bytes, revision: int, value: bytes) -> None:
-        """Keep for the next `_change` what `name` has now."""
-        if len(value) <= HINT_BYTES_MAX:
-            if len(self._hints) >= HINTS_MAX:
-                self._hints.clear()
-            self._hints[name] = (revision, value)
+    def _cache_revision(self, name: bytes, revision: int, value: bytes) -> None:
+        """Remember the present revision and value of `name` for the next `_change`."""
+        if len(value) <= CACHED_VALUE_BYTES_MAX:
+            if len(self._revision_cache) >= CACHED_KEYS_MAX:
+                self._revision_cache.clear()
+            self._revision_cache[name] = (revision, value)
 
-    def _pop(self, name: bytes, limit: float) -> bytes | Look:
-        """Return the oldest value of queue `name`, after taking it, or what to wait for."""
-        items = self._items(name)
+    def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
+        """Take the oldest value from queue `name`, or return what to wait for.
+
+        The deletion requires that the head still has the revision at which it was created, so two handles never take
+        one value. If that fails, the answer contains the new heads. If the response is lost, the value may be gone.
+        """
+        items = self._queue_range(name)
         oldest = range_of(
-            items.key, items.end, keys_only=True, sort_target="CREATE", sort_order="ASCEND", limit=HEADS_MAX
+            items.key, items.end, keys_only=True, sort_target="CREATE", sort_order="ASCEND", limit=QUEUE_HEADS_MAX
         )
-        heads, revision = self._heads.pop(name, []), 0
+        heads, revision = self._queue_heads.pop(name, []), 0
         if not heads:
-            answers, revision = self._read([oldest], limit)
-            heads = found(answers[0])
+            answers, revision = self._transactions.read([oldest], limit)
+            heads = key_values(answers[0])
         backoff = Backoff(limit)
         while heads:
-            head, known = decoded(heads[0]["key"]), int(heads[0]["create_revision"])
-            done = self._write([delete(head, prev_kv=True)], [compare(head, "create", known)], [oldest])
+            head, known = unb64(heads[0]["key"]), int(heads[0]["create_revision"])
+            done = self._transactions.write(
+                [delete(head, prev_kv=True)], self._timeout, [compare(head, "create", known)], [oldest]
+            )
             if done.is_done:
-                if len(self._heads) >= HINTS_MAX:
-                    self._heads.clear()
-                self._heads[name] = heads[1:]
-                return decoded(found(done.answers[0])[0].get("value"))
-            heads, revision = found(done.answers[0]), done.revision
+                if len(self._queue_heads) >= CACHED_KEYS_MAX:
+                    self._queue_heads.clear()
+                self._queue_heads[name] = heads[1:]
+                return unb64(key_values(done.answers[0])[0].get("value"))
+            heads, revision = key_values(done.answers[0]), done.revision
             if heads:
-                self._pause(backoff, f"took the first value of queue {key_text(name)!r}", name)
-        return Look(revision, [name], [[items]])
+                self._transactions.pause_before_retry(
+                    backoff, f"took the first value of queue {key_text(name)!r}", name
+                )
+        return KeySnapshot(revision, [name], [[items]])
 
 
-def _checked(prefix: Key) -> bytes:
+def _check_prefix(prefix: Key) -> bytes:
+    """Return `prefix` as bytes that end with a slash."""
     name = key_bytes(prefix)
     if not name.strip(b"/"):
         raise ValueError(f"the prefix {prefix!r} is empty: give the store a name of its own in etcd, such as 'job42/'")

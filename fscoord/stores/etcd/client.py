@@ -1,14 +1,15 @@
-"""`Cluster`: one process's connections to the members of an etcd cluster, and which of them answers.
+"""`Client`: one process's connections to the members of an etcd cluster, at the addresses and rights of an `Access`.
 
-The client is urllib3, which etcd3gw stands on: that one knows one address only, tells of no revision from which to
-watch, ends no watch, and takes twice as long for a request (``benchmarks etcd``).
+The HTTP library is urllib3, on which etcd3gw is built, too. etcd3gw itself takes one address only, does not report the
+revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from fscoord._runtime import system
@@ -20,57 +21,150 @@ from fscoord.errors import (
     StoreUnavailableError,
     missing_extra,
 )
-from fscoord.stores.etcd.address import Access
 from fscoord.stores.etcd.requests import Request
-from fscoord.stores.etcd.stream import Stream
 
-__all__ = ["Cluster", "CompactedError"]
+__all__ = ["PORT", "Access", "Client", "CompactedError", "Stream", "parse_access"]
+
+PORT: Final = 2379
+"""etcd's own port, where an address has none."""
 
 CONNECTIONS: Final = 64
-"""How many idle connections to one member are kept: one for each thread that is in a call."""
+"""The most idle connections that are kept for each member: one for each thread that is in a call."""
 
 BODY_MAX: Final = 16 << 20
-"""The most that is sent: etcd's manual warns of requests over 10 MiB, and base64 makes four bytes of three."""
+"""The most bytes of a request: etcd's manual warns of requests over 10 MiB, and base64 makes four bytes of three."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 
-LEAST_CONNECT_S: Final = 0.2
-LEAST_ANSWER_S: Final = 1.0
-"""How long a member has for its answer to who reads, however short the wait, if there is another one to ask."""
+CONNECT_MIN_S: Final = 0.2
+ANSWER_MIN_S: Final = 1.0
+"""How long a member has for its answer to a read, however short the wait, if another member can be asked next."""
 
-SILENCE_S: Final = 5.0
-"""How long a member may say nothing to who reads, before another member is asked. And how long it has for its answer,
-however short the wait, if no other can give it: it must sync its disk before some, which took over a second where other
-programs wrote, too.
+SILENCE_MAX_S: Final = 5.0
+"""How long a read waits for one member before it asks another. Also how long the only member left, or the member that
+was sent a write, has for its answer, however short the wait: before some answers it must sync its disk, which took over
+a second where other programs wrote to that disk.
 """
 
-# gRPC's numbers (https://grpc.io/docs/guides/status-codes/) for what was refused and so has had no effect.
+# gRPC's codes (https://grpc.io/docs/guides/status-codes/) for requests that were refused and so have had no effect.
 INVALID, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 3, 5, 7, 8, 9, 11, 16
+
+_ENDPOINT: Final = r"(?:(?P<scheme>[a-z]+)://)?(?:\[(?P<address>[0-9A-Fa-f:.%]+)\]|(?P<name>[^\[\]/:@,\s]+))(?::(?P<port>[0-9]{1,5}))?/?"
+
+
+class Access(NamedTuple):
+    """Where a cluster is, and the credentials for it.
+
+    Attributes:
+        endpoints: host and port of each member.
+        tls: whether to speak TLS.
+        cacert: the file with the certificates to trust, instead of the system's.
+        cert: the file with the client's own certificate.
+        key: the file with its key.
+        user: the user name, or None.
+        password: the user's password.
+    """
+
+    endpoints: tuple[tuple[str, int], ...]
+    tls: bool = False
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password: str = ""
+
+    def __str__(self) -> str:
+        """Return the addresses, without credentials."""
+        names = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints)
+        return f"etcd://{','.join(names)}"
+
+    def url(self, prefix: bytes, **options: object) -> str:
+        """Return the address, password included, with which `~fscoord.open_store` opens the store with `prefix`."""
+        from urllib.parse import quote, urlencode
+
+        known = {"cacert": self.cacert, "cert": self.cert, "key": self.key, "user": self.user}
+        given = {name: value for name, value in known.items() if value is not None} | options
+        if self.tls:
+            given["tls"] = 1
+        if self.user is not None:
+            given["password"] = self.password
+        return f"{quote(str(self), safe='/:,[]')}/{quote(prefix)}?{urlencode(given, quote_via=quote)}"
+
+
+def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str | None, key: str | None) -> Access:
+    """Return the access that `client_or_url` describes; see `~fscoord.EtcdStore`.
+
+    Raises:
+        ValueError: the text is not an address, or contradicts itself.
+        TypeError: it is neither text nor a client of etcd3gw.
+    """
+    if isinstance(client_or_url, Access):
+        return client_or_url
+    if (cert is None) != (key is None):
+        raise ValueError("cert and key go together: the client's certificate, and the key that it is for")
+    if not isinstance(client_or_url, str):
+        known = _access_of_client(client_or_url)
+        return known._replace(cacert=cacert or known.cacert, cert=cert or known.cert, key=key or known.key)
+    text = client_or_url.removeprefix("etcd://")
+    endpoints, schemes = [], set()
+    for each in text.split(","):
+        match = re.fullmatch(_ENDPOINT, each.strip())
+        if match is None or match["scheme"] not in (None, "http", "https") or int(match["port"] or 1) > 65535:
+            raise ValueError(
+                f"{each!r} in {client_or_url!r} is not the address of an etcd member; write host:port or [::1]:port,"
+                " and commas between several"
+            )
+        schemes.add(match["scheme"] or "")
+        endpoints.append((match["address"] or match["name"], int(match["port"] or PORT)))
+    if {"http", "https"} <= schemes or ("http" in schemes and (tls or cacert or cert)):
+        raise ValueError(
+            f"{client_or_url!r} mixes addresses with TLS and without: https:// and http://, or http:// and one of tls,"
+            " cacert and cert"
+        )
+    secure = tls or "https" in schemes or cacert is not None or cert is not None
+    return Access(tuple(endpoints), secure, cacert, cert, key)
+
+
+def _access_of_client(client: Any) -> Access:
+    """Return the address and TLS files of a client of etcd3gw."""
+    try:
+        host, port, session = str(client.host), int(client.port), client.session
+        secure = client.protocol == "https"
+    except AttributeError:
+        raise TypeError(
+            f"an etcd cluster is given as text or as a client of etcd3gw, not as {type(client).__name__}"
+        ) from None
+    cert, key = session.cert if isinstance(session.cert, tuple) else (session.cert, session.cert)
+    cacert = session.verify if isinstance(session.verify, str) else None
+    return Access(((host, port),), secure, cacert, cert, key)
 
 
 class CompactedError(FscoordError):
-    """The server has forgotten the revision that was asked for: read again."""
+    """etcd has compacted the requested revision away: read again."""
 
 
 class _NotSent(Exception):
-    """There was no connection: whatever was asked for has had no effect."""
+    """No member got the request, or the member refused it unread: it has had no effect."""
 
 
 class _Unanswered(Exception):
-    """There was a connection, and no answer on it: nobody knows whether it has had its effect."""
+    """A member may have got the request, and its response was lost: it may have had its effect."""
 
 
 class _Unauthenticated(Exception):
-    """The token is not valid any more."""
+    """The token is no longer valid."""
 
 
-class Cluster:
-    """The members of a cluster; the one that answered last is asked first."""
+class Client:
+    """The members of a cluster. The member that answered last is asked first.
+
+    Threads share the pools of connections, which lock themselves. `_lock` guards the set of open streams.
+    """
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._urllib3 = _urllib3()
+        self._urllib3 = _import_urllib3()
         self._failures = self._urllib3.exceptions
         self._is_closed = False
         self._connect()
@@ -82,17 +176,20 @@ class Cluster:
     def call(self, path: str, body: Request, limit: float, *, writes: bool = False) -> dict[str, Any]:
         """Return the answer to the request `body`.
 
-        What reads is asked for again, of each member in turn, until it is answered. What writes is asked for again only
-        while it can't have had an effect.
+        A read is repeated, at one member after the other, until one answers. A write is repeated only if the failed
+        try can't have had an effect: there was no connection, or the member refused it. If the response of a write is
+        lost, etcd may commit the write then, later, or never, and no later request can find out. The error is the
+        only honest answer, and the caller decides.
 
         Raises:
-            StoreUnavailableError: there was no answer within `limit` seconds, or the server refuses.
-            LimitExceededError: the server takes nothing so large.
-            CompactedError: the revision asked for is gone.
+            StoreUnavailableError: no member answered within `limit` seconds, or the server refuses. For a write whose
+                response was lost, `maybe_applied` is true.
+            LimitExceededError: the request is larger than the server takes.
+            CompactedError: the requested revision is gone.
         """
         data = json.dumps(body).encode()
         if len(data) > BODY_MAX:
-            raise self._too_large(f"{len(data)} bytes are over what a server of etcd takes at all")
+            raise self._too_large(f"a request of {len(data)} bytes is over the {BODY_MAX} that any etcd server takes")
         ends = system.time.monotonic() + limit
         pause = FIRST_PAUSE_S
         while True:
@@ -109,27 +206,31 @@ class Cluster:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def open_stream(self, path: str, bodies: Sequence[Request], limit: float) -> Stream | None:
-        """Return the stream of answers to `bodies`, or None if there is no connection, or no answer in `limit` seconds.
+        """Return the stream of answers to `bodies`, which the caller must close.
 
-        Whoever is given one closes it.
+        Return None if there is no connection, or no answer within `limit` seconds.
         """
         data = "\n".join(map(json.dumps, bodies)).encode()
         try:
             response = self._post(self._first, path, data, limit, limit, streams=True)
         except (_NotSent, _Unanswered):
             return None
-        if response.status != 200:  # why, the next request will say
+        if response.status != 200:  # the caller's next read fails for the same reason, and raises it
             response.close()
             return None
         stream = Stream(response, self._failures)
         with self._lock:
             self._streams.add(stream)
-        if self._is_closed:
+        if self._is_closed:  # by another thread, which may not have found this stream
             stream.interrupt()
         return stream
 
     def close_stream(self, stream: Stream) -> None:
-        """Give the connection of `stream` back."""
+        """Close `stream` and its connection.
+
+        Raises:
+            StoreClosedError: `close` was called meanwhile, which has interrupted the stream.
+        """
         with self._lock:
             self._streams.discard(stream)
         stream.close()
@@ -141,8 +242,8 @@ class Cluster:
             raise StoreClosedError(f"{self}: this handle was closed; open the store again")
 
     def close(self) -> None:
-        """Give all connections back; whoever waits on one gets a `StoreClosedError`."""
-        system.life()  # after a fork in C it makes the child leave its parent's connections alone
+        """Close all connections. Threads that wait on one of them raise `StoreClosedError`."""
+        system.process_epoch()  # in a child of a fork(2) in C this abandons the parent's connections
         self._is_closed = True
         with self._lock:
             streams = list(self._streams)
@@ -152,10 +253,10 @@ class Cluster:
             pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: begin without connections, for on the parent's two processes would mix their answers.
+        """In a forked child: abandon the inherited connections; two processes on one would mix up their answers.
 
-        urllib3 empties the queue of each pool that is thrown away, or at the end of the process, and a thread of the
-        parent may have that queue's lock. So the queue is made anew where it is.
+        urllib3 empties the queue of a pool when the pool is dropped, and at the end of the process. A thread of the
+        parent may have held the lock of that queue during the fork. So the queue is initialized again in place.
         """
         for pool in self._pools:
             if pool.pool is not None:
@@ -163,7 +264,7 @@ class Cluster:
         self._connect()
 
     def _connect(self) -> None:
-        """Make what keeps connections; none is made yet."""
+        """Make the pools, which connect with the first request."""
         access = self.access
         self._lock = system.threading.Lock()
         self._streams: set[Stream] = set()
@@ -182,23 +283,23 @@ class Cluster:
         self._pools = [kind(host, port, **options) for host, port in access.endpoints]
 
     def _ask_each(self, path: str, data: bytes, ends: float, writes: bool) -> dict[str, Any] | Exception:
-        """Return the answer of the first member that has one, or why the last had none."""
-        failure: Exception = _NotSent("nobody was asked")
+        """Return the answer of the first member that gives one, or the failure of the last that was asked."""
+        failure: Exception = _NotSent("no member was asked")
         for turn in range(len(self._pools)):
             index = (self._first + turn) % len(self._pools)
             left = ends - system.time.monotonic()
             others = len(self._pools) - turn - 1
-            patience = min(left / (others + 1), SILENCE_S) if others else left
-            answer = max(left, SILENCE_S) if writes or not others else max(patience, LEAST_ANSWER_S)
+            share = min(left / (others + 1), SILENCE_MAX_S) if others else left
+            answer = max(left, SILENCE_MAX_S) if writes or not others else max(share, ANSWER_MIN_S)
             try:
-                reply = self._answer(index, path, data, max(patience, LEAST_CONNECT_S), answer)
+                reply = self._answer(index, path, data, max(share, CONNECT_MIN_S), answer)
             except _NotSent as error:
                 failure = error
             except _Unanswered as error:
                 failure = error
-                if writes:
+                if writes:  # another member would commit it a second time
                     raise StoreUnavailableError(
-                        f"{self}: {error}; nobody knows whether this write has had its effect", maybe_applied=True
+                        f"{self}: {error}; this write may or may not have taken effect", maybe_applied=True
                     ) from error.__cause__
             else:
                 self._first = index
@@ -209,21 +310,21 @@ class Cluster:
 
     def _answer(self, index: int, path: str, data: bytes, connect: float, read: float) -> dict[str, Any]:
         try:
-            return self._parsed(self._post(index, path, data, connect, read), index)
-        except _Unauthenticated:  # the token has run out, or somebody changed who may do what
+            return self._parse(self._post(index, path, data, connect, read), index)
+        except _Unauthenticated:  # the token has expired, or the permissions were changed: log in again, once
             self._token = None
         try:
-            return self._parsed(self._post(index, path, data, connect, read), index)
+            return self._parse(self._post(index, path, data, connect, read), index)
         except _Unauthenticated as error:
             raise self._denied(str(error)) from None
 
     def _post(self, index: int, path: str, data: bytes, connect: float, read: float, *, streams: bool = False) -> Any:
         """Return the response of member `index`."""
         self.refuse_if_closed()
-        system.life()
+        system.process_epoch()
         headers = {"Content-Type": "application/json"}
         if streams:
-            headers["Grpc-Metadata-hasleader"] = "true"  # so that a member which lost the others ends the watch
+            headers["Grpc-Metadata-hasleader"] = "true"  # a member that loses the others then ends the watch
         if self.access.user is not None and path != "auth/authenticate":
             headers["Authorization"] = self._token or self._log_in(index, connect)
         failures = self._failures
@@ -234,37 +335,37 @@ class Cluster:
                 body=data,
                 headers=headers,
                 retries=False,
-                timeout=self._urllib3.Timeout(connect=_some(connect), read=_some(read)),
+                timeout=self._urllib3.Timeout(connect=_timeout(connect), read=_timeout(read)),
                 preload_content=not streams,
             )
         except (failures.NewConnectionError, failures.ConnectTimeoutError) as error:
-            raise _NotSent(f"{self._named(index)}: {_words(error)}") from error
+            raise _NotSent(f"{self._member(index)}: {_innermost_message(error)}") from error
         except (failures.HTTPError, OSError) as error:
             self.refuse_if_closed()
-            words = _words(error)
-            if isinstance(error, failures.SSLError) and not _is_cut_off(words):
+            message = _innermost_message(error)
+            if isinstance(error, failures.SSLError) and not _is_cut_off(message):
                 raise StoreUnavailableError(
-                    f"{self._named(index)}: {words}; see which certificates both sides trust"
+                    f"{self._member(index)}: {message}; see which certificates both sides trust"
                 ) from error
-            raise _Unanswered(f"{self._named(index)}: {words}") from error
+            raise _Unanswered(f"{self._member(index)}: {message}") from error
 
-    def _parsed(self, response: Any, index: int) -> dict[str, Any]:
-        """Return what the response says, or raise what it means."""
+    def _parse(self, response: Any, index: int) -> dict[str, Any]:
+        """Return the reply in `response`, or raise the error that it reports."""
         try:
             reply = json.loads(response.data)
         except ValueError:
             reply = None
         if response.status == 200 and isinstance(reply, dict):
             return reply
-        said = f"{self._named(index)}: HTTP {response.status}, {response.data[:200]!r}"
+        message = f"{self._member(index)}: HTTP {response.status}, {response.data[:200]!r}"
         if not isinstance(reply, dict):
             if response.status >= 500:
-                raise _Unanswered(said)
-            raise StoreUnavailableError(f"{said}; this is not how etcd 3.4 or newer answers")
-        raise self._meaning(int(reply.get("code", 0)), str(reply.get("message") or reply.get("error") or said))
+                raise _Unanswered(message)
+            raise StoreUnavailableError(f"{message}; this is not how etcd 3.4 or newer answers")
+        raise self._error(int(reply.get("code", 0)), str(reply.get("message") or reply.get("error") or message))
 
-    def _meaning(self, code: int, message: str) -> Exception:
-        """Return what an error of etcd means (https://github.com/etcd-io/etcd/, ``rpctypes/error.go``)."""
+    def _error(self, code: int, message: str) -> Exception:
+        """Return the exception for an error of etcd (https://github.com/etcd-io/etcd/, ``rpctypes/error.go``)."""
         if code == UNAUTHENTICATED or "revision in header is old" in message or "user name is empty" in message:
             return _Unauthenticated(message)
         if any(words in message for words in ("too large", "too many operations", "larger than max")):
@@ -283,61 +384,101 @@ class Cluster:
 
     def _too_large(self, message: str) -> LimitExceededError:
         return LimitExceededError(
-            f"{self}: {message}; nothing was written. A server takes what --max-request-bytes (1.5 MiB) and"
-            " --max-txn-ops (128) allow"
+            f"{self}: {message}; nothing was written. The server's limits are --max-request-bytes (1.5 MiB by default)"
+            " and --max-txn-ops (128)"
         )
 
     def _denied(self, message: str) -> StoreUnavailableError:
         return StoreUnavailableError(
-            f"{self}: {message}; see the user, the password, and the role's rights on the prefix",
+            f"{self}: {message}; check the user, the password, and the role's permissions on the prefix",
             errno=system.errno.EACCES,
         )
 
     def _log_in(self, index: int, limit: float) -> str:
-        """Return a token for the user."""
+        """Return a new token for the user."""
         body = json.dumps({"name": self.access.user, "password": self.access.password}).encode()
         try:
-            reply = self._parsed(self._post(index, "auth/authenticate", body, limit, limit), index)
-        except _Unanswered as error:  # what it was for was not sent yet
+            reply = self._parse(self._post(index, "auth/authenticate", body, limit, limit), index)
+        except _Unanswered as error:  # the request that needs the token was not sent yet
             raise _NotSent(str(error)) from error
         self._token = token = str(reply["token"])
         return token
 
-    def _named(self, index: int) -> str:
+    def _member(self, index: int) -> str:
+        """Return the address of one member."""
         return str(self.access._replace(endpoints=self.access.endpoints[index : index + 1]))
 
 
-_all: WeakSet[Cluster] = WeakSet()
+class Stream:
+    """The answers that arrive one after the other on one connection, such as those of a watch."""
+
+    def __init__(self, response: Any, failures: Any) -> None:
+        self._response = response
+        self._failures = failures
+        self._chunks = response.stream(1 << 16)
+        self._rest = b""
+
+    def next(self, limit: float) -> dict[str, Any] | None:
+        """Return the next answer, or None if none comes within `limit` seconds or the connection is lost."""
+        ends = system.time.monotonic() + limit
+        while b"\n" not in self._rest:
+            left = ends - system.time.monotonic()
+            if left <= 0:
+                return None
+            try:
+                self._response.connection.sock.settimeout(left)
+                self._rest += next(self._chunks)
+            except (self._failures.HTTPError, OSError, StopIteration, AttributeError, ValueError):
+                return None  # timed out, cut off, ended, or interrupted (AttributeError: there is no connection then)
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            return dict(json.loads(line).get("result") or {"canceled": True})
+        except ValueError:
+            return None
+
+    def interrupt(self) -> None:
+        """Make `next` return, in whichever thread it runs."""
+        try:
+            self._response.shutdown()
+        except (OSError, ValueError, RuntimeError):  # it is closed already
+            pass
+
+    def close(self) -> None:
+        """Close the connection, upon which the server ends the watch."""
+        self._response.close()
+
+
+_all: WeakSet[Client] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for cluster in list(_all):
-        cluster.after_fork()
+    for client in list(_all):
+        client.after_fork()
 
 
 system.after_fork_in_child("etcd connections", _after_fork_in_child)
 
 
-def _some(limit: float) -> float | None:
-    """Return `limit` as urllib3 takes a time-out: above zero, and None for none."""
+def _timeout(limit: float) -> float | None:
+    """Return `limit` as urllib3 takes a timeout: positive, and None for no limit."""
     return None if limit > system.threading.TIMEOUT_MAX else max(limit, 0.001)
 
 
-def _words(error: BaseException) -> str:
-    """Return what the lowest layer said."""
+def _innermost_message(error: BaseException) -> str:
+    """Return the message of the innermost exception that `error` wraps."""
     inner: Any = error
     while isinstance(inner, Exception) and inner.args and isinstance(inner.args[-1], Exception):
         inner = inner.args[-1]
-    said = str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
-    return said.rpartition(": ")[2].rstrip(".") if "HTTP" in said else said or type(inner).__name__
+    message = str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
+    return message.rpartition(": ")[2].rstrip(".") if "HTTP" in message else message or type(inner).__name__
 
 
-def _is_cut_off(words: str) -> bool:
-    """Return whether TLS only says that the other side has gone."""
-    return "EOF" in words or "reset" in words
+def _is_cut_off(message: str) -> bool:
+    """Return whether an error of TLS only reports that the connection ended."""
+    return "EOF" in message or "reset" in message
 
 
-def _urllib3() -> Any:
+def _import_urllib3() -> Any:
     try:
         import urllib3
     except ImportError as error:

@@ -1,291 +1,246 @@
-"""`EtcdSessions`: the part of an `~fscoord.EtcdStore` that knows who else has it open and who of them lives.
+"""`LeaseSession`: the session of one `~fscoord.EtcdStore` handle, kept alive by a lease, and the records of all.
 
-A session is a number, a key that says who it is and stays, and a key that etcd deletes when it has not heard of the
-session for `session_ttl` seconds: a lease (https://etcd.io/docs/v3.5/learning/api/#lease-api). That deletion is the
-death, at one revision for all; the session itself writes no more from then on, because each of its writes asks for that
-key in the same transaction.
+A session has a number, a record key that stays, and a key that etcd deletes when it has received no sign of life for
+`session_ttl` seconds: a lease (https://etcd.io/docs/v3.5/learning/api/#lease-api). That deletion is the death of the
+session, at one revision for all readers. The session itself can't write any more from then on, because each of its
+writes requires that key in the same transaction (see `Transactions.write`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
+from fscoord._arguments import MalformedText, parse_uint63
 from fscoord._runtime import system
 from fscoord._waiting.backoff import Backoff
-from fscoord.arguments import MalformedText, integer, natural
 from fscoord.errors import FscoordError, StoreError
-from fscoord.members import Member
-from fscoord.stores.etcd.address import Access
-from fscoord.stores.etcd.handle import EtcdHandle, Look, Watched
-from fscoord.stores.etcd.requests import after_prefix, compare, decoded, found, put, range_of
+from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, key_values, put, range_of, unb64
+from fscoord.stores.etcd.transactions import Transactions
 
-__all__ = ["EtcdSessions", "Lease", "read_record"]
+if TYPE_CHECKING:
+    from fscoord.stores.etcd.client import Access, Client
 
-END_S: Final = 1.0
-"""How long the end of a session may take; after that it ends by itself, when its time to live is over."""
+__all__ = ["Lease", "LeaseSession", "parse_record"]
+
+RENEWALS_PER_TTL: Final = 3
+"""How often a lease is renewed in the time after which etcd would end it."""
+
+END_TIMEOUT_S: Final = 1.0
+"""How long the end of a lease may take. A lease that could not be ended expires after its time to live."""
 
 
 class Lease:
-    """A lease that a thread keeps alive until `end`.
+    """A lease that a thread renews until `end`.
 
     Args:
-        access: the cluster; the thread has connections of its own.
+        access: the cluster, to which the thread has connections of its own.
         number: the lease's id.
-        ttl: how many seconds etcd waits for a sign of life.
+        ttl: after how many seconds without a renewal etcd ends the lease.
     """
 
     def __init__(self, access: Access, number: int, ttl: int) -> None:
-        from fscoord.stores.etcd.client import Cluster
+        from fscoord.stores.etcd.client import Client
 
         self.number = number
         self._ttl = ttl
-        self._cluster = Cluster(access)
+        self._client = Client(access)
         self._owner = system.os.getpid()
-        self._over = system.Wakeup()
-        self._thread = system.start_thread("fscoord-etcd-lease", self._keep)
+        self._over = system.AutoResetEvent()
+        self._thread = system.start_thread("fscoord-etcd-lease", self._renew)
 
-    def _keep(self) -> None:
-        pause = self._ttl / 3
+    def _renew(self) -> None:
+        pause = self._ttl / RENEWALS_PER_TTL
         while not self._over.wait(pause):
             try:
-                reply = self._cluster.call("lease/keepalive", {"ID": str(self.number)}, pause)
-            except FscoordError:
+                reply = self._client.call("lease/keepalive", {"ID": str(self.number)}, pause)
+            except FscoordError:  # the next renewal may still be in time
                 continue
             if int(reply.get("result", {}).get("TTL", 0)) <= 0:
-                return  # it is over, as the next write will find
+                return  # it has expired, and the next write raises
 
     def end(self) -> None:
-        """End the lease, if this process began it."""
+        """Revoke the lease, unless this is a forked child: the lease is the parent's."""
         if self._owner != system.os.getpid():
             return
         self._over.set()
         try:
-            self._cluster.call("lease/revoke", {"ID": str(self.number)}, END_S)
-        except FscoordError:  # then it ends by itself
+            self._client.call("lease/revoke", {"ID": str(self.number)}, END_TIMEOUT_S)
+        except FscoordError:  # it expires by itself
             pass
-        self._cluster.close()
-        self._thread.join(END_S)
+        self._client.close()
+        self._thread.join(END_TIMEOUT_S)
 
 
-class EtcdSessions(EtcdHandle):
-    """A store whose handles may be sessions: from the first time that they are asked who they are."""
+class LeaseSession:
+    """The session of one handle, from its first `register` on, and what the store knows of all sessions.
 
-    _session_ttl: int
-    _lock: system.threading.Lock
-    _lease: Lease | None = None
-    _ranks: tuple[int, ...] = ()
+    `_lock` is held while the session is registered or its ranks change, so that two threads don't register twice.
+    """
 
-    @property
-    def has_liveness(self) -> bool:
-        """Whether `members` can tell who lives: it can."""
-        return True
+    def __init__(self, client: Client, keys: KeySpace, transactions: Transactions, ttl: int) -> None:
+        self._client = client
+        self._keys = keys
+        self._transactions = transactions
+        self.ttl = ttl
+        self.reset()
+        _all.add(self)
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now."""
-        return self._introduced(None)
-
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes unless the store knows already."""
-        if integer("rank", rank) not in self._ranks or not self._own_session():
-            self._introduced(rank)
-
-    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `Store.members`."""
-        wanted = None if ranks is None else {integer("rank", rank) for rank in ranks}
-        self._introduced(None)
-        return [
-            Member(
-                number=number,
-                host=record["host"],
-                pid=record["pid"],
-                rank=record["ranks"][-1] if record["ranks"] else None,
-                label=record["label"],
-                since=record["since"],
-                alive="yes" if lives else "no",
-            )
-            for number, (record, lives) in self._roster(self._timeout)[0].items()
-            if wanted is None or wanted & set(record["ranks"])
-        ]
-
-    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `Store.dead_ranks`."""
-        wanted = [integer("rank", rank) for rank in ranks]
-        return self._dead_among(wanted, self._timeout)
-
-    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `Store.dead_sessions`."""
-        wanted = [integer("session", number) for number in numbers]
-        roster = self._roster(self._timeout)[0] if wanted else {}
-        return [number for number in wanted if number in roster and not roster[number][1]]
-
-    def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """See `~fscoord.members.Liveness`. A deletion among the lives ends the sleep."""
-        lives = self._names.lives
-        deaths = Watched(lives, after_prefix(lives), deletions=True)
-
-        def look(left: float) -> list[int] | Look:
-            seen = self._look(names, left)
-            if not isinstance(seen, Look):
-                return []
-            return find() or seen._replace(also=[deaths])
-
-        return self._await(limit, look, "key")
-
-    def _look(self, names: list[bytes], limit: float) -> bool | Look:
-        """Return true if every one of `names` has a value or a queue, or what is missing."""
-        operations = [operation for name in names for operation in self._signs(name)]
-        answers, revision = self._read(operations, limit)
-        absent = dict.fromkeys(
-            name for name, *signs in zip(names, answers[::2], answers[1::2], strict=True) if not any(map(found, signs))
-        )
-        if not absent:
-            return True
-        watched = [[Watched(self._names.value(name)), self._items(name)] for name in absent]
-        return Look(revision, list(absent), watched)
-
-    def _items(self, name: bytes) -> Watched:
-        """Return the keys of queue `name`."""
-        queue = self._names.queue(name)
-        return Watched(queue, after_prefix(queue))
-
-    def _signs(self, name: bytes) -> list[dict[str, Any]]:
-        items = self._items(name)
-        return [
-            range_of(self._names.value(name), keys_only=True),
-            range_of(items.key, items.end, keys_only=True, limit=1),
-        ]
-
-    def _begin_without_session(self) -> None:
-        """Begin as a handle that nobody knows yet; in a forked child too, which is another session."""
+    def reset(self) -> None:
+        """Be unregistered: at the beginning, and in a forked child, which is another session than its parent."""
         self._lock = system.threading.Lock()
-        self._session_number, self._lease, self._ranks = 0, None, ()
-        _handles.add(self)
+        self._lease: Lease | None = None
+        self._ranks: tuple[int, ...] = ()
+        self._transactions.session_number = 0
 
-    def _own_session(self) -> int:
-        system.life()
-        return self._session_number
-
-    def _introduced(self, rank: int | None) -> int:
-        """Return the number of this handle's session, after making it one and noting that it is `rank`, if given."""
-        self._own_session()
+    def register(self, rank: int | None, limit: float) -> int:
+        """Return the session's number, after registering it unless it is, and recording that it is `rank`, if given."""
+        system.process_epoch()
         with self._lock:
             ranks = self._ranks if rank is None else (*(each for each in self._ranks if each != rank), rank)
-            if not self._session_number:
-                self._begin(self._record(ranks))
+            number = self._transactions.session_number
+            if not number:
+                number = self._begin(_new_record(ranks), limit)
             elif ranks != self._ranks:
-                self._write([put(self._names.member(self._session_number), self._record(ranks))])
+                self._transactions.write([put(self._keys.member(number), _new_record(ranks))], limit)
             self._ranks = ranks
-            return self._session_number
+            return number
 
-    def _begin(self, record: bytes) -> None:
-        """Begin a session that says `record` of itself."""
-        body = {"TTL": str(self._session_ttl)}
-        lease = int(self._cluster.call("lease/grant", body, self._timeout)["ID"])
-        counter = self._names.counter
+    def add_rank(self, rank: int, limit: float) -> None:
+        """Record that this session is `rank`. It writes only if that is not recorded yet."""
+        system.process_epoch()
+        if rank not in self._ranks or not self._transactions.session_number:
+            self.register(rank, limit)
+
+    def end(self) -> None:
+        """Revoke the lease, if there is one."""
+        lease = self._lease
+        if lease is not None:
+            self._finalizer.detach()
+            self._lease = None
+            lease.end()
+
+    def roster(self, limit: float) -> dict[int, tuple[dict[str, Any], bool]]:
+        """Return the record of each session and whether it lives, by number, all at one revision.
+
+        Raises:
+            StoreError: a record is not that of a session.
+        """
+        members, lives = self._keys.members, self._keys.lives
+        (records, living), _ = self._transactions.read(
+            [range_of(members, after_prefix(members)), range_of(lives, after_prefix(lives), keys_only=True)], limit
+        )
+        alive = {unb64(each["key"])[len(lives) :] for each in key_values(living)}
+        roster = {}
+        for each in key_values(records):
+            name = unb64(each["key"])
+            number = name[len(members) :]
+            try:
+                roster[parse_uint63(number)] = (parse_record(unb64(each["value"])), number in alive)
+            except MalformedText as error:
+                raise StoreError(f"{self._client}: key {name!r} is not the record of a session; delete it") from error
+        return roster
+
+    def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
+        """Return those of `ranks` that have sessions, all of them dead."""
+        alive: dict[int, list[bool]] = {}
+        for record, lives in self.roster(limit).values():
+            for rank in record["ranks"]:
+                alive.setdefault(rank, []).append(lives)
+        return [rank for rank in ranks if rank in alive and not any(alive[rank])]
+
+    def _begin(self, record: bytes, limit: float) -> int:
+        """Register a session with `record`, and return its number.
+
+        The counter, the record and the lease key are written in one transaction: no reader finds a session without a
+        lease key, which it would take for dead. If the response is lost, or others always take the next number first,
+        the lease that was granted has no thread that renews it, and so it expires.
+        """
+        lease = int(self._client.call("lease/grant", {"TTL": str(self.ttl)}, limit)["ID"])
+        counter = self._keys.counter
         last, revision = 0, 0
-        backoff = Backoff(self._timeout)
+        backoff = Backoff(limit)
         while True:
             number = last + 1
-            written = self._write(
+            written = self._transactions.write(
                 [
                     put(counter, b"%d" % number),
-                    put(self._names.member(number), record),
-                    put(self._names.life(number), b"", lease),
+                    put(self._keys.member(number), record),
+                    put(self._keys.life(number), b"", lease),
                 ],
+                limit,
                 [compare(counter, "mod", revision)],
                 [range_of(counter)],
             )
             if written.is_done:
                 break
-            self._pause(backoff, "began a session")
-            now = found(written.answers[0])
-            last, revision = (self._last(decoded(now[0]["value"])), int(now[0]["mod_revision"])) if now else (0, 0)
-        self._lease = Lease(self._cluster.access, lease, self._session_ttl)
-        self._ended = finalize(self, self._lease.end)
-        self._session_number = number
+            self._transactions.pause_before_retry(backoff, "began a session")
+            now = key_values(written.answers[0])
+            last, revision = (
+                (self._parse_counter(unb64(now[0]["value"])), int(now[0]["mod_revision"])) if now else (0, 0)
+            )
+        self._lease = Lease(self._client.access, lease, self.ttl)
+        self._finalizer = finalize(self, self._lease.end)
+        self._transactions.session_number = number  # last: from here on each write requires the lease key
+        return number
 
-    def _last(self, text: bytes) -> int:
+    def _parse_counter(self, text: bytes) -> int:
         try:
-            return natural(text)
+            return parse_uint63(text)
         except MalformedText as error:
-            message = f"{self._cluster}: key {self._names.counter!r} holds no number of a session; use another prefix"
-            raise StoreError(message) from error
-
-    def _record(self, ranks: tuple[int, ...]) -> bytes:
-        import json
-
-        about = {
-            "host": system.hostname(),
-            "pid": system.os.getpid(),
-            "ranks": ranks,
-            "label": "",
-            "since": system.time.time(),
-        }
-        return json.dumps(about).encode()
-
-    def _roster(self, limit: float) -> tuple[dict[int, tuple[dict[str, Any], bool]], int]:
-        """Return what each session says of itself and whether it lives, by number, and the revision of that."""
-        members, lives = self._names.members, self._names.lives
-        (records, living), revision = self._read(
-            [range_of(members, after_prefix(members)), range_of(lives, after_prefix(lives), keys_only=True)], limit
-        )
-        alive = {decoded(each["key"])[len(lives) :] for each in found(living)}
-        roster = {}
-        for each in found(records):
-            name = decoded(each["key"])
-            number = name[len(members) :]
-            try:
-                roster[natural(number)] = (read_record(decoded(each["value"])), number in alive)
-            except MalformedText as error:
-                raise StoreError(
-                    f"{self._cluster}: key {name!r} says nothing that a session would; delete it"
-                ) from error
-        return roster, revision
-
-    def _dead_among(self, ranks: list[int], limit: float) -> list[int]:
-        said: dict[int, list[bool]] = {}
-        for record, lives in self._roster(limit)[0].values():
-            for rank in record["ranks"]:
-                said.setdefault(rank, []).append(lives)
-        return [rank for rank in ranks if rank in said and not any(said[rank])]
+            raise StoreError(
+                f"{self._client}: key {self._keys.counter!r} holds {text[:40]!r}, not the number of a session; use"
+                " another prefix"
+            ) from error
 
 
-_handles: WeakSet[EtcdSessions] = WeakSet()
+_all: WeakSet[LeaseSession] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for handle in list(_handles):
-        handle._begin_without_session()
+    for session in list(_all):
+        session.reset()
 
 
 system.after_fork_in_child("etcd sessions", _after_fork_in_child)
 
 
-def _whole(digits: str) -> int:
-    """Return the number; `int` refuses very long ones by a plain `ValueError`."""
+def _new_record(ranks: tuple[int, ...]) -> bytes:
+    """Return the record of a session of this process."""
+    import json
+
+    record = {
+        "host": system.hostname(),
+        "pid": system.os.getpid(),
+        "ranks": ranks,
+        "label": "",
+        "since": system.time.time(),
+    }
+    return json.dumps(record).encode()
+
+
+def _parse_int(digits: str) -> int:
+    """Return the number. `int` refuses very long texts with a plain `ValueError`."""
     if len(digits) > 20:
         raise MalformedText(f"a number of {len(digits)} digits")
     return int(digits)
 
 
-def read_record(text: bytes) -> dict[str, Any]:
-    """Return what a session says of itself as `text`.
+def parse_record(text: bytes) -> dict[str, Any]:
+    """Return the record of a session from its `text`.
 
     Raises:
-        MalformedText: no session would say that.
+        MalformedText: no session writes such a record.
     """
-    import json  # as the connections do; `import fscoord` loads neither
+    import json  # here, so that `import fscoord` does not load it
 
     kinds: dict[str, type] = {"host": str, "pid": int, "ranks": list, "label": str, "since": float}
     try:
-        said = json.loads(text, parse_int=_whole)
+        record = json.loads(text, parse_int=_parse_int)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedText(f"{type(error).__name__}: {error}") from error
-    if not isinstance(said, dict) or [name for name, kind in kinds.items() if not isinstance(said.get(name), kind)]:
-        raise MalformedText("a value is missing, or of the wrong kind")
-    if [rank for rank in said["ranks"] if not isinstance(rank, int)]:
-        raise MalformedText("a rank of the wrong kind")
-    return said
+    if not isinstance(record, dict) or [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]:
+        raise MalformedText("a value is missing or of the wrong type")
+    if [rank for rank in record["ranks"] if not isinstance(rank, int)]:
+        raise MalformedText("a rank is not an integer")
+    return record

@@ -8,42 +8,42 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from fscoord._log.access.direct import open_log_file
-from fscoord._log.format import record
-from fscoord._log.io import safe_files
-from fscoord._log.log import Decide, LogFile
-from fscoord._log.wakeup.watcher import MODES
-from fscoord._runtime import system
-from fscoord._runtime.logger import logger
-from fscoord._waiting.request import ITEM, VALUES, WaitRequest
-from fscoord._waiting.wait import NotYet
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     VALUE_MAX,
     Key,
     Timeout,
     Value,
+    check_choice,
+    check_int64,
+    check_positive,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
-    one_of,
     pairs_bytes,
-    positive,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._log.format import record
+from fscoord._log.io import safe_files
+from fscoord._log.log import Decide, Log
+from fscoord._log.opened import open_log_file
+from fscoord._log.wakeup.watcher import MODES
+from fscoord._runtime import system
+from fscoord._runtime.logging import logger
+from fscoord._waiting.request import ITEM, VALUES, WaitRequest
+from fscoord._waiting.wait import NotYet
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,
     QueueEmptyError,
 )
+from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
+from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.options import COMPACT_BYTES, SPILL_BYTES, check_platform, chosen_path, wanted_log
-from fscoord.stores.file.replay import State
+from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.waits import pop_item
 
@@ -67,7 +67,7 @@ class FileStore(Sessions):
         world_size: how many participants will close the store; the last one to do so removes the file. ``None`` (or -1,
             as in c10d): it stays. Only `close`, or the end of a ``with``, counts; ``del`` does not.
         file_name: another name for `path`, as in c10d.
-        timeout: how long operations wait by default.
+        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         rank: shown where others name this participant. With a rank or a label a handle introduces itself when it is
             opened, otherwise when it first writes.
         label: shown likewise.
@@ -95,14 +95,14 @@ class FileStore(Sessions):
 
     capabilities = Capabilities(processes=True, hosts=True, durable=True, survives_handles=True, sessions=True)
 
-    @system.alone_if_faked
+    @system.serialized_on_fake_fs
     def __init__(
         self,
         path: Any = None,
         world_size: int | None = None,
         *,
         file_name: Any = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout | None = None,
         rank: int | None = None,
         label: str | None = None,
         lock: str = "ofd",
@@ -116,28 +116,28 @@ class FileStore(Sessions):
         spill_bytes: int | None = SPILL_BYTES,
     ) -> None:
         check_platform()
-        self._timeout = seconds(timeout)
-        path = chosen_path(path, file_name, read_only=read_only)
-        self._participants = 0 if world_size in (None, -1) else positive("world_size", world_size)
-        one_of("watch", watch, MODES)
+        self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
+        path = path_argument(path, file_name, read_only=read_only)
+        self._participants = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
+        check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
         log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id, "spill_bytes": spill_bytes}
-        self._wanted = wanted_log(**log, limit=self._timeout)
+        self._wanted = log_options(**log, limit=self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
-            integer("rank", rank)
-        self._state = State(self._wanted.spill_bytes)
+            check_int64("rank", rank)
+        self._state = KeyValueState(self._wanted.spill_bytes)
         self._remove_temporary: Callable[[], object] | None = None
         if path is None:
             path, self._remove_temporary = lifecycle.temporary_file(self)
         self.path = safe_files.resolve(path)
-        who = partial(lifecycle.introduction, self._options)
+        who = partial(lifecycle.session_record, self._options)
         make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
-        self._log: LogFile = lifecycle.open_joined(make, self._timeout, shows=rank is not None or bool(label))
+        self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
-        lifecycle.begin(self, is_participant=self._participants > 0)
+        lifecycle.register(self, is_participant=self._participants > 0)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -154,15 +154,15 @@ class FileStore(Sessions):
         """See `Store.set`."""
         name = key_bytes(key)
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._notifier.notify((name,))
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
-        integer("amount", amount)
+        check_int64("amount", amount)
 
         def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
-            total = counter_sum(self._state.get(name, self._log.fetch), amount, name)
+            total = counter_sum(self._state.get(name, self._log.read_locked), amount, name)
             return total, record.ADD, b"%d" % total
 
         return int(self._update(record.ADD, key_bytes(key), b"", decide))
@@ -174,13 +174,13 @@ class FileStore(Sessions):
         def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
             current = state.values.get(name)
             if current.__class__ is not bytes:
-                current = state.get(name, self._log.fetch)
+                current = state.get(name, self._log.read_locked)
             if current == wanted or (current is None and not wanted):
                 return value, record.COMPARE_SET, value
             return wanted if current is None else current, 0, b""
 
         found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._notifier.notify((full,))
         return found
 
@@ -211,7 +211,7 @@ class FileStore(Sessions):
         pairs = pairs_bytes(keys, values)
         if pairs:
             self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
-            if self._log.bell:
+            if self._log.handle.bell:
                 self._notifier.notify([name for name, _ in pairs])
 
     def queue_push(self, key: Key, value: Value) -> None:
@@ -283,11 +283,11 @@ class FileStore(Sessions):
         """
         self._log.compact(self._timeout)
 
-    @system.alone_if_faked
+    @system.serialized_on_fake_fs
     def close(self) -> None:
         """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
         self._log.refuse_reentry()
-        if not lifecycle.end(self):
+        if not lifecycle.unregister(self):
             return
         session = self._log.session
         try:
@@ -303,13 +303,13 @@ class FileStore(Sessions):
                 notifier.close(0)
             if self._remove_temporary is not None:
                 self._remove_temporary()
-            lifecycle.ended(self)
+            lifecycle.mark_closed(self)
 
     # -- between the contract and the log --------------------------------------------------------------------------
 
     def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
         result = self._log.update(kind, name, value, decide, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._notifier.notify((name,))
         return result
 

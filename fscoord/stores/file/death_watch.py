@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fscoord._log.liveness.liveness_file import Home
-from fscoord._log.log import LogFile
+from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord.stores.file.notifier import ChangeNotifier
 
@@ -39,7 +39,7 @@ class DeathWatch:
 
     def __init__(
         self,
-        log: LogFile,
+        log: Log,
         notifier: ChangeNotifier,
         dead: Callable[[], list[int]],
         undead: Callable[[], list[int]],
@@ -75,21 +75,21 @@ class DeathWatch:
         others: list[int] = []
         for number in self._undead():
             (watched if self._is_watched(number) else others).append(number)
-        home = Home.find() if others else None
+        home = ProcessIdentity.find() if others else None
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
         self._are_all_watched = all(map(self._is_watched, others))
         # With known sessions looks are rare, and each may be due to the ring for the end of one of them.
         if self.known_sessions or now - self._probed > PROBE_S:
             self._probed = now
-            fallen += [number for number in watched if self._log.lives_now(number, None) is False]
+            fallen += [number for number in watched if self._log.is_alive(number, None) is False]
         for number in fallen:
-            self._log.bury(number, timeout)
+            self._log.record_death(number, timeout)
         return self._dead() if fallen else []
 
-    def _seems_dead(self, number: int, home: Home) -> bool:
+    def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
         """Return whether the session seems dead; if not, watch its process where that can be done."""
         self._watch(number, home)
-        return self._log.lives_now(number, home) is False
+        return self._log.is_alive(number, home) is False
 
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of this session's process would end the sleep."""
@@ -97,11 +97,11 @@ class DeathWatch:
         session = self._log.sessions.get(number)
         return number in self._watched and session is not None and self._notifier.watches(session.pid)
 
-    def _watch(self, number: int, home: Home) -> None:
+    def _watch(self, number: int, home: ProcessIdentity) -> None:
         session = self._log.sessions.get(number)
         if session is None or number in self._watched or not home.shares_processes_with(session):
             return
         is_watched = self._notifier.watch_process(session.pid)
         # Only now check that the process is the session's: it may have died, and its number belong to another process.
-        if is_watched and home.is_the_same(session):
+        if is_watched and home.is_same_process(session):
             self._watched.add(number)

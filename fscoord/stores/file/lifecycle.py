@@ -1,4 +1,4 @@
-"""The beginning and the end of a `~fscoord.FileStore`: temporary files, side-cars, processes that just exit."""
+"""Opening and closing of a `~fscoord.FileStore`: its arguments, joining a run, temporary files, exit of the process."""
 
 from __future__ import annotations
 
@@ -7,37 +7,109 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fscoord._log.format.session import Session
+from fscoord._arguments import check_choice, check_positive
+from fscoord._log.access.mount import COHERENCES
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.runs import parse_run_id
 from fscoord._log.io import safe_files
-from fscoord._log.liveness.liveness_file import ALIVE_SUFFIX, Home
-from fscoord._log.log import LogFile
+from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
+from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
+from fscoord._log.locking.log_lock import KINDS
+from fscoord._log.log import Log
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, StoreGoneError
+from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemError
 from fscoord.stores.file.notifier import BELL_SUFFIX
 
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
 
-__all__ = ["begin", "end", "ended", "introduction", "open_joined", "remove_side_cars", "temporary_file"]
+__all__ = [
+    "COMPACT_BYTES",
+    "SPILL_BYTES",
+    "check_platform",
+    "log_options",
+    "mark_closed",
+    "open_and_join_run",
+    "path_argument",
+    "register",
+    "remove_side_cars",
+    "session_record",
+    "temporary_file",
+    "unregister",
+]
 
-SIDE_CARS: Final = (BELL_SUFFIX, ALIVE_SUFFIX)
+SIDE_CARS: Final = (BELL_SUFFIX, LIVENESS_SUFFIX)
 ATTEMPTS: Final = 20
-"""How often a log may be removed while it is opened. One that has lost a generation is as often found wanting."""
+"""The most attempts to open a log that is removed meanwhile, or that has lost a generation."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[FileStore] = weakref.WeakSet()
 
 
-def begin(store: FileStore, *, is_participant: bool) -> None:
-    """`store` is open. A participant remains one, thrown away or not, until it is closed or its process exits."""
+def check_platform() -> None:
+    """Check that the platform has advisory locks.
+
+    Raises:
+        UnsupportedFilesystemError: it has none.
+    """
+    if system.fcntl is None:
+        raise UnsupportedFilesystemError(
+            f"FileStore needs the advisory locks of a POSIX system, which {system.platform()!r} does not have; use"
+            " HashStore in one process"
+        )
+
+
+def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:
+    """Return `path` or its other name `file_name`, or None for a temporary file.
+
+    Raises:
+        TypeError: both were given.
+        ValueError: neither was given, for a read-only store.
+    """
+    if path is not None and file_name is not None:
+        raise TypeError("path and file_name are two names for one argument; pass one")
+    if read_only and path is None and file_name is None:
+        raise ValueError("a read-only store needs a path")
+    return file_name if path is None else path
+
+
+def log_options(
+    *,
+    lock: str,
+    durable: bool,
+    read_only: bool,
+    mode: int,
+    limit: float,
+    coherence: str | None,
+    compact_bytes: int | None,
+    run_id: str | tuple[str, int] | None,
+    spill_bytes: int | None,
+) -> LogOptions:
+    """Return the options of the log for these arguments of a `~fscoord.FileStore`. Under pyfakefs nothing is spilled.
+
+    Raises:
+        ValueError: unknown lock or coherence mode, or a size below 1.
+        TypeError: a size is not an integer.
+    """
+    check_choice("lock", lock, KINDS)
+    if coherence is not None:
+        check_choice("coherence", coherence, COHERENCES)
+    compact = 0 if compact_bytes in (None, 0) else check_positive("compact_bytes", compact_bytes)
+    spill = 0 if spill_bytes in (None, 0) else check_positive("spill_bytes", spill_bytes)
+    spill = 0 if system.is_fake_fs() else spill
+    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, parse_run_id(run_id), spill)
+
+
+def register(store: FileStore, *, is_participant: bool) -> None:
+    """Close `store` when the process exits. A participant is kept alive until it is closed or the process exits."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
 
 
-def end(store: FileStore) -> bool:
-    """`store` closes; return whether it was open. If it was, the caller goes on to close its log."""
+def unregister(store: FileStore) -> bool:
+    """Begin to close `store`; return whether it was open. If it was, the caller closes its log."""
     _participants.discard(store)
     _closing.add(store)
     if _open_stores.pop(store, None) is not None:
@@ -46,13 +118,13 @@ def end(store: FileStore) -> bool:
     return False
 
 
-def ended(store: FileStore) -> None:
-    """`store` is closed."""
+def mark_closed(store: FileStore) -> None:
+    """The caller of `unregister` has closed the log of `store`."""
     _closing.discard(store)
 
 
 def _after_fork_in_child() -> None:
-    """What a thread of the parent was closing is closed here: nobody else can do it any more."""
+    """Close the stores that other threads of the parent were closing: those threads do not exist in the child."""
     for store in list(_closing):
         store._log.be_closed_by_fork()
     _closing.clear()
@@ -63,7 +135,7 @@ system.after_fork_in_child("stores", _after_fork_in_child)
 
 def _close_at_exit() -> None:
     for store, owner in list(_open_stores.items()):
-        if owner == system.os.getpid():  # and not a forked child, whose parent goes on
+        if owner == system.os.getpid():  # not in a forked child: its parent continues
             store.close()
 
 
@@ -71,25 +143,29 @@ atexit.register(_close_at_exit)
 
 
 def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
-    """Return the path of a private temporary file, and what removes it: at the latest when `store` is thrown away."""
+    """Return the path of a private temporary file, and the function that removes it.
+
+    That function is called when `store` is collected, if not before.
+    """
     directory = system.make_private_directory()
     remove = weakref.finalize(store, system.remove_directory, directory, system.os, system.os.getpid())
     return system.os.path.join(directory, "store"), remove
 
 
 def remove_side_cars(path: str) -> None:
-    """Remove what stands beside a log that is being removed; the marker of a soft lock goes with the lock."""
+    """Remove the side files of the log at `path`. The marker of a soft lock is removed with the lock."""
     for suffix in SIDE_CARS:
         safe_files.unlink_quietly(path + suffix)
 
 
-def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> LogFile:
-    """Return the log that `make` opens, in the run and life that it is to be used in; see `LogFile.join_run`.
+def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> Log:
+    """Return the log that `make` opens, after it has joined its run; see `Log.join_run`.
 
-    Should it end, and be removed, meanwhile, there is another: until it is joined nobody has seen anything of it.
+    If the log ends and is removed meanwhile, open the next one: before it has joined, the handle has shown nothing of
+    the log to its caller.
     """
     for attempt in range(1, ATTEMPTS + 1):
-        log: LogFile | None = None
+        log: Log | None = None
         try:
             log = make()
             log.refresh(limit)
@@ -100,13 +176,13 @@ def open_joined(make: Callable[[], LogFile], limit: float, *, shows: bool) -> Lo
                 log.close()
             if attempt == ATTEMPTS or not isinstance(error, StoreGoneError):
                 raise
-    assert log is not None, "it was opened, or there was an error"
+    assert log is not None, "the loop ends with a log or an error"
     return log
 
 
-def introduction(options: Mapping[str, Any]) -> Session:
-    """Return what a handle of this process, opened with these options, writes about itself."""
-    home = Home.find()
+def session_record(options: Mapping[str, Any]) -> Session:
+    """Return the session record of a handle that this process has opened with `options`."""
+    home = ProcessIdentity.find()
     return Session(
         host=home.host,
         pid=system.os.getpid(),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from fscoord._log.access.network import SharedLogFile
 from fscoord._log.format import record
-from fscoord._log.io.opening import Wanted
-from fscoord._log.log import LogFile
-from fscoord._log.wakeup.doorbell import Bell, bucket, end_bucket
+from fscoord._log.io.opening import LogOptions
+from fscoord._log.log import Log
+from fscoord._log.opened import WatchedLog
+from fscoord._log.wakeup.doorbell import Doorbell, bucket, session_end_bucket
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_if_foreign
-from fscoord._runtime.logger import logger
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 
@@ -45,8 +45,8 @@ class ChangeNotifier:
 
     def __init__(
         self,
-        log: LogFile,
-        wanted: Wanted,
+        log: Log,
+        wanted: LogOptions,
         mode: str,
         backend: WaitBackend = THREAD_BACKEND,
         *,
@@ -57,7 +57,7 @@ class ChangeNotifier:
         self._mode = mode
         self._backend = backend
         self._watches_every_key = watches_every_key
-        self._bell: Bell | None = None
+        self._bell: Doorbell | None = None
         self._announcements = 0
         self._watcher: ChangeWatcher | None = None
         self._waiters: set[Waiter] = set()
@@ -66,8 +66,8 @@ class ChangeNotifier:
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake those who wait for one of the keys `names`, which have just been written."""
         bell = self._bell
-        if self._announcements != self._log.bell or (bell is not None and bell.fd < 0):
-            self._announcements = self._log.bell
+        if self._announcements != self._log.handle.bell or (bell is not None and bell.fd < 0):
+            self._announcements = self._log.handle.bell
             bell = self._bell = self._open_bell()
         if bell is not None:
             try:
@@ -91,17 +91,17 @@ class ChangeNotifier:
             sessions: the end of one of these sessions also ends its sleeps.
         """
         watcher = self._watch(deadline)
-        waiter = Waiter(watcher, longest_sleep, list(map(end_bucket, sessions)))
+        waiter = Waiter(watcher, longest_sleep, list(map(session_end_bucket, sessions)))
         self._waiters.add(waiter)
         return waiter
 
     def after_look(self, waiter: Waiter) -> None:
         """Note what the look of `waiter` at the log has shown."""
-        waiter.watcher.note_file(self._log.file)
+        waiter.watcher.note_file(self._log.handle.file)
         # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
         # takes none: it leaves them to the handle's other waits, one of which may be the poller.
-        if isinstance(self._log, SharedLogFile) and not self._watches_every_key:
-            waiter.notify_node(self._log.take_news())
+        if isinstance(self._log, WatchedLog) and not self._watches_every_key:
+            waiter.notify_node(self._log.take_changed_keys())
 
     def remove_stale(self, waiter: Waiter) -> bool:
         """If another waiter might be woken by more than `waiter`, remove it; return whether that was so."""
@@ -147,7 +147,7 @@ class ChangeNotifier:
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated:
             kind = self._mode + " for all" * self._watches_every_key
-            watcher = self._watcher = shared_watcher(self._log.root.key, kind, self._backend, self._make_watcher)
+            watcher = self._watcher = shared_watcher(self._log.handle.root.key, kind, self._backend, self._make_watcher)
             if self._is_closed:
                 self._watcher = None  # the next look raises
         if not watcher.is_announced:
@@ -160,32 +160,34 @@ class ChangeNotifier:
         has_use = node or not (self._wanted.read_only or self._watches_every_key)
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._open_bell()
-        return ChangeWatcher(self._log.file, bell, self._mode, is_local=local, is_node=node, backend=self._backend)
+        return ChangeWatcher(
+            self._log.handle.file, bell, self._mode, is_local=local, is_node=node, backend=self._backend
+        )
 
     @property
     def _uses_node_bell(self) -> bool:
         """Whether the bell is that of a node, because its processes share the log with other hosts."""
-        return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, SharedLogFile)
+        return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, WatchedLog)
 
     def _ring_end(self, session: int) -> None:
         """Ring for the end of `session`, if there is a bell. Later waiters see by themselves that it has ended."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:
-                if self._uses_node_bell and not self._log.bell:  # to look for that would make a directory
+                if self._uses_node_bell and not self._log.handle.bell:  # to look for that would make a directory
                     return
                 bell = self._find_bell(create=False)
-            bell.ring(end_bucket(session))
+            bell.ring(session_end_bucket(session))
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             logger(__name__).debug("%s: nobody is told of the end of %d: %s", self._log.path, session, error)
 
-    def _find_bell(self, *, create: bool) -> Bell:
+    def _find_bell(self, *, create: bool) -> Doorbell:
         if self._uses_node_bell:
-            return Bell(node_bell_path(self._log.root.key), 0o600, create=create)
-        return Bell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
+            return Doorbell(node_bell_path(self._log.handle.root.key), 0o600, create=create)
+        return Doorbell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
-    def _open_bell(self) -> Bell | None:
+    def _open_bell(self) -> Doorbell | None:
         try:
             return self._find_bell(create=True)
         except (OSError, FscoordError) as error:
@@ -198,12 +200,14 @@ class ChangeNotifier:
         bell = watcher.bell
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            known = self._log.bell and (self._uses_node_bell or watcher.is_announced or not (bell and bell.is_new))
+            known = self._log.handle.bell and (
+                self._uses_node_bell or watcher.is_announced or not (bell and bell.is_new)
+            )
             return None, 0 if known else record.BELL, b""
 
         try:
             is_new = bell is not None and bell.is_new
-            is_known = self._wanted.read_only or (self._log.bell and (self._uses_node_bell or not is_new))
+            is_known = self._wanted.read_only or (self._log.handle.bell and (self._uses_node_bell or not is_new))
             if bell is not None and not is_known:
                 self._log.update(record.BELL, b"", b"", decide, timeout)
             watcher.is_announced = True

@@ -1,4 +1,4 @@
-"""The values and queues that the records of a log add up to."""
+"""`KeyValueState`: the values and queues that result from replaying the records of a log."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from zlib import crc32
 from fscoord._log.format import record
 from fscoord._log.io.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 
-__all__ = ["State", "whole"]
+__all__ = ["KeyValueState", "materialize"]
 
 BATCH: Final = 1 << 16
-"""How many bytes of keys and values one record of a snapshot holds, unless a single value is longer."""
+"""The most bytes of keys and values in one record of a snapshot, unless a single value is longer."""
 PAIR_SIZE: Final = 6
 RECORD_SIZE: Final = record.RECORD_MIN
 
@@ -21,8 +21,8 @@ _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
 _NOWHERE: Final = Spot(0, b"", 0, -1)
 
 
-class Pieces:
-    """A value that was appended to, and some of which was left in the file."""
+class Rope:
+    """A value in parts: it was appended to, and some of its parts are spilled."""
 
     __slots__ = ("parts", "size")
 
@@ -34,7 +34,7 @@ class Pieces:
         return self.size
 
     def append(self, piece: bytes | Spilled) -> None:
-        """Put `piece` behind the others. Small ones that follow each other are one, so that n of them cost n."""
+        """Append `piece`. Consecutive pieces in memory are joined in one bytearray, so that n of them cost O(n)."""
         last = self.parts[-1]
         if not isinstance(piece, bytes):
             self.parts.append(piece)
@@ -45,20 +45,20 @@ class Pieces:
         self.size += len(piece)
 
 
-Kept = bytes | bytearray | Spilled | Pieces
-"""A value as it is kept: a bytearray if it was appended to, so that n appends cost n and not n^2."""
+StoredValue = bytes | bytearray | Spilled | Rope
+"""A value in memory or in the file. One that was appended to is a bytearray, so that n appends cost O(n)."""
 
 
-def whole(value: Kept, fetch: Fetch) -> bytes:
-    """Return the bytes of `value`; `fetch` gets those that were left in the file."""
-    if isinstance(value, Pieces):
-        return b"".join([whole(part, fetch) for part in value.parts])
+def materialize(value: StoredValue, fetch: Fetch) -> bytes:
+    """Return the bytes of `value`; `fetch` reads spilled ones from the file."""
+    if isinstance(value, Rope):
+        return b"".join([materialize(part, fetch) for part in value.parts])
     return fetch(value) if isinstance(value, Spilled) else bytes(value)
 
 
-def _checksum(value: Kept) -> int:
-    """Return the CRC-32 of the bytes of `value`, without reading any."""
-    if isinstance(value, Pieces):
+def _checksum(value: StoredValue) -> int:
+    """Return the CRC-32 of `value`, without reading spilled bytes."""
+    if isinstance(value, Rope):
         total = 0
         for part in value.parts:
             total = checksum_of_both(total, _checksum(part), len(part))
@@ -66,32 +66,33 @@ def _checksum(value: Kept) -> int:
     return value.crc if isinstance(value, Spilled) else crc32(value)
 
 
-class State:
-    """What a `~fscoord.FileStore` knows: it takes in records, in order, and answers reads.
+class KeyValueState:
+    """The state machine of a `~fscoord.FileStore`: applies records in order, and answers reads.
 
-    Only bytes ever leave this object. Values of `spill_bytes` or more (0: none) come as a `Spilled`, and those that
-    grow to that by appends become one when the log goes on in another file.
+    A value of `spill_bytes` or more is a `Spilled`, with its bytes in the file (0: no value is). A value that grows to
+    that size by appends becomes one when the log continues in a new generation. The methods that return values return
+    bytes only.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
-        self.values: dict[bytes, Kept] = {}
+        self.values: dict[bytes, StoredValue] = {}
         self.queues: dict[bytes, deque[bytes | Spilled]] = {}
         self._least = spill_bytes or NEVER
         self._long: set[bytes] = set()
-        """The keys whose value, or queue, may hold what is long; some of them may be gone."""
+        """The keys whose value or queue may be spilled; some of them may have been deleted."""
 
     def reset(self) -> None:
-        """Forget everything: the records come again from the first."""
+        """Forget everything: the records will be applied again from the first."""
         self.values.clear()
         self.queues.clear()
         self._long.clear()
 
-    def expect_long(self, keys: set[bytes]) -> None:
-        """Records of these keys come next whose values are left in the file."""
+    def mark_spilled(self, keys: set[bytes]) -> None:
+        """The next records have spilled values of these keys."""
         self._long |= keys
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Take in the next records."""
+        """Apply the next records."""
         values = self.values
         for kind, key, value, _, _ in records:
             if kind in _ASSIGN:
@@ -99,7 +100,7 @@ class State:
             elif kind == record.APPEND:
                 self._append(key, value)
             elif kind == record.MULTI_SET:
-                assert isinstance(value, bytes), "one that holds a long value comes in parts"
+                assert isinstance(value, bytes), "with a spilled value it comes as single records"
                 values.update(record.decode_pairs(value))
             elif kind == record.DELETE:
                 values.pop(key, None)
@@ -109,11 +110,11 @@ class State:
             elif kind == record.POP:
                 self._pop(key)
 
-    def rehome(self, spots: Iterable[Spot]) -> bool:
-        """The log goes on in another file, which holds this state, what is long in it at `spots`.
+    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
+        """The log continues in a new generation, whose snapshot of this state has the spilled values at `spots`.
 
         Returns:
-            whether all that is long was among them. If not, the state is of no use any more.
+            False if a spilled value is not among them. Then this state can't be used any more.
         """
         if not self._long:
             return True
@@ -126,11 +127,11 @@ class State:
                 values[spot.key] = spot
         long, self._long = self._long, set()
         return all(
-            self._rehome_value(key, values.get(key, _NOWHERE)) and self._rehome_queue(key, queues.get(key, []))
+            self._relocate_value(key, values.get(key, _NOWHERE)) and self._relocate_queue(key, queues.get(key, []))
             for key in long
         )
 
-    def _rehome_value(self, key: bytes, spot: Spot) -> bool:
+    def _relocate_value(self, key: bytes, spot: Spot) -> bool:
         value = self.values.get(key)
         if value is None or len(value) < self._least:
             return True
@@ -140,7 +141,7 @@ class State:
         self._long.add(key)
         return True
 
-    def _rehome_queue(self, key: bytes, spots: list[Spot]) -> bool:
+    def _relocate_queue(self, key: bytes, spots: list[Spot]) -> bool:
         queue = self.queues.get(key)
         if queue is None:
             return True
@@ -159,23 +160,23 @@ class State:
         return True
 
     def snapshot(self, fetch: Fetch) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield kind, key and value of records that amount to this state."""
+        """Yield kind, key and value of records that lead to this state."""
         pairs: list[tuple[bytes, bytes]] = []
         size = 0
         for key, value in self.values.items():
             if size + len(value) > BATCH and pairs:
                 yield record.MULTI_SET, b"", record.encode_pairs(pairs)
                 pairs, size = [], 0
-            pairs.append((key, whole(value, fetch)))
+            pairs.append((key, materialize(value, fetch)))
             size += len(key) + len(value)
         if pairs:
             yield record.MULTI_SET, b"", record.encode_pairs(pairs)
         for key, queue in self.queues.items():
             for item in queue:
-                yield record.PUSH, key, whole(item, fetch)
+                yield record.PUSH, key, materialize(item, fetch)
 
     def live_size(self) -> int:
-        """Return about how many bytes of a log this state takes."""
+        """Return about how many bytes the records of `snapshot` take in a log."""
         size = sum(map(len, self.values)) + sum(map(len, self.values.values())) + PAIR_SIZE * len(self.values)
         for key, queue in self.queues.items():
             size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
@@ -188,8 +189,8 @@ class State:
         elif isinstance(current, bytes) and isinstance(piece, bytes):
             self.values[key] = current = bytearray(current) + piece
         else:
-            if not isinstance(current, Pieces):
-                self.values[key] = current = Pieces(current)
+            if not isinstance(current, Rope):
+                self.values[key] = current = Rope(current)
             current.append(piece)
         if len(current) >= self._least:
             self._long.add(key)
@@ -202,19 +203,19 @@ class State:
                 del self.queues[key]
 
     def get(self, key: bytes, fetch: Fetch) -> bytes | None:
-        """Return the value of `key`, or None; `fetch` gets what was left in the file."""
+        """Return the value of `key`, or None; `fetch` reads a spilled one from the file."""
         value = self.values.get(key)
-        return value if value is None or isinstance(value, bytes) else whole(value, fetch)
+        return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-        """Return those of `keys` that have no value, each once, in order; and the values, if all have one."""
+        """Return the keys without a value, each once and in order, and the values of `keys` if all have one."""
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
-        return absent, [] if absent else [whole(self.values[key], fetch) for key in keys]
+        return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 
     def has(self, key: bytes) -> bool:
         """Return whether `key` has a value or a non-empty queue."""
         return key in self.values or key in self.queues
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return those of `keys` that have neither value nor queue, each once, in order."""
+        """Return those of `keys` that have neither a value nor a queue, each once and in order."""
         return [key for key in dict.fromkeys(keys) if not self.has(key)]

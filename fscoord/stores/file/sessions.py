@@ -7,18 +7,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from fscoord._log.format.session import Session
-from fscoord._log.io.opening import Wanted
-from fscoord._log.liveness.liveness_file import Home
-from fscoord._log.log import LogFile
+from fscoord._arguments import Key, Timeout, check_int64, keys_bytes, to_seconds
+from fscoord._log.format.control_records import Session
+from fscoord._log.io.opening import LogOptions
+from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.log import Log
 from fscoord._waiting.request import KEYS, WaitRequest
 from fscoord._waiting.wait import THREAD_BACKEND, Wait, WaitBackend, block_on
-from fscoord.arguments import Key, Timeout, integer, keys_bytes, seconds
 from fscoord.errors import StoreTimeoutError
-from fscoord.members import Member
-from fscoord.store import Store
+from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.replay import State
+from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.waits import AnyChange, Condition, FileWait, condition_of
 
 __all__ = ["Sessions"]
@@ -33,9 +32,9 @@ class Sessions(Store):
     """A store whose handles are the sessions of a log."""
 
     path: str
-    _log: LogFile
-    _state: State
-    _wanted: Wanted
+    _log: Log
+    _state: KeyValueState
+    _wanted: LogOptions
     _options: dict[str, Any]
     _notifier: ChangeNotifier
     _notifiers: weakref.WeakSet[ChangeNotifier]
@@ -44,40 +43,39 @@ class Sessions(Store):
     @property
     def has_liveness(self) -> bool:
         """Whether `members` can tell who lives: on this platform, with the locks of this log."""
-        return self._log.can_tell
+        return self._log.has_liveness
 
-    @property
-    def session(self) -> int:
-        """See `Store.session`. A handle that has not introduced itself does so now, which writes a record."""
-        number = self._log.settled_session
+    def register(self) -> int:
+        """See `Store.register`. The first call of a handle appends a record, under the log's lock."""
+        number = self._log.session_if_ready
         if not number:
             self._log.refresh(self._timeout)
-            number = self._log.introduce(self._timeout)
+            number = self._log.register(self._timeout)
         return number
 
-    def be_rank(self, rank: int) -> None:
-        """See `Store.be_rank`. It writes a record unless the store knows already."""
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`. It writes a record unless the store knows already."""
         if not self._log.read_only:
             self._log.refresh(self._timeout)
-            self._log.introduce(self._timeout, integer("rank", rank))
+            self._log.register(self._timeout, check_int64("rank", rank))
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `Store.members`. Deaths that it finds are recorded, unless the handle is read-only or the lock is not to
         be had at once.
         """
-        wanted = None if ranks is None else [integer("rank", rank) for rank in ranks]
+        wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         if not self._log.read_only:
             with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
-                self._log.introduce(min(self._timeout, MEMBERS_LOCK_S))
-                self._bury(self._log.undead(wanted), min(self._timeout, MEMBERS_LOCK_S))
-        home = Home.find()
+                self._log.register(min(self._timeout, MEMBERS_LOCK_S))
+                self._bury(self._log.presumed_alive(wanted), min(self._timeout, MEMBERS_LOCK_S))
+        home = ProcessIdentity.find()
 
         def answer() -> list[Member]:
             log = self._log
-            named = set[int]().union(*(log.ranks.get(rank, ()) for rank in wanted or ()))
+            named = set[int]().union(*(log.table.ranks.get(rank, ()) for rank in wanted or ()))
             return [
-                _member(number, session, log.lives(number, home), log.deaths.get(number, 0))
+                _member(number, session, log.liveness.is_alive(number, home), log.deaths.get(number, 0))
                 for number, session in sorted(log.sessions.items())
                 if wanted is None or number in named
             ]
@@ -86,14 +84,14 @@ class Sessions(Store):
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `Store.dead_ranks`. Deaths that it finds are recorded, unless the handle is read-only."""
-        wanted = [integer("rank", rank) for rank in ranks]
+        wanted = [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
-        self._bury(self._log.undead(wanted), self._timeout)
+        self._bury(self._log.presumed_alive(wanted), self._timeout)
         return self._log.dead_ranks(wanted)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
         """See `Store.dead_sessions`. Deaths that it finds are recorded, unless the handle is read-only."""
-        wanted = [integer("session", number) for number in numbers]
+        wanted = [check_int64("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
             self._bury([number for number in wanted if number in self._log.sessions], self._timeout)
@@ -101,18 +99,18 @@ class Sessions(Store):
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
-        self._wait(WaitRequest(KEYS, keys_bytes(keys), self._timeout if timeout is None else seconds(timeout)))
+        self._wait(WaitRequest(KEYS, keys_bytes(keys), self._timeout if timeout is None else to_seconds(timeout)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
-        limit = self._timeout if timeout is None else seconds(timeout)
-        needed = [integer("rank", rank) for rank in ranks]
+        limit = self._timeout if timeout is None else to_seconds(timeout)
+        needed = [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_sessions`, and `wait_alive`."""
-        limit = self._timeout if timeout is None else seconds(timeout)
-        needed = [integer("session", number) for number in numbers]
+        limit = self._timeout if timeout is None else to_seconds(timeout)
+        needed = [check_int64("session", number) for number in numbers]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, sessions=needed)))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
@@ -143,14 +141,10 @@ class Sessions(Store):
 
     def _bury(self, numbers: Iterable[int], limit: float) -> None:
         """Record the deaths among the sessions `numbers` that show."""
-        home = Home.find()
+        home = ProcessIdentity.find()
         for number in numbers:
-            if (
-                number not in self._log.deaths
-                and not self._log.read_only
-                and self._log.lives_now(number, home) is False
-            ):
-                self._log.bury(number, limit)
+            if number not in self._log.deaths and not self._log.read_only and self._log.is_alive(number, home) is False:
+                self._log.record_death(number, limit)
 
 
 def _member(number: int, session: Session, lives: bool | None, found_dead_ns: int) -> Member:

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar, cast
 
+from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._log.format import record
-from fscoord._log.io.cursor import Suspect
+from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
-from fscoord._log.log import LogFile
+from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.request import ITEM, VALUES, WaitRequest
 from fscoord._waiting.slow_wait import SlowWaitLogger
 from fscoord._waiting.wait import NOT_YET, NotYet, Waker
-from fscoord.arguments import key_names, key_text, missing_message
 from fscoord.errors import StoreTimeoutError
 from fscoord.stores.file.death_watch import DeathWatch
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.replay import State, whole
+from fscoord.stores.file.replay import KeyValueState, materialize
 
 __all__ = ["AnyChange", "Condition", "FileWait", "condition_of", "pop_item"]
 
@@ -39,7 +39,7 @@ class Condition(ABC, Generic[T]):
     what = "key"
     """What an error says was not there."""
 
-    def __init__(self, log: LogFile) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
         self.missing: list[bytes] = []
         self.death_watch: DeathWatch | None = None
@@ -165,7 +165,7 @@ class FileWait(Generic[T]):
 
 
 def condition_of(
-    request: WaitRequest, log: LogFile, state: State, notifier: ChangeNotifier
+    request: WaitRequest, log: Log, state: KeyValueState, notifier: ChangeNotifier
 ) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
     """Return the condition for which `request` waits."""
     if request.kind == VALUES:
@@ -175,17 +175,19 @@ def condition_of(
     condition = _Keys(log, state, request.keys)
     ranks, sessions = request.ranks, request.sessions
     if sessions is not None:
-        dead, undead = partial(log.dead_sessions, sessions), partial(log.undead_sessions, sessions)
+        dead, undead = partial(log.dead_sessions, sessions), partial(log.presumed_alive_among, sessions)
         condition.death_watch = DeathWatch(log, notifier, dead, undead, known_sessions=sessions)
     elif ranks is not None:
-        condition.death_watch = DeathWatch(log, notifier, partial(log.dead_ranks, ranks), partial(log.undead, ranks))
+        condition.death_watch = DeathWatch(
+            log, notifier, partial(log.dead_ranks, ranks), partial(log.presumed_alive, ranks)
+        )
     return condition
 
 
 class _Keys(Condition["list[int]"]):
     """Each key has a value or a non-empty queue, or there is a death; the answer is the list of the dead."""
 
-    def __init__(self, log: LogFile, state: State, keys: list[bytes]) -> None:
+    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
         super().__init__(log)
         self._state = state
         self._keys = keys
@@ -204,7 +206,7 @@ class _Values(Condition["list[bytes]"]):
 
     what = "the value of key"
 
-    def __init__(self, log: LogFile, state: State, keys: list[bytes]) -> None:
+    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
         super().__init__(log)
         self._state = state
         self._keys = keys
@@ -219,7 +221,7 @@ class _Item(Condition[bytes]):
 
     what = "a value in queue"
 
-    def __init__(self, log: LogFile, state: State, name: bytes) -> None:
+    def __init__(self, log: Log, state: KeyValueState, name: bytes) -> None:
         super().__init__(log)
         self._state = state
         self.missing = [name]
@@ -231,7 +233,7 @@ class _Item(Condition[bytes]):
 class AnyChange(Condition["tuple[int, int]"]):
     """The log has a record more than at the position `known`; the answer is the position, changed or not."""
 
-    def __init__(self, log: LogFile, known: object) -> None:
+    def __init__(self, log: Log, known: object) -> None:
         super().__init__(log)
         self._known = known
         self._position = (0, 0)
@@ -246,12 +248,12 @@ class AnyChange(Condition["tuple[int, int]"]):
         return self._position
 
 
-def pop_item(log: LogFile, state: State, name: bytes, timeout: float) -> bytes | NotYet:
+def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> bytes | NotYet:
     """Take the oldest value from the queue `name`; `NOT_YET` if it has none."""
 
     def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
         queue = state.queues.get(name)
-        return (whole(queue[0], log.fetch), record.POP, b"") if queue else (None, 0, b"")
+        return (materialize(queue[0], log.read_locked), record.POP, b"") if queue else (None, 0, b"")
 
     log.refresh(timeout)
     if name not in state.queues:
@@ -260,10 +262,10 @@ def pop_item(log: LogFile, state: State, name: bytes, timeout: float) -> bytes |
     return NOT_YET if value is None else bytes(value)
 
 
-def _read_consistent(log: LogFile, timeout: float, answer: Callable[[Fetch], T]) -> T:
+def _read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
     """Return `answer` of one moment; long values that can't be read without the log's lock are read with it."""
     log.refresh(timeout)
     try:
-        return log.inspect(lambda: answer(log.glance))
-    except Suspect:
-        return cast(T, log.update(0, b"", b"", lambda _, __: (answer(log.fetch), 0, b""), timeout))
+        return log.inspect(lambda: answer(log.read_unlocked))
+    except NeedsLock:
+        return cast(T, log.update(0, b"", b"", lambda _, __: (answer(log.read_locked), 0, b""), timeout))

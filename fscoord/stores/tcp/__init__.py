@@ -1,26 +1,31 @@
-"""`TCPStore`: torch's TCP store behind the contract of `Store`, for jobs that have a port but no directory."""
+"""`TCPStore`: the store contract on torch's TCP store, for jobs that have a port but no directory.
+
+This module turns each operation of the contract into requests. `wire` encodes them, on one connection. `connections`
+gives each call a connection of its own, so that no call waits for another. `deadline` is the time limit of a call.
+`server` starts and stops torch's server, and alone needs torch. Nothing here locks between processes: the server
+answers one request after the other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from fscoord._runtime import system
-from fscoord.arguments import (
+from fscoord._arguments import (
     DEFAULT_TIMEOUT,
     Key,
     Timeout,
     Value,
+    check_int64,
     counter_sum,
-    integer,
     key_bytes,
     key_text,
     keys_bytes,
     pairs_bytes,
-    seconds,
+    to_seconds,
     value_bytes,
 )
-from fscoord.capabilities import Capabilities
+from fscoord._runtime import system
 from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
@@ -28,11 +33,10 @@ from fscoord.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from fscoord.store import Store
-from fscoord.stores.tcp.connections import Connections
+from fscoord.store import Capabilities, Store
+from fscoord.stores.tcp.connections import BlockingCalls, Connections
 from fscoord.stores.tcp.deadline import GRACE_S, Deadline
 from fscoord.stores.tcp.server import Server
-from fscoord.stores.tcp.waits import Waits
 from fscoord.stores.tcp.wire import Channel
 
 __all__ = ["TCPStore"]
@@ -40,48 +44,59 @@ __all__ = ["TCPStore"]
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
-"""The most that torch's server takes in one piece; at more it drops the connection."""
+"""The most bytes that torch's server takes in one text; at more it closes the connection."""
 
-WORKERS_LOOK_S: Final = 0.02
-"""How often the master looks how many stores have connected."""
+WORKERS_POLL_S: Final = 0.02
+"""How often the master asks how many stores have connected."""
 
 
 class TCPStore(Store):
     """A store in a server that one of the processes runs: the server of torch's own ``TCPStore``.
 
-    The process that is the master needs the extra ``torch``; the others speak the server's protocol without torch.
+    The process that is the master needs the extra ``torch``. The others speak the server's protocol without torch.
 
-    What differs from torch's: every operation meets its deadline, also when the server's process is stopped or the
-    network is cut, and Ctrl-C ends it at once; a wait in vain prints nothing; an `add` to what is no integer leaves the
-    connection whole; threads do not wait for each other; errors are of fscoord's tree and name the missing keys.
+    These are the differences to torch's own:
 
-    A deadline is met to the millisecond while the server answers. A server that does not answer has 0.1 s more at the
-    end of a wait, and 2 s in all where the timeout is shorter. Then a `~fscoord.StoreUnavailableError` says so, with
-    ``maybe_applied`` where a write was sent: it may take effect even later, when the server goes on. The connection is
-    given up, and the next operation makes another, so the store works again as soon as the server does. Nothing else
-    is left of a call, except one thread if the resolver does not answer.
+    - Every operation keeps its deadline, even if the server's process is stopped or the network is cut.
+    - Ctrl-C ends an operation at once.
+    - A wait that times out prints nothing.
+    - An `add` to a value that is not an integer does not break the connection.
+    - Threads do not wait for each other.
+    - Errors are those of fscoord, and name the missing keys.
 
-    What can't be had by this protocol: a value over 8 MiB is refused; `delete_key` of a key that has both a value and a
-    queue is not one step; `add` beside somebody who writes, at the same moment, what is no integer loses that
-    connection, and says so; a value that the server took from a queue for a `queue_pop` which got no answer is lost.
-    When the master closes its store, the store is gone. torch's server asks the resolver for the name of each client
-    that connects, and serves nobody meanwhile: where no name server answers, each connection costs all of them seconds.
+    A deadline is kept to the millisecond while the server answers. A server that does not answer has 0.1 s more at the
+    end of a wait, and 2 s in all where the timeout is shorter. Then `~fscoord.StoreUnavailableError` is raised, with
+    ``maybe_applied`` if a write was sent: it may take effect even later, when the server goes on. The connection is
+    closed, and the next operation makes another, so the store works again as soon as the server does. Nothing else is
+    left of a call, except one thread if the resolver does not answer.
+
+    The protocol has these limits:
+
+    - A value over 8 MiB is refused.
+    - `delete_key` of a key that has both a value and a queue is not atomic.
+    - An `add` breaks its connection, with an error that says so, if at the same moment another process sets the key to
+      a value that is not an integer.
+    - A value that the server took from a queue for a `queue_pop` whose answer was lost is gone.
+    - When the master closes its store, the store is gone.
+    - torch's server asks the resolver for the name of each client that connects, and serves no client meanwhile. Where
+      no name server answers, each new connection delays all clients by seconds.
 
     Args:
         host_name: where the server listens.
         port: its port; 0 lets the master choose a free one, see `port`.
         world_size: how many stores the master waits for.
         is_master: run the server in this process.
-        timeout: how long operations wait by default, connecting included.
+        timeout: how long operations wait by default, connecting included, in seconds or as a `timedelta`; None means
+            300 seconds.
         wait_for_workers: whether the master waits until `world_size` stores are connected.
-        multi_tenant: share the server with others of this process on the same port.
+        multi_tenant: share the server with other stores of this process on the same port.
         master_listen_fd: a listening socket for the server.
-        use_libuv: which of torch's two servers the master runs. The one without libuv keeps no queues.
+        use_libuv: which of torch's two servers the master runs. The server without libuv keeps no queues.
 
     Raises:
-        ImportError: there is no torch, and this is the master.
-        StoreUnavailableError: there is no server, or its port is taken.
-        StoreTimeoutError: not all of `world_size` stores have connected.
+        ImportError: this is the master, and torch is not installed.
+        StoreUnavailableError: no server answers there, or the port is taken.
+        StoreTimeoutError: fewer than `world_size` stores connected in time.
     """
 
     capabilities = Capabilities(
@@ -98,33 +113,33 @@ class TCPStore(Store):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: Timeout = DEFAULT_TIMEOUT,
+        timeout: Timeout | None = None,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
-        self._timeout = self._limit = seconds(timeout)
+        self._timeout = self._limit = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._keeps_queues: bool | None = None
         started = system.time.monotonic()
         self._server = None
         if is_master:
             self._server = Server(
                 host_name,
-                integer("port", port),
+                check_int64("port", port),
                 self._limit,
                 use_libuv=use_libuv,
                 multi_tenant=multi_tenant,
                 master_listen_fd=master_listen_fd,
             )
             port = self._server.port
-        self._connections = Connections(host_name, integer("port", port))
-        self._waits = Waits(self._connections)
+        self._connections = Connections(host_name, check_int64("port", port))
+        self._blocking = BlockingCalls(self._connections)
         try:
             deadline = self._connections.deadline(self._limit - (system.time.monotonic() - started))
             self._connections.await_server(deadline)
             if wait_for_workers and world_size is not None and world_size >= 0:
-                self._meet_workers(world_size, deadline)
+                self._await_workers(world_size, deadline)
         except BaseException:
             self.close()
             raise
@@ -148,8 +163,8 @@ class TCPStore(Store):
     def _deadline(self) -> Deadline:
         return self._connections.deadline(self._timeout)
 
-    def _meet_workers(self, world_size: int, deadline: Deadline) -> None:
-        """Be counted; as the master, wait until `world_size` stores are."""
+    def _await_workers(self, world_size: int, deadline: Deadline) -> None:
+        """Count this store as connected. The master then waits until `world_size` stores have done so."""
         present = self._connections.call(lambda channel: channel.add_worker(1), deadline)
         last = Deadline(deadline.left() + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
         while self._server is not None and present < world_size:
@@ -160,11 +175,15 @@ class TCPStore(Store):
                     waited=waited,
                 )
             last.remind()
-            system.time.sleep(min(WORKERS_LOOK_S, deadline.left()))
+            system.time.sleep(min(WORKERS_POLL_S, deadline.left()))
             present = self._connections.call(lambda channel: channel.add_worker(0), last)
 
     def _has_queues(self, deadline: Deadline) -> bool:
-        """Return whether the server keeps queues: torch's server without libuv hangs up when it is asked for one."""
+        """Return whether the server keeps queues.
+
+        torch's server without libuv closes the connection instead of answering a request for a queue. A server that has
+        stopped does so, too. So a ping on a new connection tells them apart, and the request is repeated once.
+        """
         for _ in range(2):
             if self._keeps_queues is None:
                 try:
@@ -173,7 +192,7 @@ class TCPStore(Store):
                 except StoreUnavailableError as error:
                     if error.errno == system.errno.ETIMEDOUT:
                         raise
-                    self._connections.call(Channel.ping, deadline)  # it is there: ask again, on this new connection
+                    self._connections.call(Channel.ping, deadline)  # raises if the server is gone
         if self._keeps_queues is None:
             self._keeps_queues = False
         return self._keeps_queues
@@ -194,17 +213,17 @@ class TCPStore(Store):
 
     def set(self, key: Key, value: Value) -> None:
         """See `Store.set`."""
-        name, data = key_bytes(key), _small(value_bytes(value))
+        name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.set(name, data))
 
     def get(self, key: Key) -> bytes:
         """See `Store.get`."""
-        return self._waits.values([key_bytes(key)], self._timeout)[0]
+        return self._blocking.get([key_bytes(key)], self._timeout)[0]
 
     def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`. The server drops who adds to what is no integer, so that is looked at first."""
+        """See `Store.add`. The server closes the connection if the value is not an integer, so it is read first."""
         name = key_bytes(key)
-        integer("amount", amount)
+        check_int64("amount", amount)
 
         def add(channel: Channel) -> int:
             counter_sum(channel.value(name), amount, name)
@@ -214,23 +233,25 @@ class TCPStore(Store):
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         """See `Store.compare_set`."""
-        name, wanted, data = key_bytes(key), _small(value_bytes(expected)), _small(value_bytes(desired))
+        name, wanted, data = key_bytes(key), _check_payload(value_bytes(expected)), _check_payload(value_bytes(desired))
         return self._call(lambda channel: channel.compare_set(name, wanted, data))
 
     def append(self, key: Key, value: Value) -> None:
         """See `Store.append`."""
-        name, data = key_bytes(key), _small(value_bytes(value))
+        name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.append(name, data))
 
     def delete_key(self, key: Key) -> bool:
-        """See `Store.delete_key`. The server keeps a queue apart from a value, so it is emptied one by one."""
+        """See `Store.delete_key`. The server has no request that deletes a queue, so its values are popped."""
         name = key_bytes(key)
         deadline = self._deadline()
         has_queues = self._has_queues(deadline)
 
         def delete(channel: Channel) -> bool:
             there = channel.delete(name)
-            for _ in range(channel.queue_len(name) if has_queues else 0):  # others may push faster than this takes
+            for _ in range(
+                channel.queue_len(name) if has_queues else 0
+            ):  # bounded: others may push faster than this pops
                 if channel.queue_pop(name) is None:
                     break
                 there = True
@@ -241,12 +262,12 @@ class TCPStore(Store):
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
         """See `Store.multi_get`."""
         names = keys_bytes(keys)
-        return self._waits.values(names, self._timeout) if names else []
+        return self._blocking.get(names, self._timeout) if names else []
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
         pairs = pairs_bytes(keys, values)
-        _small(b"", sum(len(name) + len(value) for name, value in pairs))
+        _check_payload(b"", sum(len(name) + len(value) for name, value in pairs))
         if pairs:
             self._call(lambda channel: channel.multi_set(pairs))
 
@@ -260,9 +281,9 @@ class TCPStore(Store):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else seconds(timeout)
+        limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
-            self._waits.keys(names, limit)
+            self._blocking.wait(names, limit)
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
@@ -277,7 +298,7 @@ class TCPStore(Store):
 
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""
-        name, data = key_bytes(key), _small(value_bytes(value))
+        name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._queue_call(lambda channel: channel.queue_push(name, data))
 
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
@@ -286,7 +307,7 @@ class TCPStore(Store):
         if block:
             deadline = self._deadline()
             self._refuse_without_queues(deadline)
-            return self._waits.item(name, max(0.0, self._timeout - deadline.waited()))
+            return self._blocking.pop(name, max(0.0, self._timeout - deadline.waited()))
         value = self._queue_call(lambda channel: channel.queue_pop(name))
         if value is None:
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
@@ -302,20 +323,23 @@ class TCPStore(Store):
     def clone(self) -> TCPStore:
         """See `Store.clone`."""
         self._connections.refuse_if_closed()
-        clone = TCPStore(self.host, self.port, timeout=self._limit)  # to connect takes its time, if a look takes none
+        clone = TCPStore(self.host, self.port, timeout=self._limit)  # connecting takes time even if the timeout is 0
         clone._timeout = self._timeout
         return clone
 
     def close(self) -> None:
-        """See `Store.close`. The master's ends the server."""
+        """See `Store.close`. The master also stops the server."""
         self._connections.close()
         server, self._server = self._server, None
         if server is not None:
             server.stop()
 
 
-def _small(data: bytes, size: int | None = None) -> bytes:
+def _check_payload(data: bytes, size: int | None = None) -> bytes:
+    """Return `data`, whose size is `size` unless it is None; refuse more than the server takes."""
     size = len(data) if size is None else size
     if size > PAYLOAD_MAX:
-        raise LimitExceededError(f"{size} bytes are over the {PAYLOAD_MAX} that torch's TCP store takes at once")
+        raise LimitExceededError(
+            f"{size} bytes are over the {PAYLOAD_MAX} that torch's TCP store takes at once; nothing was written"
+        )
     return data

@@ -1,80 +1,99 @@
-"""`Connections`: one process's connections to a server of torch's `TCPStore`, one for each call that is under way."""
+"""`Connections`: one process's connections to a server of torch's `TCPStore`, and the calls that are made over them.
+
+Each call has a connection to itself, so threads don't wait for each other. `BlockingCalls` are the calls that the
+server answers only when keys are there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 from weakref import WeakSet
 
+from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._runtime import system
-from fscoord._runtime.foreign import raise_unless_absent
-from fscoord.errors import StoreClosedError, StoreUnavailableError
-from fscoord.stores.tcp.deadline import LEAST_ANSWER_S, Deadline, Unanswered
+from fscoord._runtime.interrupts import raise_unless_absent
+from fscoord.errors import StoreClosedError, StoreTimeoutError, StoreUnavailableError
+from fscoord.stores.tcp.deadline import ANSWER_MIN_S, GRACE_S, Deadline, Unanswered
 from fscoord.stores.tcp.wire import Channel, Disconnected
 
-__all__ = ["Connections", "Failure"]
+__all__ = ["BlockingCalls", "Connections", "Failure"]
 
 T = TypeVar("T")
 
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
-"""How soon, and how rarely, a server that does not listen yet is tried again."""
+"""The pauses between tries to connect to a server that does not listen yet."""
+
+QUEUE_WAIT_S: Final = 0.5
+"""How long one request waits for a queue. For each value the server wakes one waiter only, which may have been
+interrupted meanwhile; the others notice the value with their next request."""
+
+RECHECK_S: Final = 0.01
+"""The pause after two looks in vain at a key that exists, as the server says, but has no value: it is a queue."""
+
+KEY, VALUE, ITEM = "key", "the value of key", "a value in queue"
 
 
 class Failure(Exception):
     """A call failed.
 
     Attributes:
-        errno: the system's number for it.
-        is_heard: whether the server had answered anything in this call.
-        maybe_applied: whether the call began to change the store.
+        errno: the system's error number, or None.
+        has_received: whether the server had answered anything in this call.
+        maybe_applied: whether the call had begun to change the store.
     """
 
-    def __init__(self, words: str, errno: int | None, channel: Channel | None) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, errno: int | None, channel: Channel | None) -> None:
+        super().__init__(message)
         self.errno = errno
-        self.is_heard = channel is not None and channel.is_heard
+        self.has_received = channel is not None and channel.has_received
         self.maybe_applied = channel is not None and channel.has_written
 
-    def public(self) -> StoreUnavailableError:
-        """Return it as callers of a store get it."""
-        doubt = "; nobody knows whether this write has had its effect" if self.maybe_applied else ""
+    def store_error(self) -> StoreUnavailableError:
+        """Return the error that a store's caller gets."""
+        doubt = "; this write may or may not have taken effect" if self.maybe_applied else ""
         return StoreUnavailableError(f"{self}{doubt}", maybe_applied=self.maybe_applied, errno=self.errno)
 
 
 class Connections:
     """Connections to the server at `host` and `port`.
 
-    What a call leaves when its deadline comes is closed at once. Only a thread can be left, at most one, which asks the
-    resolver for `host`; it ends when that answers.
+    A connection belongs to one thread from `_take` to `_give_back`. `_idle` holds those without an owner; `list.pop`
+    and `list.append` are atomic, so no lock guards it. `_busy` holds those with an owner. `close` and `after_fork` only
+    interrupt or close these, and never read from them.
+
+    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed: the answer may still
+    arrive, and the next call would take it for its own. Nothing else is left of the call, except at most one thread
+    that waits for the resolver, until the resolver answers.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
         self._is_closed = False
-        self._network = system.load("fscoord._runtime.network")
-        self._begin()
+        self._network = system.import_uninterrupted("fscoord._runtime.network")
+        self._reset()
         _all.add(self)
 
     def __str__(self) -> str:
         return f"tcp://{self.host}:{self.port}"
 
-    def _begin(self) -> None:
-        """Have no connections yet."""
+    def _reset(self) -> None:
+        """Have no connections."""
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
         self._endpoints: list[object] = []
         self._resolving = system.threading.Lock()
 
     def deadline(self, limit: float) -> Deadline:
-        """Return the deadline of a call that has `limit` seconds, but `LEAST_ANSWER_S` at least."""
-        return Deadline(max(limit, LEAST_ANSWER_S), lambda: f"an answer of {self}")
+        """Return the deadline of a call that has `limit` seconds, but at least `ANSWER_MIN_S`."""
+        return Deadline(max(limit, ANSWER_MIN_S), lambda: f"an answer of {self}")
 
     def await_server(self, deadline: Deadline) -> None:
-        """Return when the server answers, which may begin to listen only later.
+        """Return when the server answers. It may begin to listen later.
 
         Raises:
-            StoreUnavailableError: it has not by `deadline`.
+            StoreUnavailableError: it has not answered by `deadline`.
         """
         pause = FIRST_PAUSE_S
         while True:
@@ -91,7 +110,7 @@ class Connections:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def call(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Return what `operation` makes of a connection by `deadline`.
+        """Return the result of `operation` on a connection, by `deadline`.
 
         Raises:
             StoreClosedError: the store was closed, before or meanwhile.
@@ -100,7 +119,7 @@ class Connections:
         try:
             return self.attempt(operation, deadline)
         except Failure as failure:
-            raise failure.public() from failure.__cause__
+            raise failure.store_error() from failure.__cause__
 
     def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
         """Do the same as `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
@@ -110,7 +129,7 @@ class Connections:
             channel = self._take(deadline)
             channel.begin(deadline)
             self._busy.add(channel)
-            self.refuse_if_closed()  # again: whoever closes it now finds this channel
+            self.refuse_if_closed()  # again: a `close` before the last line did not find this channel
             return operation(channel)
         except (Unanswered, Disconnected, OSError) as error:
             if isinstance(error, OSError) and error.errno is None:  # not the system's: a signal handler raised it
@@ -127,16 +146,16 @@ class Connections:
             raise StoreClosedError(f"{self} is closed; open the store again")
 
     def close(self) -> None:
-        """End the calls that are under way, and give the connections back."""
+        """Interrupt the calls of other threads, and close all connections."""
         self._is_closed = True
-        system.life()
+        system.process_epoch()
         for channel in list(self._busy):
             channel.interrupt()
         self._close_idle()
 
     def _take(self, deadline: Deadline) -> Channel:
         """Return a connection that no other thread uses."""
-        system.life()  # after a fork in C it makes the child leave what is its parent's
+        system.process_epoch()  # in a child of a fork(2) in C this closes the parent's connections
         try:
             return self._idle.pop()
         except IndexError as error:
@@ -149,7 +168,8 @@ class Connections:
             self._idle.append(channel)
             if self._is_closed:
                 self._close_idle()
-        else:  # and the others are not to be trusted
+        else:
+            # An answer may be on its way. And whatever ended this call may have cut off the idle connections, too.
             channel.abandon()
             self._close_idle()
 
@@ -163,21 +183,23 @@ class Connections:
                 system.errno.ETIMEDOUT,
                 channel,
             )
-        words = "nobody is reached there" if channel is None else "its server is gone, or hung up"
+        words = "no server is reached there" if channel is None else "its server is gone, or hung up"
         return Failure(f"{self}: {error}; {words}", errno, channel)
 
     def after_fork(self) -> None:
-        """In a forked child: close the connections, where two processes would mix their answers, and begin anew."""
+        """In a forked child: close the inherited connections; two processes on one would mix up their answers."""
         for channel in [*self._idle, *self._busy]:
             channel.close()
-        self._begin()
+        self._reset()
 
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
     def _connect(self, deadline: Deadline) -> Channel:
-        """Connect, in a thread: so Ctrl-C neither waits for a resolver nor leaves a connection that nobody knows."""
+        """Return a new connection. It runs in a thread of its own: Ctrl-C need not wait for the resolver, and can't
+        strike between the system call that connects and the assignment of its result.
+        """
         endpoints = self._endpoints
         if not endpoints:
             if not self._resolving.acquire(timeout=min(deadline.left(), system.threading.TIMEOUT_MAX)):
@@ -204,3 +226,115 @@ def _after_fork_in_child() -> None:
 
 
 system.after_fork_in_child("tcp connections", _after_fork_in_child)
+
+
+class BlockingCalls:
+    """The calls that wait for keys, over `connections`.
+
+    Each raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` if the server is gone or never
+    answered. A server that answered at the beginning of a wait, and not at its end, is reported as a timeout, too; it
+    is then unknown which of the keys are missing.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def wait(self, names: list[bytes], limit: float) -> None:
+        """Return when the server has all of `names`."""
+        self._await(limit, names, KEY, lambda channel: channel.check(names) or None)
+
+    def get(self, names: list[bytes], limit: float) -> list[bytes]:
+        """Return the values of `names`, when the server has all of them."""
+        return self._await(limit, names, VALUE, lambda channel: _read_values(channel, names))
+
+    def pop(self, name: bytes, limit: float) -> bytes:
+        """Take the oldest value from the queue `name`, when there is one."""
+        return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name))
+
+    def _await(self, limit: float, names: list[bytes], what: str, find: Callable[[Channel], T | None]) -> T:
+        """Return what `find` finds once the server has all of `names`. While `find` returns None the wait goes on."""
+        deadline = Deadline(
+            max(limit + GRACE_S, ANSWER_MIN_S), lambda: f"{what} {key_names(names)} in {self._connections}"
+        )
+        started = deadline.started
+        ends = started + limit
+        pause, may_retry = 0.0, True
+        while True:
+            until = min(ends, system.time.monotonic() + QUEUE_WAIT_S) if what == ITEM else ends
+            look = _WaitAndFind(names, until, find)
+            try:
+                found = self._connections.attempt(look, deadline)
+            except Failure as failure:
+                if not failure.has_received or failure.maybe_applied:
+                    raise failure.store_error() from failure.__cause__
+                if failure.errno != system.errno.ETIMEDOUT and may_retry:
+                    may_retry = False  # torch's server without libuv hangs up if a key vanishes between two requests
+                    continue
+                if failure.errno != system.errno.ETIMEDOUT or look.is_granted:
+                    raise failure.store_error() from failure.__cause__
+                raise self._timeout_error(what, names, None, started) from None
+            if found is not None:
+                return found
+            if system.time.monotonic() >= ends:
+                raise self._timeout_error(what, names, self._missing(names, what, deadline), started)
+            if look.is_granted:
+                system.time.sleep(min(pause, max(0.0, ends - system.time.monotonic())))
+                pause = RECHECK_S
+
+    def _timeout_error(
+        self, what: str, names: list[bytes], missing: list[bytes] | None, started: float
+    ) -> StoreTimeoutError:
+        """Return the error for the keys `missing`, or for all of `names` if None: it is unknown which are missing."""
+        waited = system.time.monotonic() - started
+        doubt = "; at the end the server no longer answered, so some of them may exist" if missing is None else ""
+        keys = missing or list(dict.fromkeys(names))
+        return StoreTimeoutError(
+            f"{self._connections}: {missing_message(what, keys, waited)}{doubt}",
+            keys=[key_text(name) for name in keys],
+            waited=waited,
+        )
+
+    def _missing(self, names: list[bytes], what: str, deadline: Deadline) -> list[bytes] | None:
+        """Return which of `names` are missing, or None if the server does not answer that."""
+        names = list(dict.fromkeys(names))
+
+        def look(channel: Channel) -> list[bytes]:
+            if what == VALUE:
+                return [name for name, value in zip(names, channel.value_of_each(names), strict=True) if value is None]
+            return [name for name, there in zip(names, channel.check_each(names), strict=True) if not there]
+
+        try:
+            return self._connections.attempt(look, deadline)
+        except Failure:
+            return None
+
+
+class _WaitAndFind(Generic[T]):
+    """An operation: wait until the server has all of `names`, or until the moment `until`; then call `find`.
+
+    Attributes:
+        is_granted: whether the server had all of them.
+    """
+
+    def __init__(self, names: list[bytes], until: float, find: Callable[[Channel], T | None]) -> None:
+        self._names, self._until, self._find = names, until, find
+        self.is_granted = False
+
+    def __call__(self, channel: Channel) -> T | None:
+        self.is_granted = channel.wait(self._names, self._until)
+        return self._find(channel) if self.is_granted else None
+
+
+def _read_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:
+    """Return the values of `names`, or None unless each has one.
+
+    The server also ends a wait for a key that has no value: a queue, or a key on which a `compare_set` wrote nothing.
+    It returns the empty value for such a key, so an empty value is read again in a way that tells them apart.
+    """
+    found = []
+    for name, read in zip(names, channel.values(names), strict=True):
+        value = read or channel.value(name)
+        if value is None:
+            return None
+        found.append(value)
+    return found

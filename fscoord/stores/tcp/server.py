@@ -1,7 +1,7 @@
-"""`Server`: torch's server of a `TCPStore`, in this process; a part of `stores.tcp`, and its only one that needs torch.
+"""`Server`: torch's server of a `TCPStore`, in this process. The only module of `stores.tcp` that needs torch.
 
-To start and to stop a server are the two calls into torch's C++ that a `TCPStore` makes. Either may last: the server
-asks the resolver for the names of its clients, and is not stopped meanwhile. So a thread makes them.
+A `TCPStore` makes two calls into torch's C++: to start and to stop a server. Either may block, because the server asks
+the resolver for the names of its clients and can't be stopped meanwhile. So a thread makes them, with a deadline.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord.errors import StoreUnavailableError, missing_extra
-from fscoord.stores.tcp.deadline import LEAST_ANSWER_S, Deadline, Unanswered
+from fscoord.stores.tcp.deadline import ANSWER_MIN_S, Deadline, Unanswered
 
 __all__ = ["Server"]
 
 LOOPBACK: Final = "127.0.0.1"
-"""Where torch's own client, which comes with a server, connects to: that listens on all addresses."""
+"""The address to which torch's own client, which comes with a server, connects. The server listens on all addresses."""
 
-LONGEST_S: Final = 1e9
+TIMEOUT_MAX_S: Final = 1e9
 
 
 class Server:
-    """A server at `port` of all addresses of this host, or on the socket that listens already, `master_listen_fd`.
+    """A server at `port` on all addresses of this host, or on `master_listen_fd`, a socket that listens already.
 
     Attributes:
         port: its port.
 
     Raises:
-        ImportError: there is no torch.
-        StoreUnavailableError: its port is taken, or it did not start within `limit` seconds.
+        ImportError: torch is not installed.
+        StoreUnavailableError: the port is taken, or the server did not start within `limit` seconds.
     """
 
     def __init__(
         self, host: str, port: int, limit: float, *, use_libuv: bool, multi_tenant: bool, master_listen_fd: int | None
     ) -> None:
-        self._life = system.life()
+        self._life = system.process_epoch()
         self._store: Any = None
         self._preserve = _preserver()
-        torch = _torch()
+        torch = _import_torch()
         self._where = f"tcp://{host}:{port}"
-        self._limit = min(max(limit, LEAST_ANSWER_S), LONGEST_S)
+        self._limit = min(max(limit, ANSWER_MIN_S), TIMEOUT_MAX_S)
 
         def start() -> Any:
             return torch.TCPStore(
@@ -70,26 +70,28 @@ class Server:
         self.port = int(self._store.port)
 
     def stop(self) -> None:
-        """End the server, if no other store of this process shares it.
+        """Stop the server, unless another store of this process shares it.
 
-        It is not waited for beyond `LEAST_ANSWER_S`: then a thread is left, until the server has stopped.
+        Return after `ANSWER_MIN_S` at the latest. A server that has not stopped by then keeps one thread until it has.
         """
-        if self._life != system.life():
-            self._leave()
+        if self._life != system.process_epoch():
+            self._abandon()
             return
         holder, self._store = [self._store], None
-        self._limit = LEAST_ANSWER_S
+        self._limit = ANSWER_MIN_S
         try:
             self._deadline(f"torch's server at {self._where} to stop").run(holder.clear)
         except Unanswered:
             pass
 
     def __del__(self) -> None:
-        if self._life != system.life():
-            self._leave()
+        if self._life != system.process_epoch():
+            self._abandon()
 
-    def _leave(self) -> None:
-        """In a forked child: the server's thread is not there, and its C++ would end the process for want of it."""
+    def _abandon(self) -> None:
+        """In a forked child: never destroy torch's object. Its C++ would end the process, because the server's thread
+        does not exist in the child.
+        """
         if self._store is not None:
             self._preserve(self._store)
             self._store = None
@@ -99,7 +101,7 @@ class Server:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what torch says, without the stack of its C++."""
+    """Return torch's message without the stack of its C++."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
@@ -112,7 +114,7 @@ def _preserver() -> Callable[[object], None]:
     return preserve
 
 
-def _torch() -> Any:
+def _import_torch() -> Any:
     try:
         import torch.distributed
     except ImportError as error:

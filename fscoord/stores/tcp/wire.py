@@ -1,9 +1,9 @@
-"""`Channel`: one connection to a server of torch's `TCPStore`, and the requests that go over it, each with a deadline.
+"""`Channel`: one connection to a server of torch's `TCPStore`, and the requests over it, each with a deadline.
 
-torch's own client is not used. Its calls wait for a stopped server without limit, hear no Ctrl-C, and `list_keys` keeps
-all other threads of Python from running meanwhile. What the requests look like was seen between torch 2.13.0's client
-and both of its servers: a byte says what is wanted; a number has 8 bytes, in the order of the host; a text has its
-length before it; every key but torch's own begins with a slash. A server answers in the order in which it was asked.
+torch's own client is not used. Its calls wait for a stopped server without limit, ignore Ctrl-C, and `list_keys` blocks
+all other threads of Python meanwhile. The format of the requests was observed between the client of torch 2.13.0 and
+both of its servers. The first byte is the kind of request. An integer has 8 bytes in the host's order. A text follows
+its length. Every key except torch's own begins with a slash. A server answers requests in the order in which they came.
 """
 
 from __future__ import annotations
@@ -25,45 +25,46 @@ APPEND, MULTI_GET, MULTI_SET, CANCEL, PING = 9, 10, 11, 12, 13
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS = 14, 15, 16, 17
 
 GREETING: Final = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
-"""What a client says first, and gets no answer to."""
+"""The first bytes of a client, which are not answered."""
 
 ECHO: Final = b"fsco"
 PINGED: Final = struct.pack("=B", PING) + ECHO
 CANCELLING: Final = struct.pack("=B", CANCEL)
-"""Ends the wait that is under way. The server always answers that it has; what it had granted before comes first."""
+"""Ends the wait that is under way. The server always confirms it; an answer that it sent before comes first."""
 
 GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
-"""What the server says of a wait; and how an echo begins."""
+"""The markers that a server sends during a wait: the first byte of each."""
 
-STRANGE: Final = "it answers what was not asked"
+OUT_OF_PROTOCOL: Final = "its answer does not fit the request"
 
-SOON_S: Final = 0.05
-"""How long a wait goes on before the server is asked whether it is there."""
+ECHO_AFTER_S: Final = 0.05
+"""How long a wait is silent before the server is asked for an echo, as a sign that it is alive."""
 
-LARGE, LARGEST = 1 << 14, 1 << 18
-"""How many bytes are taken at once: of an answer as it comes, and of one that is known to be longer than that."""
+RECEIVE_MAX, RECEIVE_LARGE_MAX = 1 << 14, 1 << 18
+"""How many bytes one recv(2) asks for: of any answer, and of an answer that is known to be longer than the first."""
 
 WORKERS: Final = b"init/"
-"""torch's own key, in which those who connect are counted; a caller's key can't be it, for want of a slash."""
+"""torch's own key, the counter of the stores that have connected. It has no slash, so it equals no caller's key."""
 
-TOGETHER: Final = 256
-"""How many questions are sent before the first answer is read: neither side's buffers are full then."""
+PIPELINED_MAX: Final = 256
+"""How many requests are sent before the first answer is read. So few fill the buffers of neither side."""
 
 
 class Disconnected(Exception):
-    """The server closed the connection, or answers what was not asked."""
+    """The server closed the connection, or sent an answer that does not fit the request."""
 
 
 class Channel:
-    """One connection, by one thread at a time.
+    """One connection, for one thread at a time. Only `interrupt` may be called by another thread.
 
     Each request raises `Unanswered` when its deadline comes, and `Disconnected` or an `OSError` with an ``errno`` when
-    the connection is lost. After these, and after any exception that comes from elsewhere, such as Ctrl-C, an answer
-    may still be on its way, and the connection can't be used.
+    the connection is lost. After these, and after any other exception, such as Ctrl-C, a part of the answer may still
+    arrive. The connection can't be used any more then: the next request would read that part as its own answer. So
+    `is_whole` becomes false before the first byte is sent, and true only when the whole answer has been read.
 
     Attributes:
         is_whole: whether each request that was begun has been answered.
-        is_heard: whether the server has answered anything in this call.
+        has_received: whether the server has answered anything in this call.
         has_written: whether a request that changes the store was begun in this call.
     """
 
@@ -78,46 +79,51 @@ class Channel:
         self.is_whole = True
 
     def begin(self, deadline: Deadline) -> None:
-        """Let the next requests belong to a call that has until `deadline`."""
+        """Begin a call of one or more requests, which must be over by `deadline`."""
         self._deadline, self._ends = deadline, deadline.ends
-        self.is_heard = self.has_written = False
+        self.has_received = self.has_written = False
 
     def interrupt(self) -> None:
-        """Have the request that is under way in another thread raise."""
+        """Make the request that another thread has under way raise."""
         try:
             self._socket.shutdown(2)
         except OSError:  # it is closed already
             pass
 
     def close(self) -> None:
-        """Give the connection back; the server forgets its wait."""
+        """Close the connection, upon which the server drops its wait."""
         self._socket.close()
 
     __del__ = close
 
     def abandon(self) -> None:
-        """Close a connection that is not whole, without leaving what is still to be sent to the kernel."""
-        system.load("fscoord._runtime.network").drop_unsent(self._socket)
+        """Close a connection that is not whole, and discard what the kernel has not sent yet.
+
+        Otherwise the kernel would send the rest of a write after its deadline, when the server goes on.
+        """
+        system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def ping(self) -> None:
         """Return when the server has answered."""
-        self._ask(PINGED, self._read_echo)
+        self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
         """Return whether the server has all of `names`, now or by the moment `until`.
 
-        A server that says nothing may have nothing to say. So one that does not answer soon is asked for an echo.
+        A silent server may be alive, with nothing to answer yet, or stopped. So after `ECHO_AFTER_S` it is asked for
+        an echo. At the end the wait is cancelled, and the server's confirmation is read: otherwise it could grant the
+        wait later, in the middle of the next request's answer.
         """
-        self._begin(_several(WAIT, names))
+        self._begin(_keys_request(WAIT, names))
         awaited = {GRANTED}
-        soon = system.time.monotonic() + SOON_S
+        soon = system.time.monotonic() + ECHO_AFTER_S
         try:
             self._ends = min(until, soon, self._deadline.ends)
             try:
-                self._read_sign(awaited)
+                self._read_marker(awaited)
             except Unanswered:
                 if until <= soon:
                     raise
@@ -125,112 +131,121 @@ class Channel:
                 self._send(PINGED)
                 awaited.add(ECHOED)
                 while GRANTED in awaited:
-                    self._read_sign(awaited)
+                    self._read_marker(awaited)
             self._ends = self._deadline.ends
         except Unanswered:
             self._ends = self._deadline.ends
             self._send(CANCELLING)
             awaited.add(CANCELLED)
             while CANCELLED in awaited:
-                self._read_sign(awaited)
+                self._read_marker(awaited)
         if ECHOED in awaited:
-            self._read_sign(awaited)
+            self._read_marker(awaited)
         self.is_whole = True
         return GRANTED not in awaited
 
     def check(self, names: Sequence[bytes]) -> bool:
         """Return whether the server has all of `names`: values, or queues that are not empty."""
-        return self._ask(_several(CHECK, names), self._byte) == 0
+        return self._request(_keys_request(CHECK, names), self._read_byte) == 0
 
     def check_each(self, names: Sequence[bytes]) -> list[bool]:
-        """Return of each of `names` whether the server has it."""
-        return self._ask_each([_several(CHECK, [name]) for name in names], lambda: self._byte() == 0)
+        """Return for each of `names` whether the server has it."""
+        return self._request_each([_keys_request(CHECK, [name]) for name in names], lambda: self._read_byte() == 0)
 
     def values(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return the values of `names`; that of one that has none is empty."""
-        return self._ask(_several(MULTI_GET, names), lambda: [self._text() for _ in names])
+        """Return the values of `names`, an empty one for a key without a value."""
+        return self._request(_keys_request(MULTI_GET, names), lambda: [self._read_text() for _ in names])
 
     def value(self, name: bytes) -> bytes | None:
-        """Return the value of `name`, or None, without waiting; a queue is no value."""
+        """Return the value of `name`, or None, without waiting. A queue is not a value."""
         return self.value_of_each([name])[0]
 
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return of each of `names` the value, or None; not all at the same moment."""
+        """Return the value of each of `names`, or None; not all read at one moment.
+
+        It is a compare-and-set whose expectation, a random text, is never met: the server writes nothing, and returns
+        the value, or the random text if there is none.
+        """
         nonce = system.random_bytes(16)
-        found = self._ask_each([_compare_set(name, nonce, nonce) for name in names], self._text)
+        found = self._request_each([_compare_set_request(name, nonce, nonce) for name in names], self._read_text)
         return [None if value == nonce else value for value in found]
 
     def set(self, name: bytes, data: bytes) -> None:
-        """Give `name` the value `data`."""
-        self._write(_one(SET, name) + _text(data), name)
+        """Set `name` to `data`."""
+        self._write(_key_request(SET, name) + _length_prefixed(data), name)
 
     def append(self, name: bytes, data: bytes) -> None:
         """Append `data` to the value of `name`."""
-        self._write(_one(APPEND, name) + _text(data), name)
+        self._write(_key_request(APPEND, name) + _length_prefixed(data), name)
 
     def multi_set(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-        """Give each name its value."""
-        texts = (_key(name) + _text(data) for name, data in pairs)
+        """Set each name to its value."""
+        texts = (_key_text(name) + _length_prefixed(data) for name, data in pairs)
         self._write(struct.pack("=BQ", MULTI_SET, len(pairs)) + b"".join(texts), pairs[0][0])
 
     def queue_push(self, name: bytes, data: bytes) -> None:
         """Append `data` to the queue `name`."""
-        self._write(_one(QUEUE_PUSH, name) + _text(data), name)
+        self._write(_key_request(QUEUE_PUSH, name) + _length_prefixed(data), name)
 
     def compare_set(self, name: bytes, expected: bytes, desired: bytes) -> bytes:
         """Set `name` to `desired` if its value is `expected`; return its value, or `expected` if it has none."""
-        return self._ask(_compare_set(name, expected, desired), self._text, writes=True)
+        return self._request(_compare_set_request(name, expected, desired), self._read_text, writes=True)
 
     def add(self, name: bytes, amount: int) -> int:
-        """Add `amount` to the value of `name`; the server closes the connection if that is not an integer."""
-        return self._ask(_one(ADD, name) + struct.pack("=q", amount), self._number, writes=True)
+        """Add `amount` to the value of `name`. The server closes the connection if the value is not an integer."""
+        return self._request(_key_request(ADD, name) + struct.pack("=q", amount), self._read_number, writes=True)
 
     def delete(self, name: bytes) -> bool:
         """Remove the value of `name`, and return whether it had one."""
-        return self._ask(_one(DELETE, name), self._number, writes=True) > 0
+        return self._request(_key_request(DELETE, name), self._read_number, writes=True) > 0
 
     def queue_pop(self, name: bytes) -> bytes | None:
         """Take the oldest value from the queue `name`, or None."""
-        return self._ask(_one(QUEUE_POP, name), lambda: self._text() if self._number() else None, writes=True)
+        return self._request(
+            _key_request(QUEUE_POP, name), lambda: self._read_text() if self._read_number() else None, writes=True
+        )
 
     def queue_len(self, name: bytes) -> int:
         """Return how many values the queue `name` holds."""
-        return self._ask(_one(QUEUE_LEN, name), self._number)
+        return self._request(_key_request(QUEUE_LEN, name), self._read_number)
 
     def num_keys(self) -> int:
-        """Return how many keys have a value, torch's own not among them."""
-        own = struct.pack("=BQ", CHECK, 1) + _text(WORKERS)
+        """Return how many keys have a value, not counting torch's own."""
+        own = struct.pack("=BQ", CHECK, 1) + _length_prefixed(WORKERS)
         while True:
-            before, count, after = self._ask(
-                own + struct.pack("=B", NUM_KEYS) + own, lambda: (self._byte(), self._number(), self._byte())
+            before, count, after = self._request(
+                own + struct.pack("=B", NUM_KEYS) + own,
+                lambda: (self._read_byte(), self._read_number(), self._read_byte()),
             )
-            if before == after:  # otherwise somebody has just connected, and may be counted or not
+            if before == after:  # else the first store has just connected: `count` may include torch's key, or not
                 return count if before else count - 1
 
     def list_keys(self) -> list[bytes]:
-        """Return the keys that have a value, torch's own not among them."""
-        names = self._ask(struct.pack("=B", LIST_KEYS), lambda: [self._text() for _ in range(self._number())])
+        """Return the keys that have a value, without torch's own."""
+        names = self._request(
+            struct.pack("=B", LIST_KEYS), lambda: [self._read_text() for _ in range(self._read_number())]
+        )
         return [name[1:] for name in names if name.startswith(b"/")]
 
     def add_worker(self, amount: int) -> int:
-        """Count `amount` more among those who have connected, and return how many there are."""
-        request = struct.pack("=B", ADD) + _text(WORKERS) + struct.pack("=q", amount)
-        return self._ask(request, self._number, writes=True)
+        """Add `amount` to the number of stores that have connected, and return the sum."""
+        request = struct.pack("=B", ADD) + _length_prefixed(WORKERS) + struct.pack("=q", amount)
+        return self._request(request, self._read_number, writes=True)
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def _write(self, request: bytes, name: bytes) -> None:
-        """Have `request` done, and know it: the server does not answer it, but it answers the question after it."""
-        self._ask(request + _several(CHECK, [name]), self._byte, writes=True)
+        """Send `request`, which has no answer, and then a question, whose answer shows that the server read both."""
+        self._request(request + _keys_request(CHECK, [name]), self._read_byte, writes=True)
 
-    def _ask_each(self, requests: Sequence[bytes], read: Callable[[], T]) -> list[T]:
+    def _request_each(self, requests: Sequence[bytes], read: Callable[[], T]) -> list[T]:
         answers: list[T] = []
-        for first in range(0, len(requests), TOGETHER):
-            some = requests[first : first + TOGETHER]
-            answers += self._ask(b"".join(some), lambda: [read() for _ in some])  # noqa: B023 - it is called at once
+        for first in range(0, len(requests), PIPELINED_MAX):
+            some = requests[first : first + PIPELINED_MAX]
+            answers += self._request(b"".join(some), lambda: [read() for _ in some])  # noqa: B023 - called at once
         return answers
 
-    def _ask(self, request: bytes, read: Callable[[], T], *, writes: bool = False) -> T:
+    def _request(self, request: bytes, read: Callable[[], T], *, writes: bool = False) -> T:
         self.has_written |= writes
         self._begin(request)
         answer = read()
@@ -240,7 +255,7 @@ class Channel:
     def _begin(self, request: bytes) -> None:
         self.is_whole = False
         if self._received:
-            raise Disconnected(STRANGE)
+            raise Disconnected(OUT_OF_PROTOCOL)
         self._send(request)
 
     def _send(self, data: bytes) -> None:
@@ -250,40 +265,40 @@ class Channel:
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
-                self._sleep(self._writable)
+                self._poll(self._writable)
 
-    def _read_sign(self, awaited: MutableSet[int]) -> None:
-        """Read the next of the signs `awaited` that may come during a wait, and take it out of them."""
+    def _read_marker(self, awaited: MutableSet[int]) -> None:
+        """Read one of the markers `awaited`, which may come in any order, and remove it from them."""
         self._fill(1)
-        sign = self._received[0]
-        if sign not in awaited:
-            raise Disconnected(STRANGE)
-        if sign == ECHOED:
+        marker = self._received[0]
+        if marker not in awaited:
+            raise Disconnected(OUT_OF_PROTOCOL)
+        if marker == ECHOED:
             self._read_echo()
         else:
-            self._byte()
-        awaited.discard(sign)
+            self._read_byte()
+        awaited.discard(marker)
 
     def _read_echo(self) -> None:
         if self._receive(len(ECHO)) != ECHO:
-            raise Disconnected(STRANGE)
+            raise Disconnected(OUT_OF_PROTOCOL)
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         return self._receive(1)[0]
 
-    def _number(self) -> int:
+    def _read_number(self) -> int:
         number: int = struct.unpack("=q", self._receive(8))[0]
         return number
 
-    def _text(self) -> bytes:
-        size = self._number()
+    def _read_text(self) -> bytes:
+        size = self._read_number()
         if size < 0:
-            raise Disconnected(STRANGE)
+            raise Disconnected(OUT_OF_PROTOCOL)
         return self._receive(size)
 
     def _receive(self, size: int) -> bytes:
         """Return the next `size` bytes."""
-        if size > LARGE:
+        if size > RECEIVE_MAX:
             return self._receive_large(size)
         self._fill(size)
         data = bytes(self._received[:size])
@@ -291,10 +306,10 @@ class Channel:
         return data
 
     def _fill(self, size: int) -> None:
-        """Have `size` bytes received; what has come of them when the deadline does is kept."""
+        """Receive until `size` bytes are there. Those that arrived before a deadline are kept for the next call."""
         while len(self._received) < size:
-            self._sleep(self._readable)
-            self._received += self._some(LARGE)
+            self._poll(self._readable)
+            self._received += self._receive_some(RECEIVE_MAX)
 
     def _receive_large(self, size: int) -> bytes:
         parts = [bytes(self._received[:size])]
@@ -302,21 +317,21 @@ class Channel:
         size -= len(parts[0])
         while size > 0:
             try:
-                parts.append(self._some(min(size, LARGEST)))
+                parts.append(self._receive_some(min(size, RECEIVE_LARGE_MAX)))
                 size -= len(parts[-1])
             except BlockingIOError:
-                self._sleep(self._readable)
+                self._poll(self._readable)
         return b"".join(parts)
 
-    def _some(self, most: int) -> bytes:
+    def _receive_some(self, most: int) -> bytes:
         part: bytes = self._socket.recv(most)
         if not part:
             raise Disconnected("it has closed the connection")
-        self.is_heard = True
+        self.has_received = True
         return part
 
-    def _sleep(self, poll: Any) -> None:
-        """Return when the connection is ready for what `poll` asks. The last look is at the deadline or after it."""
+    def _poll(self, poll: Any) -> None:
+        """Return when the connection is ready for what `poll` registers. The last try is at the deadline or later."""
         while True:
             pause = self._deadline.pause(self._ends)
             if poll.poll(math.ceil(pause * 1000)):
@@ -326,21 +341,21 @@ class Channel:
             self._deadline.remind()
 
 
-def _text(data: bytes) -> bytes:
+def _length_prefixed(data: bytes) -> bytes:
     return struct.pack("=Q", len(data)) + data
 
 
-def _key(name: bytes) -> bytes:
+def _key_text(name: bytes) -> bytes:
     return struct.pack("=Q", len(name) + 1) + b"/" + name
 
 
-def _one(kind: int, name: bytes) -> bytes:
-    return struct.pack("=B", kind) + _key(name)
+def _key_request(kind: int, name: bytes) -> bytes:
+    return struct.pack("=B", kind) + _key_text(name)
 
 
-def _several(kind: int, names: Sequence[bytes]) -> bytes:
-    return struct.pack("=BQ", kind, len(names)) + b"".join(map(_key, names))
+def _keys_request(kind: int, names: Sequence[bytes]) -> bytes:
+    return struct.pack("=BQ", kind, len(names)) + b"".join(map(_key_text, names))
 
 
-def _compare_set(name: bytes, expected: bytes, desired: bytes) -> bytes:
-    return _one(COMPARE_SET, name) + _text(expected) + _text(desired)
+def _compare_set_request(name: bytes, expected: bytes, desired: bytes) -> bytes:
+    return _key_request(COMPARE_SET, name) + _length_prefixed(expected) + _length_prefixed(desired)

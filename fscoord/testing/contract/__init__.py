@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 
 from fscoord.store import Store
-from fscoord.testing.contract.handles import Handles
-from fscoord.testing.contract.interrupts import Interrupts
-from fscoord.testing.contract.members import Members
+from fscoord.testing.contract.handles import Handles, Members
+from fscoord.testing.contract.operations import Several, Threads, Values
 from fscoord.testing.contract.place import HANG_S, Place
 from fscoord.testing.contract.refusals import Refusals
-from fscoord.testing.contract.several import Several
-from fscoord.testing.contract.threads import Threads
-from fscoord.testing.contract.values import Values
-from fscoord.testing.contract.waiting import Waiting
+from fscoord.testing.contract.waiting import Interrupts, Waiting
 
 __all__ = ["StoreContract"]
 
@@ -42,11 +38,11 @@ class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Member
         """
 
     def another(self, store: Store) -> Store:
-        """Return one more handle on the same store as `store`. As it stands here: a clone."""
+        """Return one more handle on the same store as `store`; by default a clone."""
         return store.clone()
 
     def name_in_errors(self, key: str) -> str:
-        """Return how errors name `key`. As it stands here: as it is."""
+        """Return `key` as it appears in error messages; unchanged by default."""
         return key
 
     @pytest.fixture

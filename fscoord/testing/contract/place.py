@@ -1,14 +1,16 @@
-"""`Place`: one store under test and the handles on it; and the threads that use them."""
+"""`Place`: one store under test, the handles and threads that use it, and the fixtures of the whole suite."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from fscoord._runtime import system
 from fscoord.store import Store
 
-__all__ = ["HANG_S", "Place", "Thread", "start_thread", "state", "until"]
+__all__ = ["HANG_S", "ContractTests", "Place", "Thread", "start_thread", "state", "until"]
 
 HANG_S = 60
 """The timeout of handles that are not meant to time out."""
@@ -48,7 +50,7 @@ class Place:
 
 
 def state(store: Store) -> dict[str, Any]:
-    """Return everything that can be seen of `store`: all values, and the lengths of the queues that tests use."""
+    """Return the visible state of `store`: all values, and the lengths of the queues that tests use."""
     keys = store.list_keys()
     return {
         "values": dict(zip(keys, store.multi_get(keys), strict=True)),
@@ -104,3 +106,17 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert system.time.monotonic() < end
         system.time.sleep(0.001)
+
+
+class ContractTests:
+    """Tests that take a fixture ``place``: a `~fscoord.testing.contract.place.Place` with a fresh and empty store."""
+
+    @pytest.fixture
+    def store(self, place: Place) -> Store:
+        """Give a handle on the store."""
+        return place.open()
+
+    @pytest.fixture
+    def other(self, place: Place) -> Store:
+        """Give a second handle on the store."""
+        return place.open()

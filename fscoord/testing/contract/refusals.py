@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from fscoord.arguments import KEY_MAX, VALUE_MAX
+from fscoord._arguments import KEY_MAX, VALUE_MAX
 from fscoord.errors import FscoordError, LimitExceededError
 from fscoord.store import Store
-from fscoord.testing.contract.base import ContractTests
-from fscoord.testing.contract.place import Place, state
+from fscoord.testing.contract.place import ContractTests, Place, state
 
 __all__ = ["Refusals"]
 

@@ -17,7 +17,7 @@ from mounts.conftest import Sides
 from mounts.test_histories import KEYS, clocks
 from support.told import judge, take_history
 
-from fscoord.errors import StoreError, StoreGoneError, StoreTimeoutError
+from fscoord.errors import SessionDeadError, StoreError, StoreTimeoutError
 
 pytestmark = [pytest.mark.lab, pytest.mark.hosts]
 
@@ -158,7 +158,7 @@ def test_a_host_that_is_cut_off_is_found_dead_and_knows_it_when_it_is_back(sides
         b.do("mounts.work.wait_dead", "@store", number)
         network.heal(sides.a)
         error = a.begin("store:set", "k", "2").error()
-        assert isinstance(error, StoreGoneError)
+        assert isinstance(error, SessionDeadError)
         assert "dead" in str(error)
         a.open(sides.path())
     else:

@@ -1,0 +1,304 @@
+"""Checks and conversions of the arguments of a store's methods, and of texts read from a store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from fscoord.errors import LimitExceededError
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "INT64_MAX",
+    "INT64_MIN",
+    "KEY_MAX",
+    "VALUE_MAX",
+    "CounterRangeError",
+    "Key",
+    "MalformedText",
+    "NotACounterError",
+    "Timeout",
+    "Value",
+    "check_choice",
+    "check_int64",
+    "check_positive",
+    "counter_sum",
+    "key_bytes",
+    "key_given",
+    "key_names",
+    "key_text",
+    "keys_bytes",
+    "missing_message",
+    "pairs_bytes",
+    "parse_uint63",
+    "timeout_given",
+    "to_seconds",
+    "to_timedelta",
+    "utf8",
+    "value_bytes",
+    "words_in",
+]
+
+
+class MalformedText(Exception):
+    """A text from a store does not have the expected form.
+
+    It is not a `ValueError`, because a signal handler may raise one while a text is parsed.
+    """
+
+
+class NotACounterError(ValueError):
+    """`Store.add` on a value that is not an integer. The class tells it from the `ValueError` of a signal handler."""
+
+
+class CounterRangeError(OverflowError):
+    """The sum of `Store.add` does not fit in 64 bits. A class of its own, as `NotACounterError`."""
+
+
+Key = str | bytes
+Value = str | bytes | bytearray | memoryview
+Timeout = float | int | timedelta
+
+DEFAULT_TIMEOUT = 300.0
+KEY_MAX = 1024
+"""The longest key, in bytes."""
+VALUE_MAX = 64 * 1024 * 1024
+"""The longest value, and the largest sum of keys and values of one `Store.multi_set`, in bytes."""
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def key_bytes(key: Key) -> bytes:
+    """Return `key` as bytes.
+
+    Raises:
+        TypeError: it is neither `str` nor `bytes`.
+        ValueError: it can't be encoded.
+        LimitExceededError: it is longer than `KEY_MAX`.
+    """
+    if isinstance(key, str):
+        try:
+            name = key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"key {key!r} can't be encoded: it has a surrogate outside U+DC80-U+DCFF; pass bytes instead"
+            ) from error
+    elif isinstance(key, bytes):
+        name = key
+    else:
+        raise TypeError(f"a key must be str or bytes, not {type(key).__name__}")
+    if len(name) > KEY_MAX:
+        raise LimitExceededError(f"a key of {len(name)} bytes is over the limit of {KEY_MAX}")
+    return name
+
+
+def key_given(key: Key | None, other_name: str, other: Key | None) -> Key:
+    """Return the key argument, which the caller may also give as `other_name`, its name in torch.
+
+    Raises:
+        TypeError: both are given, or neither.
+    """
+    found = other if key is None else key
+    if found is None:
+        raise TypeError(f"key is missing: give key, or {other_name} as in torch")
+    if key is not None and other is not None:
+        raise TypeError(f"key and {other_name} are two names of one argument: give one of them")
+    return found
+
+
+def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | None) -> Timeout | None:
+    """Return the timeout argument, which the caller may also give as `other_name`, its name in torch.
+
+    Raises:
+        TypeError: both are given.
+    """
+    if timeout is not None and other is not None:
+        raise TypeError(f"timeout and {other_name} are two names of one argument: give one of them")
+    return other if timeout is None else timeout
+
+
+def keys_bytes(keys: Iterable[Key]) -> list[bytes]:
+    """Return `keys` as bytes, as `key_bytes` does. A single key instead of a sequence is a `TypeError`."""
+    if isinstance(keys, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"expected a sequence of keys, not a single {type(keys).__name__}")
+    return [key_bytes(key) for key in keys]
+
+
+def key_text(key: bytes) -> str:
+    """Return `key` as a ``str``, the inverse of `key_bytes`."""
+    return key.decode("utf-8", "surrogateescape")
+
+
+def value_bytes(value: Value) -> bytes:
+    """Return `value` as bytes.
+
+    Raises:
+        TypeError: it is neither `str` nor bytes-like.
+        ValueError: it can't be encoded.
+        LimitExceededError: it is longer than `VALUE_MAX`.
+    """
+    if isinstance(value, bytes):
+        data = value
+    elif isinstance(value, str):
+        try:
+            data = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                "the value can't be encoded: it has a surrogate outside U+DC80-U+DCFF; pass bytes instead"
+            ) from error
+    else:
+        try:
+            data = memoryview(value).tobytes()
+        except TypeError:
+            raise TypeError(f"a value must be str or bytes-like, not {type(value).__name__}") from None
+    if len(data) > VALUE_MAX:
+        raise LimitExceededError(f"a value of {len(data)} bytes is over the limit of {VALUE_MAX}")
+    return data
+
+
+def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[bytes, bytes]]:
+    """Return the pairs of `keys` and `values` as bytes; raise what `Store.multi_set` raises."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"expected a sequence of values, not a single {type(values).__name__}")
+    names = keys_bytes(keys)
+    contents = [value_bytes(value) for value in values]
+    if len(names) != len(contents):
+        raise ValueError(f"{len(names)} keys but {len(contents)} values; nothing was written")
+    if sum(map(len, names)) + sum(map(len, contents)) > VALUE_MAX:
+        raise LimitExceededError(
+            f"the keys and values of one multi_set are limited to {VALUE_MAX} bytes; nothing was written"
+        )
+    return list(zip(names, contents, strict=True))
+
+
+def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
+    """Return the integer in `current`, the value of `key` or None, plus `amount`. See `Store.add` for the errors."""
+    if current is None:
+        total = amount
+    else:
+        digits = current[1:] if current[:1] == b"-" else current
+        if not digits.isdigit() or len(current) > 20:
+            shown = bytes(current[:40])
+            raise NotACounterError(f"key {key_text(key)!r} holds {shown!r}, which is not an integer; it is unchanged")
+        total = int(current) + amount
+    if not INT64_MIN <= total <= INT64_MAX:
+        raise CounterRangeError(
+            f"key {key_text(key)!r}: the sum {total} does not fit in 64 bits; the value is unchanged"
+        )
+    return total
+
+
+def parse_uint63(text: str | bytes) -> int:
+    """Return the integer from 0 to 2**63 - 1 that `text` is in decimal digits.
+
+    Raises:
+        MalformedText: it is not one.
+    """
+    number = int(text) if len(text) < 20 and text.isascii() and text.isdigit() else -1
+    if not 0 <= number <= INT64_MAX:
+        raise MalformedText(f"{text[:40]!r} is not an integer from 0 to 2**63 - 1")
+    return number
+
+
+def words_in(text: bytes, separator: str, count: int) -> list[str]:
+    """Return the `count` fields of `text`, UTF-8 split at `separator`.
+
+    Raises:
+        MalformedText: it has more or fewer fields, or is not UTF-8.
+    """
+    found = utf8(text).split(separator)
+    if len(found) != count:
+        raise MalformedText(f"{text[:40]!r} has {len(found)} fields, not {count}")
+    return found
+
+
+def utf8(text: bytes) -> str:
+    """Return `text` decoded.
+
+    Raises:
+        MalformedText: it is not UTF-8.
+    """
+    found = text.decode("utf-8", "replace")
+    if "\ufffd" in found and found.encode() != text:
+        raise MalformedText(f"{text[:40]!r} is not UTF-8")
+    return found
+
+
+def check_int64(name: str, value: object) -> int:
+    """Return `value`, the argument `name`, which must be an integer of 64 bits.
+
+    Raises:
+        TypeError: it is not an integer.
+        OverflowError: it does not fit in 64 bits.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not INT64_MIN <= value <= INT64_MAX:
+        raise OverflowError(f"{name} {value} does not fit in 64 bits")
+    return value
+
+
+def check_choice(name: str, value: str, known: Iterable[str]) -> str:
+    """Return `value`, the argument `name`, which must be one of `known`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+    return value
+
+
+def check_positive(name: str, value: object) -> int:
+    """Return `value`, the argument `name`, which must be an integer of 64 bits and at least 1.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it is below 1.
+        OverflowError: it does not fit in 64 bits.
+    """
+    number = check_int64(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    return number
+
+
+def to_seconds(timeout: object) -> float:
+    """Return `timeout`, seconds or a `timedelta`, in seconds; ``timedelta.max`` is ``math.inf``.
+
+    Raises:
+        TypeError: it is neither a number nor a `timedelta`.
+        ValueError: it is negative or NaN.
+    """
+    if isinstance(timeout, timedelta):
+        value = math.inf if timeout == timedelta.max else timeout.total_seconds()
+    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        try:
+            value = float(timeout)
+        except OverflowError:
+            value = math.inf if timeout > 0 else -math.inf
+    else:
+        raise TypeError(f"a timeout must be seconds or a timedelta, not {type(timeout).__name__}")
+    if not value >= 0:
+        raise ValueError(f"timeout must be >= 0, got {value} (0 = do not wait, math.inf = no limit)")
+    return value
+
+
+def to_timedelta(value: float) -> timedelta:
+    """Return `value` seconds as a `timedelta`, or ``timedelta.max`` if that is too long for one."""
+    try:
+        return timedelta(seconds=value)
+    except OverflowError:
+        return timedelta.max
+
+
+def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
+    """Return the message of a time-out: `what` was waited for at which `keys`, and for how many seconds."""
+    after = f"did not come within {waited:.3g} s" if waited >= 0.001 else "is not there"
+    return f"{what} {key_names(keys)} {after}"
+
+
+def key_names(keys: Sequence[bytes]) -> str:
+    """Return the names of the first 16 of `keys` for a message, and the number of the others."""
+    more = f" and {len(keys) - 16} more" if len(keys) > 16 else ""
+    return ", ".join(repr(key_text(key)) for key in keys[:16]) + more

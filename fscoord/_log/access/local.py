@@ -1,0 +1,182 @@
+"""`LocalAccess`: how a log is read and written on a file system of this host, whose page cache all processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from fscoord._log.handle import GenerationUnlinked, HandleState
+from fscoord._log.io import safe_files
+from fscoord._log.io.cursor import CHUNK, Cursor
+from fscoord._log.liveness.own_session import Liveness
+from fscoord._log.liveness.session_table import SessionTable
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord.errors import StoreUnavailableError
+
+__all__ = ["Access", "FileAppender", "LocalAccess"]
+
+
+_NOT_APPLIED: Final = frozenset(
+    getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
+)
+
+
+class FileAppender:
+    """The writes of one handle. The caller holds the log's lock, and the descriptor is open with O_APPEND."""
+
+    def __init__(self, handle: HandleState) -> None:
+        self._handle = handle
+        self._is_directory_synced = False
+
+    def write(self, data: bytes) -> None:
+        """Write `data` at the end of the log, and sync it if the log is durable.
+
+        Raises:
+            StoreUnavailableError: ``maybe_applied`` says whether all of it may be there.
+        """
+        handle = self._handle
+        fd = handle.lock.fd
+        try:
+            written = system.os.write(fd, data)
+            if written != len(data):
+                safe_files.write_all(fd, data[written:])
+        except OSError as error:
+            raise_if_foreign(error)
+            applied = error.errno not in _NOT_APPLIED
+            raise safe_files.unavailable(error, handle.path, "appending to the log", maybe_applied=applied) from error
+        if handle.root.header.durable:
+            self._sync(fd)
+
+    def _sync(self, fd: int) -> None:
+        """Make what was written survive a power loss. The kernel may drop pages that it failed to write: no retry."""
+        handle = self._handle
+        try:
+            system.os.fdatasync(fd)
+            if not self._is_directory_synced:
+                safe_files.sync_directory(handle.path, handle.owned_fds)
+                self._is_directory_synced = True
+        except OSError as error:
+            raise_if_foreign(error)
+            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
+
+
+PATH_CHECK_S: Final = 0.05
+"""How old the last comparison of the log's path with its file may be."""
+
+
+class Access(Protocol):
+    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex."""
+
+    def open(self, call: Callable[[], None]) -> None:
+        """Make the `call` that opens the log, as often as it takes here."""
+
+    def reopened(self) -> None:
+        """Take note that the handle has new descriptors of the same generation."""
+
+    def read(self) -> bool:
+        """Without the log's lock: apply each record that is complete by now; return whether a seal was read.
+
+        Raises:
+            NeedsLock: only a reader with the lock can tell what the next bytes are.
+            OSError: the file system refused.
+        """
+
+    def catch_up(self) -> bool:
+        """With the log's lock: apply every record to the end of the file; return whether a seal was read."""
+
+    def write(self, data: bytes) -> None:
+        """With the log's lock, and caught up: write `data` at the end of the file."""
+
+    def retries_read(self, error: OSError) -> bool:
+        """Return whether to read again, with the lock, after `error` of `read`."""
+
+    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
+        """Return whether to begin the transaction again after `error`, which ended it.
+
+        If it is `maybe_applied`, the transaction's record is there, or may be.
+
+        Raises:
+            StoreUnavailableError: it was tried too often, or must not be tried again.
+        """
+
+    def retries_recovery(self, error: StoreUnavailableError) -> bool:
+        """Return whether to begin the transaction again after `error`, which ended the recovery before it."""
+
+
+class LocalAccess:
+    """Reads and writes through the page cache, without a lock for reads.
+
+    The inode tells whether the path still leads to the file, and the size whether what was read is still there.
+    """
+
+    def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness) -> None:
+        self._handle = handle
+        self._cursor = cursor
+        self._table = table
+        self._liveness = liveness
+        self.write = FileAppender(handle).write
+
+    def open(self, call: Callable[[], None]) -> None:
+        """See `Access.open`."""
+        call()
+
+    def reopened(self) -> None:
+        """See `Access.reopened`."""
+
+    def read(self) -> bool:
+        """See `Access.read`."""
+        handle = self._handle
+        data = system.os.read(handle.reader_fd, CHUNK)
+        if data and self._cursor.advance(data, locked=False):
+            return True
+        now = system.time.monotonic()
+        if now - handle.path_checked_at > PATH_CHECK_S:
+            self._check_path(now)
+        return False
+
+    def catch_up(self) -> bool:
+        """See `Access.catch_up`."""
+        handle = self._handle
+        data = system.os.read(handle.reader_fd, CHUNK)
+        if data and self._cursor.advance(data, locked=True):
+            return True
+        now = system.time.monotonic()
+        if now - handle.path_checked_at > PATH_CHECK_S:
+            self._check_path(now)
+        return False
+
+    def _check_path(self, now: float) -> None:
+        """Make sure that the log's path still leads to its file, and that what was read has not shrunk or gone."""
+        handle = self._handle
+        found = system.os.fstat(handle.reader_fd)
+        if found.st_size < handle.offset:
+            raise handle.gone(f"was truncated to {found.st_size} bytes, and {handle.offset} were read")
+        try:
+            named = system.os.stat(handle.path, follow_symlinks=False)
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
+            raise handle.gone("was deleted") from None
+        is_root = handle.root_fd < 0
+        if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):
+            raise handle.gone("was replaced by another file")
+        if found.st_nlink == 0:  # a seal follows what was read, or somebody has deleted the file
+            raise GenerationUnlinked
+        handle.path_checked_at = now
+        session = handle.lock.session
+        if session and session not in self._table.sessions:  # its death was recorded, and then forgotten
+            raise handle.session_is_dead(session)
+        self._liveness.check_byte(now)
+
+    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error passes by itself here
+        """See `Access.retries_read`."""
+        return False
+
+    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
+        """See `Access.retries_transaction`."""
+        return False
+
+    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
+        """See `Access.retries_recovery`."""
+        return False

@@ -1,0 +1,148 @@
+"""Control records, which carry no data of users: sessions, deaths, and references to later generations. Pure.
+
+All readers of a log decode them with `decode_control`, so that handles and `fscoord.inspect.verify` agree on what is
+malformed.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.record import MalformedRecord, Record
+from fscoord._runtime.escaping import escape_word
+
+__all__ = ["ControlRecord", "Session", "decode_control", "decode_death", "encode_death"]
+
+# pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label
+_SESSION = Struct("<IQ16s16sqQQHH")
+_DEATH = Struct("<I16s")
+
+
+class Session(NamedTuple):
+    """A registered handle: the value of a SESSION record. Other records name their writer by the session's number.
+
+    Attributes:
+        host: the name of its host.
+        pid: the number of its process.
+        start_time: when the process began, in clock ticks since boot; 0 if not known.
+        boot_id: the id of the host's boot.
+        alive_id: the id of the liveness file in which the session holds a byte; zeros if it holds none.
+        rank: the rank that it announced, or None.
+        label: a text for people.
+        pid_space, time_space: the numbers of the namespaces in which ``pid`` and ``start_time`` count; 0 if not known.
+        since_ns: the time of the record. It is not part of the value.
+    """
+
+    host: str
+    pid: int
+    start_time: int = 0
+    boot_id: bytes = bytes(16)
+    alive_id: bytes = bytes(16)
+    rank: int | None = None
+    label: str = ""
+    pid_space: int = 0
+    time_space: int = 0
+    since_ns: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of a SESSION record."""
+        host, label = (text.encode("utf-8", "surrogateescape")[:255] for text in (self.host, self.label))
+        rank = -1 if self.rank is None else self.rank
+        spaces = (self.pid_space, self.time_space)
+        fixed = (self.pid, self.start_time, self.boot_id, self.alive_id, rank, *spaces, len(host), len(label))
+        return _SESSION.pack(*fixed) + host + label
+
+    @classmethod
+    def decode(cls, data: bytes, since_ns: int = 0) -> Session:
+        """Return the session in `data`, the value of a SESSION record. Bytes of later versions are ignored.
+
+        Raises:
+            MalformedRecord: `data` does not describe a session.
+        """
+        if len(data) < _SESSION.size:
+            raise MalformedRecord("the description of a session is cut short")
+        pid, start_time, boot_id, alive_id, rank, *spaces, host_size, label_size = _SESSION.unpack_from(data)
+        end = _SESSION.size + host_size
+        if end + label_size > len(data):
+            raise MalformedRecord("the name of a session's host, or its label, is cut short")
+        host, label = data[_SESSION.size : end], data[end : end + label_size]
+        return cls(
+            host=host.decode("utf-8", "surrogateescape"),
+            pid=pid,
+            start_time=start_time,
+            boot_id=boot_id,
+            alive_id=alive_id,
+            rank=None if rank < 0 else rank,
+            label=label.decode("utf-8", "surrogateescape"),
+            pid_space=spaces[0],
+            time_space=spaces[1],
+            since_ns=since_ns,
+        )
+
+    def __str__(self) -> str:
+        return f"{escape_word(self.host)}:{self.pid}"
+
+
+def encode_death(number: int, alive_id: bytes) -> bytes:
+    """Return the value of a DEATH record for session `number`, whose record named the liveness file `alive_id`."""
+    return _DEATH.pack(number, alive_id)
+
+
+def decode_death(data: bytes) -> int:
+    """Return the number of the dead session in `data`, the value of a DEATH record.
+
+    Raises:
+        MalformedRecord: `data` is not such a value.
+    """
+    if len(data) < _DEATH.size:
+        raise MalformedRecord("the record of a death is cut short")
+    number = int(_DEATH.unpack_from(data)[0])
+    if not number:
+        raise MalformedRecord("the record of a death names session 0, and sessions are numbered from 1 on")
+    return number
+
+
+ControlRecord = Session | int | GenerationRef | None
+"""A session that registers, the number of a session that is dead, the generation in which the log continues, or None
+for a record that is none of these."""
+
+
+def decode_control(found: Record, generation: int, *, is_sealed: bool) -> ControlRecord:
+    """Return the contents of `found` if it is a control record, else None.
+
+    Args:
+        found: a record whose checksum is right.
+        generation: the generation that holds it.
+        is_sealed: whether a seal precedes it in that generation.
+
+    Raises:
+        MalformedRecord: the record is not what the format allows, so no reader of this version can go on after it.
+    """
+    kind, _, value, writer, time_ns = found
+    if is_sealed and kind != record.FORWARD:
+        raise MalformedRecord(
+            f"a record of kind {chr(kind)!r} was written after the seal, where no reader looks: an acknowledged write"
+            " is lost"
+        )
+    if kind == record.SESSION:
+        if not writer:
+            raise MalformedRecord("a session registers with the number 0, and sessions are numbered from 1 on")
+        return Session.decode(value, time_ns)
+    if kind == record.DEATH:
+        return decode_death(value)
+    if kind == record.SEAL:
+        return GenerationRef.from_seal(value, generation)
+    if kind == record.FORWARD:
+        if generation:
+            raise MalformedRecord("only generation 0 may hold forward records")
+        if not is_sealed:
+            raise MalformedRecord("a forward record has no seal before it")
+        return GenerationRef.from_forward(value)
+    if kind == record.MULTI_SET:
+        record.decode_pairs(value)
+    elif kind not in record.NAMES and not ord("a") <= kind <= ord("z"):
+        raise MalformedRecord(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
+    return None

@@ -1,0 +1,98 @@
+"""`GenerationRef`: a later generation, as a seal or a forward record names it, and the names of the files. Pure."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from fscoord._log.format.record import MalformedRecord
+
+__all__ = ["GenerationRef", "generation_name", "parse_generation_name"]
+
+_SEAL = Struct("<I16sQIH")
+_FORWARD = Struct("<I16sH")
+RANDOM_BYTES = 6
+NAME_MAX = 255
+"""No file system of Linux, and none that hosts share, allows longer names."""
+
+
+class GenerationRef(NamedTuple):
+    """A reference to a later generation of a log.
+
+    Attributes:
+        generation: its number, from 1 on.
+        log_id: the id in its header.
+        size: where its snapshot ends, in bytes from the start of the file; 0 in a forward record, which has no size.
+        chain: the chain at the end of the snapshot.
+        name: the name of its file in the directory of the log.
+    """
+
+    generation: int
+    log_id: bytes
+    size: int
+    chain: int
+    name: bytes
+
+    def seal(self) -> bytes:
+        """Return the value of a SEAL record with this reference."""
+        fixed = _SEAL.pack(self.generation, self.log_id, self.size, self.chain, len(self.name))
+        return fixed + self.name
+
+    def forward(self) -> bytes:
+        """Return the value of a FORWARD record with this reference."""
+        return _FORWARD.pack(self.generation, self.log_id, len(self.name)) + self.name
+
+    @classmethod
+    def from_seal(cls, data: bytes, sealed: int | None = None) -> GenerationRef:
+        """Return the reference in `data`, the value of a SEAL record. Bytes after the name are ignored.
+
+        Raises:
+            MalformedRecord: `data` is not such a value, or `sealed` is given and `data` does not name the generation
+                after it. Without that check, a reader could follow a cycle of seals for ever.
+        """
+        if len(data) < _SEAL.size:
+            raise MalformedRecord("a seal is cut short")
+        generation, log_id, size, chain, length = _SEAL.unpack_from(data)
+        if sealed is not None and generation != sealed + 1:
+            raise MalformedRecord(
+                f"the seal of generation {sealed} names generation {generation}, which is not the next"
+            )
+        return cls(generation, log_id, size, chain, _name(data, _SEAL.size, length, generation))
+
+    @classmethod
+    def from_forward(cls, data: bytes) -> GenerationRef:
+        """Return the reference in `data`, the value of a FORWARD record. Bytes after the name are ignored.
+
+        Raises:
+            MalformedRecord: `data` is not such a value.
+        """
+        if len(data) < _FORWARD.size:
+            raise MalformedRecord("a forward record is cut short")
+        generation, log_id, length = _FORWARD.unpack_from(data)
+        return cls(generation, log_id, 0, 0, _name(data, _FORWARD.size, length, generation))
+
+
+def _name(data: bytes, start: int, length: int, generation: int) -> bytes:
+    name = data[start : start + length]
+    number = parse_generation_name(name)
+    if len(name) < length or number != generation or length > NAME_MAX or b"\0" in name:
+        raise MalformedRecord(f"{name!r} is not a name for generation {generation}")
+    return name
+
+
+def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
+    """Return the file name of `generation` of the log whose own name is `base`."""
+    return b"%s.%d.%s" % (base, generation, random.hex().encode())
+
+
+def parse_generation_name(name: bytes, base: bytes | None = None) -> int | None:
+    """Return the number of the generation with the file name `name`; None if it is not the name of one (of `base`)."""
+    parts = name.rsplit(b".", 2)
+    if b"/" in name or len(parts) < 3 or (base is not None and parts[0] != base):
+        return None
+    number, random = parts[1:]
+    if not number.isdigit() or number[:1] == b"0" or len(number) > 10:
+        return None
+    if len(random) != 2 * RANDOM_BYTES or random.strip(b"0123456789abcdef"):
+        return None
+    return int(number)

@@ -1,0 +1,97 @@
+"""`open_log_file`: open a log in the way of its mount."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from fscoord._log.access.hang_watchdog import KernelCall
+from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
+from fscoord._log.format.control_records import Session
+from fscoord._log.io.opening import LogOptions
+from fscoord._log.locking.log_lock import KIND_NAMES
+from fscoord._log.log import Decide, Log
+from fscoord._log.state_machine import StateMachine
+from fscoord._runtime.logging import logger
+from fscoord.errors import UnsupportedFilesystemError
+
+__all__ = ["WatchedLog", "open_log_file"]
+
+
+def open_log_file(
+    path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session], participants: int = 0
+) -> Log:
+    """Return a handle on the log at `path` that reads in the way of its mount, or as `options` says.
+
+    Raises:
+        UnsupportedFilesystemError: locks are not reliable there; the text says why, and what to do.
+    """
+    mount = find_mount(path)
+    objection = mount.objection(KIND_NAMES[options.lock_kind], options.coherence)
+    if objection is not None:
+        raise UnsupportedFilesystemError(
+            f"{path} is on {mount.kind} at {mount.point}: {objection.reason}; {objection.remedy}", path=path
+        )
+    if mount.caution:
+        logger(__name__).warning("%s is on %s: %s", path, mount.kind, mount.caution)
+    coherence = options.coherence or mount.coherence
+    if coherence == LOCAL:
+        return Log(path, machine, options, introduce, participants, mount)
+    if coherence == LOCKED and mount.is_nfs and options.is_soft:
+        coherence = DIRECT  # there is no lock to read under
+    return WatchedLog(path, machine, options, introduce, participants, mount, coherence)
+
+
+class WatchedLog(Log):
+    """A `Log` that hosts share: a call that hangs in the kernel is reported, and the changed keys are remembered.
+
+    While an operation is under way, `hang_watchdog` logs a warning if the file server does not answer.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        machine: StateMachine,
+        options: LogOptions,
+        introduce: Callable[[], Session],
+        participants: int,
+        mount: Mount,
+        coherence: str,
+    ) -> None:
+        self._call = KernelCall(path)
+        try:
+            super().__init__(path, machine, options, introduce, participants, mount, coherence)
+        except BaseException:
+            self._call.close()
+            raise
+
+    def refresh(self, limit: float) -> None:
+        """See `Log.refresh`."""
+        self._call.begin()
+        try:
+            super().refresh(limit)
+        finally:
+            self._call.end()
+
+    def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
+        """See `Log.update`."""
+        self._call.begin()
+        try:
+            return super().update(kind, key, value, decide, limit)
+        finally:
+            self._call.end()
+
+    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
+        self._call.end()  # this wait has a deadline
+        super()._wait_for_lock(attempt, started, limit)
+        self._call.begin()
+
+    def close(self) -> None:
+        """See `Log.close`."""
+        super().close()
+        self._call.close()
+
+    def take_changed_keys(self) -> Collection[int]:
+        """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""
+        assert self.changed_keys is not None, "a log that hosts share remembers them"
+        return self.changed_keys.take()

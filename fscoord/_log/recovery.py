@@ -1,0 +1,51 @@
+"""Which invariants of a handle may not hold after an operation that was interrupted.
+
+A signal handler may raise between any two instructions, a process may fork in the middle of an operation, and a file
+server may forget a file. So a handle notes in `HandleState.recovery` what may be wrong *before* it becomes wrong, and
+an operation that ends well clears the note. The next operation on the handle recovers before it does anything else
+(`fscoord._log.log.Log._recover`).
+
+The invariant: the read descriptor stands ``len(pending)`` bytes after ``offset``, and the state machine has applied
+exactly the records before ``offset``.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Final
+
+__all__ = ["APPLYING", "CLOSED", "DESCRIPTORS", "GENERATION", "POSITION", "SERVER_STATE", "Recovery"]
+
+
+class Recovery(IntFlag):
+    """What the next operation must recover.
+
+    `POSITION` and `APPLYING` exclude each other: each is assigned in place of the other. The other members are added
+    to them, and to each other, in any combination. `docs/architecture.md` has the table.
+    """
+
+    POSITION = 1
+    """The position of the read descriptor is unknown. Set before every read and append, cleared at the end of the
+    operation. Recovery: a new descriptor at ``offset``."""
+    APPLYING = 2
+    """It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied,
+    replaced by it when ``offset`` and ``chain`` have moved on; in a durable log it stays until the records are synced.
+    Recovery: the state machine is reset, and the generation read anew."""
+    DESCRIPTORS = 4
+    """There may be no descriptors at all, as in a forked child. Recovery: the same generation is opened again."""
+    CLOSED = 8
+    """The handle is over: `HandleState.final_error` says why. Never cleared; every operation raises that error."""
+    SERVER_STATE = 16
+    """The file server may have forgotten the descriptors, or their locks (ESTALE, EIO). Recovery: as `DESCRIPTORS`."""
+    GENERATION = 32
+    """It is unknown which generation the handle is in: set while it enters another one, or opens it again. Recovery:
+    the handle begins at the newest generation that generation 0 names."""
+
+
+# The hot path assigns and compares these: an operation of an IntFlag takes a microsecond, one of an int a hundredth.
+POSITION: Final = int(Recovery.POSITION)
+APPLYING: Final = int(Recovery.APPLYING)
+DESCRIPTORS: Final = int(Recovery.DESCRIPTORS)
+CLOSED: Final = int(Recovery.CLOSED)
+SERVER_STATE: Final = int(Recovery.SERVER_STATE)
+GENERATION: Final = int(Recovery.GENERATION)

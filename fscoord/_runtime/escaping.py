@@ -1,0 +1,24 @@
+"""`escape_word`: a host name as one word, for keys and values whose fields are separated by spaces. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+__all__ = ["escape_word"]
+
+
+@lru_cache(maxsize=16)
+def escape_word(text: str) -> str:
+    """Return `text` as a word of printable characters without spaces. Different texts become different words.
+
+    Printable characters of all alphabets stay as they are, except the space and ``%``. Every byte of any other
+    character becomes ``%XX``, as in a URL. A lone surrogate stands for a byte that is not UTF-8 (`os.fsdecode`).
+    """
+    return "".join(
+        sign if sign.isprintable() and sign not in " %" else "".join(f"%{byte:02X}" for byte in _bytes(sign))
+        for sign in text
+    )
+
+
+def _bytes(sign: str) -> bytes:
+    return sign.encode("utf-8", "surrogateescape" if "\udc80" <= sign <= "\udcff" else "surrogatepass")

@@ -1,0 +1,38 @@
+"""The package's loggers. `logging` is imported at the first message, because it takes a sixth of the import time.
+
+Logging never fails an operation: if `logging` can't be imported, for example because no descriptor is left, messages
+are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from fscoord._runtime.interrupts import import_uninterrupted, raise_if_foreign
+
+if TYPE_CHECKING:
+    import logging
+
+__all__ = ["logger"]
+
+
+def logger(module: str) -> logging.Logger:
+    """Return the logger named `module`, which is below ``fscoord``."""
+    try:
+        loaded = import_uninterrupted("logging")
+    except (OSError, ImportError) as error:
+        raise_if_foreign(error)
+        return cast("logging.Logger", _NullLogger())
+    root = loaded.getLogger("fscoord")
+    if not root.handlers:
+        root.addHandler(loaded.NullHandler())  # a library never prints
+    return cast("logging.Logger", loaded.getLogger(module))
+
+
+class _NullLogger:
+    """A logger that drops every message."""
+
+    def debug(self, *_: Any, **__: Any) -> None:
+        """Drop the message."""
+
+    info = warning = error = exception = debug

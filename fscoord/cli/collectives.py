@@ -1,0 +1,122 @@
+"""The verbs that several processes call together: barrier, and once, in which one runs a command for all."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+from typing import Any
+
+import click
+
+from fscoord import collectives
+from fscoord._arguments import VALUE_MAX, key_text
+from fscoord._runtime.signals import Terminated, raise_on_termination
+from fscoord.cli.options import raw, with_store
+from fscoord.cli.output import write
+from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
+from fscoord.errors import FscoordError, LockLostError
+from fscoord.launch import run_held
+from fscoord.recipes import Lock, once as once_for_all
+from fscoord.store import Store
+
+__all__ = ["barrier", "once"]
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.argument("key", type=raw)
+@click.option("-n", "--world-size", type=click.IntRange(min=1), required=True, help="How many must come.")
+@click.option("--rank", type=click.IntRange(min=0), help="Which of them this is, counted from 0.")
+@click.option("--fail-fast", is_flag=True, help="With --rank, end as soon as a rank that is missing is known dead.")
+@with_store
+def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
+    """Wait until all processes have come to the barrier KEY.
+
+    They are as many as --world-size says. A key serves once. Who gives a --rank can come again after a time-out
+    and counts once; and when time runs out (exit code 75), the error names the ranks that are missing, if all give
+    theirs.
+
+    --fail-fast is for ranks that keep the store open from the start: a rank whose last process has ended, that of an
+    earlier command, too, counts as dead.
+
+    \b
+    Examples:
+      fscoord barrier -n 4 epoch-1
+      srun sh -c 'fscoord barrier -n "$SLURM_NTASKS" --rank "$SLURM_PROCID" --timeout 60 loaded'
+    """
+    log.info("waiting at barrier %r, up to %s", key, store.timeout)
+    collectives.barrier(store, world_size, key, store.timeout, rank, fail_fast=fail_fast)
+
+
+OUTPUT_MAX = VALUE_MAX - 64
+"""The most that a command may write: the exit code, and what the recipe adds, are in the same value."""
+
+
+class _NoResult(BaseException):
+    """This process has no result. Not an `Exception`, because the recipe would store that as the result for all."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@click.command(context_settings=VERBATIM)
+@click.argument("name", type=raw)
+@command_options
+@with_store
+def once(store: Store, /, name: bytes, **options: Any) -> int:
+    """Run COMMAND in one of the processes that call this with NAME.
+
+    Its standard output and its exit code are kept in the store, under NAME/result, and everybody gets them, now and
+    later; the others wait. If the one that runs it dies, is interrupted, or can't run it, the next one does: so it may
+    be begun more than once. A COMMAND that fails is done, too: to have it done again, delete NAME/result.
+
+    \b
+    Examples:
+      path=$(fscoord once dataset -- ./download.sh)
+      fscoord delete dataset/result                 # the next one does it again
+    """
+    command = parse_command(options)
+
+    def work() -> bytes:
+        try:
+            return _run_once(store, name, command, options)
+        except Exception as error:
+            raise _NoResult(error) from error
+
+    log.info("waiting for the result of %r, up to %s", key_text(name), store.timeout)
+    try:
+        with raise_on_termination():
+            result = once_for_all(store, name, work)
+    except _NoResult as error:
+        raise error.cause from None
+    code, _, output = result.partition(b"\n")
+    if not re.fullmatch(rb"[0-9]{1,3}", code):
+        raise FscoordError(f"the result of {key_text(name)!r} names no exit code: something else has written it")
+    write(output)
+    return int(code)
+
+
+def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
+    """Run the command for all; return the result: its exit code, a newline, its output."""
+    turn = Lock(store, name)
+    token = turn.holders()[0].token
+
+    def check() -> None:
+        if token not in {holder.token for holder in turn.holders()}:
+            raise LockLostError(f"the work {turn.name!r} was given to another process: this one was taken for dead")
+
+    log.info("runs the command of %r for all", turn.name)
+    ending = run_held(
+        command,
+        environment(token),
+        check,
+        grace=options["grace"],
+        leaves_rest=options["close"],
+        output_max=OUTPUT_MAX,
+    )
+    if ending.status and ending.interruption:
+        raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Terminated(ending.interruption)
+    return b"%d\n" % ending.code + ending.output

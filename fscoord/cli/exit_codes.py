@@ -1,0 +1,122 @@
+"""The exit code of each exception, and the line that reports it.
+
+The numbers are those of sysexits.h where it has one, and 128 + the signal for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import click
+
+from fscoord.errors import (
+    BarrierError,
+    BrokenBarrierError,
+    CorruptLogError,
+    FscoordError,
+    QueueEmptyError,
+    RendezvousGracefulExit,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    StaleRunError,
+    StoreClosedError,
+    StoreError,
+    StoreGoneError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+)
+
+__all__ = ["FALSE", "UNAVAILABLE", "USAGE", "OutputError", "exit_code", "is_silent", "message"]
+
+FALSE = 1
+USAGE = 64
+DAMAGED = 65
+UNAVAILABLE = 69
+BUG = 70
+IO = 74
+TIMEOUT = 75
+PERMISSION = 77
+INTERRUPTED = 130
+
+_EXTRA = frozenset({"click", "rich"})
+
+
+class OutputError(Exception):
+    """Standard output refused what was written to it; the cause is an `OSError`, or None if there is no such stream."""
+
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    # The first match counts: a StoreTimeoutError, for example, is an OSError too.
+    (KeyboardInterrupt, INTERRUPTED),
+    (click.Abort, INTERRUPTED),
+    (click.ClickException, USAGE),
+    (QueueEmptyError, FALSE),
+    (RendezvousGracefulExit, 0),
+    (StoreTimeoutError, TIMEOUT),
+    (RendezvousTimeoutError, TIMEOUT),
+    (CorruptLogError, DAMAGED),
+    (RendezvousStateError, DAMAGED),
+    (StoreGoneError, UNAVAILABLE),
+    (StoreClosedError, UNAVAILABLE),
+    (StaleRunError, UNAVAILABLE),
+    (UnsupportedFilesystemError, UNAVAILABLE),
+    (BrokenBarrierError, UNAVAILABLE),
+    (BarrierError, USAGE),
+    (PermissionError, PERMISSION),
+    (OutputError, IO),
+    (OSError, IO),
+    (ValueError, USAGE),
+    (OverflowError, USAGE),
+    (StoreError, IO),
+    (FscoordError, UNAVAILABLE),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of `error`; 70, a bug in fscoord, for an unexpected exception."""
+    if _is_missing_extra(error):
+        return UNAVAILABLE
+    if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM}:
+        return PERMISSION
+    return next((code for kind, code in _CODES if isinstance(error, kind)), BUG)
+
+
+def is_silent(error: BaseException) -> bool:
+    """Return whether no message is needed: a false condition, Ctrl-C, or a pipe that its reader has closed."""
+    return exit_code(error) in {FALSE, INTERRUPTED} or (
+        isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError)
+    )
+
+
+def message(error: BaseException) -> str:
+    """Return the message of `error` as one line."""
+    return " ".join(_words(error).split())
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, click.ClickException):
+        return error.format_message() + _hint(error)
+    if _is_missing_extra(error):
+        words = str(error)  # of a store, which says itself what to install
+        return words if "pip install" in words else "this command needs click and rich: pip install 'fscoord[cli]'"
+    if exit_code(error) == BUG:
+        return f"a bug in fscoord, please report it with what -vv prints: {type(error).__name__}: {error}"
+    if isinstance(error, OSError) and not isinstance(error, FscoordError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _hint(error: click.ClickException) -> str:
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return ""
+    hint = f"'{error.ctx.command_path} --help' explains"
+    if isinstance(error, click.NoSuchOption):
+        hint += "; put -- before a value that begins with a dash"
+    return f" ({hint})"
+
+
+def _is_missing_extra(error: BaseException) -> bool:
+    if not isinstance(error, ImportError):
+        return False
+    name = error.name or ""
+    return name.startswith("fscoord[") or name.partition(".")[0] in _EXTRA

@@ -1,0 +1,202 @@
+"""Run a command while holding something: the options of such verbs, the wait, the command's environment."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import click
+
+from fscoord._arguments import Timeout, to_seconds
+from fscoord._runtime import system
+from fscoord._runtime.signals import raise_on_termination
+from fscoord.cli.exit_codes import FALSE, TIMEOUT
+from fscoord.cli.options import absolute_url, time_limit
+from fscoord.errors import StoreTimeoutError
+from fscoord.launch import Ending, run_held
+from fscoord.recipes import Contender
+from fscoord.recipes._line import not_acquired
+from fscoord.store import Store
+
+__all__ = [
+    "VERBATIM",
+    "HoldOptions",
+    "command_options",
+    "environment",
+    "parse_command",
+    "parse_hold_options",
+    "run_under",
+    "wait_options",
+]
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+VERBATIM = {"allow_interspersed_args": False}
+"""Options come before the first argument; everything after that belongs to the command."""
+
+
+class _Hold(Protocol):
+    """A recipe that a process can hold, such as a lock."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def token(self) -> int: ...
+
+    def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def holders(self) -> list[Contender]: ...
+
+    def waiters(self) -> list[Contender]: ...
+
+
+class HoldOptions(NamedTuple):
+    """The options of a hold and of the command that runs under it.
+
+    Attributes:
+        limit: how long to wait, in seconds; 0 tries once, without entering the queue.
+        conflict_exit_code: the exit code if the hold can't be acquired within `limit`.
+        grace: how long the command has from SIGTERM to SIGKILL when the hold is lost.
+        ttl: how long the hold lasts without a sign of life; None: as long as its holder.
+        leaves_rest: whether processes that the command leaves behind go on without the hold.
+    """
+
+    limit: float
+    conflict_exit_code: int
+    grace: float
+    ttl: float | None
+    leaves_rest: bool
+
+
+def command_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the argument COMMAND..., which `parse_command` reads, and the options that say how it runs."""
+    for add in (
+        click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND..."),
+        click.option(
+            "--grace",
+            metavar="SECONDS",
+            type=time_limit,
+            default="5",
+            show_default=True,
+            help="What COMMAND has from SIGTERM to SIGKILL when the hold is lost.",
+        ),
+        click.option("-o", "--close", is_flag=True, help="What COMMAND leaves behind goes on, without the hold."),
+        click.option("-c", "--command", "shell", metavar="TEXT", help="Have the shell run TEXT, instead of COMMAND."),
+    ):
+        function = add(function)
+    return function
+
+
+def wait_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add flock's options that say how to wait, and how long a hold lasts."""
+    for add in (
+        click.option(
+            "--ttl",
+            metavar="SECONDS",
+            type=time_limit,
+            help="Others may have it after so long without a sign of life, as of one that is stopped. [default: never]",
+        ),
+        click.option(
+            "-E",
+            "--conflict-exit-code",
+            "conflict_exit_code",
+            metavar="NUMBER",
+            type=click.IntRange(0, 255),
+            help="Exit code if it is not to be had in time. [default: 1 with -n and -w, else 75]",
+        ),
+        click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="Wait so long. [default: --timeout]"),
+        click.option("-n", "--nonblock", is_flag=True, help="Do not wait."),
+    ):
+        function = add(function)
+    return function
+
+
+def parse_hold_options(store: Store, options: dict[str, Any]) -> HoldOptions:
+    """Return the values of `wait_options` and `command_options`."""
+    wait = 0.0 if options["nonblock"] else options["wait"]
+    conflict_exit_code = options["conflict_exit_code"]
+    if conflict_exit_code is None:
+        conflict_exit_code = TIMEOUT if wait is None else FALSE
+    ttl = options["ttl"]
+    if ttl is not None and not 0 < ttl < math.inf:
+        raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
+    limit = to_seconds(store.timeout) if wait is None else wait
+    return HoldOptions(limit, conflict_exit_code, options["grace"], ttl, options["close"])
+
+
+def parse_command(options: dict[str, Any]) -> list[str]:
+    """Return the command to run: the arguments, or a shell with a text. As with flock(1), ``-c TEXT`` may come last."""
+    rest: list[str] = list(options["command"])
+    shell: str | None = options["shell"]
+    if shell is None and len(rest) == 2 and rest[0] in {"-c", "--command"}:
+        shell = rest.pop()
+        rest.clear()
+    if shell is not None:
+        if rest:
+            raise click.UsageError("-c stands for COMMAND: give one of the two")
+        return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
+    is_marked = rest[:1] == ["--"]
+    del rest[: int(is_marked)]
+    if not rest or not rest[0]:
+        raise click.UsageError("missing COMMAND (the last argument)")
+    if rest[0].startswith("-") and not is_marked:
+        raise click.UsageError(
+            f"{rest[0]!r} found where COMMAND is expected: put options before NAME, or '--' before COMMAND"
+        )
+    return rest
+
+
+def environment(token: int | None) -> dict[str, str]:
+    """Return the environment of a command: this process's, the store, and the fencing token of the hold if any."""
+    own = {"FSCOORD_STORE": absolute_url(click.get_current_context())}
+    if token is not None:
+        own["FSCOORD_TOKEN"] = str(token)
+    return {**system.os.environ, **own}
+
+
+def run_under(hold: _Hold, what: str, hold_options: HoldOptions, command: list[str]) -> Ending | None:
+    """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
+    with raise_on_termination():
+        log.info("waiting for %s %r, up to %g s", what, hold.name, hold_options.limit)
+        start = system.time.monotonic()
+        try:
+            limit = hold_options.limit
+            if not (hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)):
+                _report_conflict(hold, what, hold_options)
+                return None
+            waited = system.time.monotonic() - start
+            log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
+            ending = run_held(
+                command,
+                environment(hold.token),
+                hold.check,
+                grace=hold_options.grace,
+                patience=hold_options.ttl,
+                leaves_rest=hold_options.leaves_rest,
+            )
+        except BaseException:
+            with suppress(RuntimeError):  # it was not acquired yet, or is already lost
+                hold.release()
+            raise
+        hold.release()
+    return ending
+
+
+def _report_conflict(hold: _Hold, what: str, hold_options: HoldOptions) -> None:
+    """Report who holds it: as an error or, with -n or -w, in the log that -v shows."""
+    holders = [holder.owner for holder in hold.holders()]
+    text = not_acquired(what, hold.name, hold_options.limit, holders, len(hold.waiters()))
+    if hold_options.conflict_exit_code == TIMEOUT:
+        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit)
+    log.info("%s", text)

@@ -1,0 +1,226 @@
+"""`LocalAgent`: a process of this host that performs operations; it is abandoned if the kernel blocks it too long."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, Final, Protocol
+
+from fscoord._runtime import system
+from fscoord._runtime.signals import defer_signals
+from fscoord.errors import FscoordError
+
+__all__ = ["AgentProtocol", "FailedError", "LocalAgent", "LostError", "MailboxAgent", "SilentError", "StuckError"]
+
+START_S: Final = 30.0
+"""How long a process may take to start; the limit of the first operation counts from then on."""
+END_S: Final = 2.0
+PIECE: Final = 1 << 16
+
+
+class FailedError(FscoordError):
+    """An operation failed: `errno` and the text of the error."""
+
+    def __init__(self, message: str, *, errno: int | None = None, kind: str = "") -> None:
+        super().__init__(message)
+        self.errno = errno
+        self.kind = kind
+
+
+class StuckError(FscoordError):
+    """An operation did not return in time; the kernel may block its process for ever."""
+
+
+class LostError(FscoordError):
+    """An agent is gone: its process has ended, or its host has stopped answering."""
+
+
+class SilentError(FscoordError):
+    """The examined directory does not answer, so that nothing more can be tried there."""
+
+
+class AgentProtocol(Protocol):
+    """Performs operations on request: a process of this host, or an instance on another host."""
+
+    label: str
+
+    def begin(self, act: str, limit: float, **arguments: Any) -> None:
+        """Start the operation `act`, which may take `limit` seconds."""
+
+    def finish(self) -> Any:
+        """Return the result of the operation that was started last.
+
+        Raises:
+            FailedError: the operation failed.
+            StuckError: it did not return within its limit.
+            LostError: the agent is gone.
+        """
+
+    def ask(self, act: str, limit: float, **arguments: Any) -> Any:
+        """Start `act` and return its result, see `finish`."""
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL; the next operation starts another."""
+
+
+class LocalAgent:
+    """A process that runs `fscoord.doctor.agent_process`. The first operation starts it, also after `kill`."""
+
+    def __init__(self, label: str, directory: str = "") -> None:
+        self.label = label
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self._act = ""
+        self._limit = 0.0
+        self._deadline = 0.0
+        self._has_started = False
+        self._rest = b""
+        self._said = b""
+
+    def ask(self, act: str, limit: float, **arguments: Any) -> Any:
+        """See `AgentProtocol.ask`."""
+        self.begin(act, limit, **arguments)
+        return self.finish()
+
+    def begin(self, act: str, limit: float, **arguments: Any) -> None:
+        """See `AgentProtocol.begin`."""
+        if self._process is None:
+            self._start()
+        self._send(act, arguments)
+        self._limit = limit
+        self._deadline = system.time.monotonic() + (limit if self._has_started else START_S)
+
+    def finish(self) -> Any:
+        """See `AgentProtocol.finish`."""
+        while True:
+            answer = json.loads(self._line())
+            if answer["n"] == self._number:
+                break
+            if not self._has_started:  # the first line says so
+                self._has_started = True
+                self._deadline = system.time.monotonic() + self._limit
+        if "error" not in answer:
+            return answer["result"]
+        error = answer["error"]
+        raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
+
+    def kill(self) -> None:
+        """See `AgentProtocol.kill`."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            pass  # the process is blocked in the kernel; it ends when its call returns
+        _close(process)
+
+    def dismiss(self, seconds: float) -> bool:
+        """Let the process clean up and end; return whether it did within `seconds`."""
+        process, self._process = self._process, None
+        if process is None:
+            return True
+        _close(process)  # the process cleans up even if this wait is interrupted
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _start(self) -> None:
+        # The import path of this process finds the same fscoord, and nothing is imported from the examined directory.
+        # A session of its own protects the agent from the terminal's Ctrl-C. It has its own pipe for standard error,
+        # because a reader of this process's standard error would wait for an agent that is blocked in the kernel.
+        self._rest = self._said = b""
+        self._has_started = False
+        with defer_signals():  # or a signal could leave a process that this object does not know of
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fscoord.doctor.agent_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd="/",
+                env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(_import_path())},
+                start_new_session=True,
+            )
+        if self._directory:
+            self._send("settle", {"directory": self._directory})
+
+    def _send(self, act: str, arguments: dict[str, Any]) -> None:
+        self._number += 1
+        self._act = act
+        question = json.dumps({"n": self._number, "act": act, "with": arguments}).encode("ascii") + b"\n"
+        try:
+            assert self._process is not None
+            assert self._process.stdin is not None
+            self._process.stdin.write(question)  # an agent that still performs the previous operation reads it later
+        except BrokenPipeError:  # the agent has ended: `finish` will say so, with its last words
+            pass
+
+    def _line(self) -> bytes:
+        if self._process is None or self._process.stdout is None or self._process.stderr is None:
+            raise LostError(f"{self.label} was not asked anything")
+        answers, words = self._process.stdout.fileno(), self._process.stderr.fileno()
+        poll = system.select.poll()
+        for fd in (answers, words):
+            poll.register(fd, system.select.POLLIN)
+        while b"\n" not in self._rest:
+            left = self._deadline - system.time.monotonic()
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
+                raise self._late()
+            if words in ready and (said := system.os.read(words, PIECE)):  # unread, a full pipe would stop it
+                self._said = (self._said + said)[-PIECE:]
+                continue
+            data = system.os.read(answers, PIECE)
+            if not data:
+                raise self._lost()
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _late(self) -> FscoordError:
+        self.kill()
+        if not self._has_started:
+            return LostError(f"{self.label}: its process did not start within {START_S:g} s")
+        return StuckError(f"{self.label}: {self._act} did not return in time")
+
+    def _lost(self) -> LostError:
+        self.kill()
+        lines = self._said.decode(errors="replace").split("\n")
+        last = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+        return LostError(f"{self.label}: its process ended during {self._act}{last}")
+
+
+class MailboxAgent(LocalAgent):
+    """The agent that uses the mailbox. When it is stuck the examination ends, but the process is not killed.
+
+    If its call returns later, the agent finds that standard input has ended, and leaves the mailbox.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label)
+        self.is_silent = False
+
+    def _late(self) -> FscoordError:
+        if not self._has_started:
+            return super()._late()
+        self.is_silent = True
+        return SilentError(f"it did not answer within {self._limit:g} s ({self._act})")
+
+
+def _import_path() -> list[str]:
+    return [system.os.path.abspath(entry) for entry in sys.path if entry] or [""]
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass

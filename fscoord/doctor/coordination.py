@@ -1,0 +1,258 @@
+"""`Coordinator`: how the instances of one examination find each other, and how the first uses the agents of the others.
+
+The first instance in the mailbox is the coordinator: it examines and makes the report. One instance on another host is
+its partner, whose agent performs operations for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fscoord._runtime import system
+from fscoord.doctor.agents import FailedError, LocalAgent, LostError, StuckError
+from fscoord.errors import FscoordError
+
+__all__ = ["BrokenOffError", "Coordinator", "LateError", "RemoteAgent", "is_elsewhere"]
+
+ACT_S: Final = 20.0
+GRACE_S: Final = 20.0
+"""How much longer than the operation itself a question to another host may take, for the way there and back."""
+STALE_S: Final = 90.0
+"""After how long without a sign of life the coordinator counts as dead. It gives one every second while it waits, and
+between operations, none of which takes so long."""
+SLICE_S: Final = 10.0
+"""A longer wait is asked for in slices, so that a mailbox that does not answer is noticed soon."""
+LATE_JOIN_S: Final = 2.0
+SHUTDOWN_S: Final = 5.0
+ACTS: Final = frozenset(
+    "lock unlock block time_lock tally append look watch watched replace reopened claim"
+    " race answer scatter scattered count speed".split()
+)
+"""The operations that an instance performs for another."""
+
+
+class BrokenOffError(LostError):
+    """The mailbox vanished, or its coordinator shows no sign of life."""
+
+
+class LateError(FscoordError):
+    """The other instances have begun without this one."""
+
+
+class Coordinator:
+    """One instance's part in an examination by several, which meet in the mailbox `directory`.
+
+    Attributes:
+        is_coordinator: whether this instance is the coordinator.
+        members: the facts of each instance by its name in this examination; only the coordinator has them.
+        partner: the name of the instance on another host that lends its agent, None if there is none.
+    """
+
+    def __init__(self, mailbox_agent: LocalAgent, directory: str, facts: dict[str, Any]) -> None:
+        self.directory = directory
+        self.name = f"{system.random_bytes(4).hex()}"
+        self.is_coordinator = False
+        self.members: dict[str, dict[str, Any]] = {}
+        self.partner: str | None = None
+        self._mailbox_agent = mailbox_agent
+        self._facts = facts
+
+    def gather(self, expected: int | None, seconds: float, tell: Callable[[str], None]) -> None:
+        """Enter the mailbox, and wait for the other instances.
+
+        Args:
+            expected: how many instances there will be, or None if unknown.
+            seconds: how long to wait for them; if their number is unknown, until 2 s after the last one came.
+            tell: called with a text about the progress.
+
+        Raises:
+            LateError: the others have begun.
+            BrokenOffError: the mailbox vanished.
+        """
+        self.is_coordinator = self._mailbox_agent.ask(
+            "enter", ACT_S, directory=self.directory, name=self.name, facts=self._facts
+        )
+        if self.is_coordinator:
+            self._publish_members(self._await_members(expected, seconds, tell))
+        else:
+            tell("waiting for the instance that presides")
+            self._await_start()
+
+    def _await_members(self, expected: int | None, seconds: float, tell: Callable[[str], None]) -> list[str]:
+        deadline = system.time.monotonic() + seconds
+        there: list[str] = []
+        while True:
+            names = self._wait(["here."], [f"here.{name}" for name in there], deadline - system.time.monotonic())
+            came = sorted(name[5:] for name in names if name.startswith("here."))
+            if came != there:
+                there = came
+                if seconds and len(there) != expected:
+                    many = "others that may come" if expected is None else f"{expected} instances"
+                    tell(f"{len(there)} here, waiting for {many} (up to {seconds:g} s)")
+                if expected is None and len(there) > 1:
+                    deadline = min(deadline, system.time.monotonic() + LATE_JOIN_S)
+            if len(there) == expected or system.time.monotonic() >= deadline:
+                return there
+
+    def _publish_members(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                self.members[name] = self._mailbox_agent.ask("fetch", ACT_S, name=f"here.{name}")
+            except FailedError as error:
+                if name == self.name or error.errno not in (system.errno.ENOENT, system.errno.ESTALE):
+                    raise  # else it has left again
+        elsewhere = (name for name, facts in sorted(self.members.items()) if is_elsewhere(self._facts, facts))
+        self.partner = next(elsewhere, None)
+        self._mailbox_agent.ask(
+            "publish", ACT_S, name="roll", message={"names": list(self.members), "partner": self.partner}
+        )
+
+    def _await_start(self) -> None:
+        known: list[str] = []
+        while "roll" not in known:
+            names = self._wait(["roll", "beat."], known, STALE_S, idle=True)
+            if not set(names).difference(known):
+                self._mailbox_agent.ask("put_aside", ACT_S)  # the coordinator died without leaving
+                raise BrokenOffError("the meeting place was left by an instance that died")
+            known = names
+        roll = self._mailbox_agent.ask("fetch", ACT_S, name="roll")
+        self.partner = roll["partner"]
+        if self.name not in roll["names"]:
+            raise LateError("an examination without this instance is under way")
+
+    def serve(self, agent: LocalAgent) -> dict[str, Any]:
+        """Lend `agent` to the coordinator until it has finished; return its report."""
+        known: list[str] = []
+        idle = self.partner != self.name
+        while True:
+            names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
+            fresh = sorted(set(names).difference(known))
+            if not fresh:
+                raise BrokenOffError("the instance that presided shows no sign of life; run all of them again")
+            known = names
+            for name in fresh:
+                if name == "over":
+                    return dict(self._mailbox_agent.ask("fetch", ACT_S, name=name))
+                if name.startswith(f"ask.{self.name}."):
+                    question = self._mailbox_agent.ask("fetch", ACT_S, name=name)
+                    self._mailbox_agent.ask(
+                        "publish", ACT_S, name=name.replace("ask.", "told."), message=_perform(agent, question)
+                    )
+
+    def end(self, report: dict[str, Any]) -> None:
+        """Publish the report, and wait a few seconds for the others to leave."""
+        self._mailbox_agent.ask("publish", ACT_S, name="over", message=report)
+        others = {f"left.{name}" for name in self.members if name != self.name}
+        deadline = system.time.monotonic() + SHUTDOWN_S
+        names: list[str] = []
+        while others.difference(names) and system.time.monotonic() < deadline:
+            names = self._wait(["left."], names, deadline - system.time.monotonic())
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._wait([], [], 0.0)
+
+    def _wait(self, prefixes: list[str], known: list[str], seconds: float, *, idle: bool = False) -> list[str]:
+        deadline = system.time.monotonic() + seconds
+        while True:
+            left = deadline - system.time.monotonic()
+            slice_s = min(max(0.0, left), SLICE_S)
+            question = {"prefixes": prefixes, "known": known, "seconds": slice_s, "idle": idle}
+            names: list[str] = self._mailbox_agent.ask("wait", slice_s + ACT_S, **question)
+            if not names:
+                words = "the examination was broken off by the instance that presided; run all of them again"
+                raise BrokenOffError(words)
+            fresh = set(names).difference(known)
+            if left <= SLICE_S or any(name.startswith(tuple(prefixes)) for name in fresh):
+                return names
+
+    def exchange(self, name: str, number: int, question: dict[str, Any]) -> None:
+        """Send a question to the instance `name`."""
+        self._mailbox_agent.ask("publish", ACT_S, name=f"ask.{name}.{number:06}", message=question)
+
+    def reply(self, name: str, number: int, seconds: float) -> dict[str, Any] | None:
+        """Return the answer of the instance `name`, None if it left or did not answer within `seconds`."""
+        told = f"told.{name}.{number:06}"
+        deadline = system.time.monotonic() + seconds
+        names: list[str] = []
+        while told not in names:
+            left = deadline - system.time.monotonic()
+            if left <= 0 or f"left.{name}" in names:
+                return None
+            names = self._wait([told, f"left.{name}"], [], left)
+        return dict(self._mailbox_agent.ask("fetch", ACT_S, name=told))
+
+
+class RemoteAgent:
+    """The agent that the instance `name` lends; see `fscoord.doctor.agents.AgentProtocol`."""
+
+    def __init__(self, coordinator: Coordinator, name: str, label: str) -> None:
+        self.label = label
+        self._coordinator = coordinator
+        self._name = name
+        self._number = 0
+        self._limit = 0.0
+        self._is_lost = False
+
+    def ask(self, act: str, limit: float, **arguments: Any) -> Any:
+        """See `AgentProtocol.ask`."""
+        self.begin(act, limit, **arguments)
+        return self.finish()
+
+    def begin(self, act: str, limit: float, **arguments: Any) -> None:
+        """See `AgentProtocol.begin`."""
+        if self._is_lost:
+            raise LostError(f"{self.label} does not answer any more")
+        self._number += 1
+        self._limit = limit + GRACE_S
+        self._coordinator.exchange(self._name, self._number, {"act": act, "with": arguments, "limit": limit})
+
+    def finish(self) -> Any:
+        """See `AgentProtocol.finish`."""
+        answer = self._coordinator.reply(self._name, self._number, self._limit)
+        if answer is None:
+            self._is_lost = True
+            raise LostError(f"{self.label} does not answer any more")
+        if "result" in answer:
+            return answer["result"]
+        if "stuck" in answer:
+            raise StuckError(answer["stuck"])
+        if "lost" in answer:
+            raise LostError(answer["lost"])
+        error = answer["error"]
+        raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
+
+    def kill(self) -> None:
+        """See `AgentProtocol.kill`."""
+        self.ask("kill", ACT_S)
+
+
+def is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether the facts of two instances say that they run on two hosts.
+
+    Containers of one host may have different names, but they share its mounts and caches, so they count as one host. In
+    a test two hosts may share one kernel, each with a network and a mount of its own.
+    """
+    if one["client"] is not None:
+        return bool(one["client"] != other["client"])
+    if one["boot_id"] != other["boot_id"]:
+        return True
+    return bool(one["network"] != other["network"] and one["device"] != other["device"])
+
+
+def _perform(agent: LocalAgent, question: dict[str, Any]) -> dict[str, Any]:
+    act = question["act"]
+    if act == "kill":
+        agent.kill()
+        return {"result": None}
+    if act not in ACTS:
+        return {"error": {"type": "ValueError", "errno": None, "message": f"nobody is asked to {act} for others"}}
+    try:
+        return {"result": agent.ask(act, question["limit"], **question["with"])}
+    except FailedError as error:
+        return {"error": {"type": error.kind, "errno": error.errno, "message": str(error)}}
+    except StuckError as error:
+        return {"stuck": str(error)}
+    except LostError as error:
+        return {"lost": str(error)}

@@ -1,0 +1,268 @@
+"""`Mailbox`: the directory, below the examined one, through which the instances of an examination exchange messages.
+
+It belongs to one user or, where the examined directory belongs to a group, to the group, so that its users meet.
+
+A message is a file, and instances know of each other only by the names of files. Three rules make that reliable on NFS.
+A name is not opened before a listing has shown it, because NFS remembers for up to 30 s that a name was missing
+(nfs(5), "lookupcache"). A listing follows a change of the directory by the same host, which makes the host ask the
+server. A message is complete before its name appears, and a name is used once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from fscoord._log.io import safe_files
+from fscoord._runtime import system
+from fscoord.errors import InsecurePathError
+
+__all__ = ["Mailbox", "content", "new_file"]
+
+ATTEMPTS: Final = 50
+NAP_S: Final = 0.01
+BUSY_NAP_S: Final = 0.03
+IDLE_NAP_S: Final = 0.5
+BEAT_S: Final = 1.0
+READ_S: Final = 3.0
+REMOVE_S: Final = 8.0
+TAKEN: Final = frozenset((system.errno.EEXIST, system.errno.ENOTEMPTY, system.errno.ENOTDIR))
+GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
+OWN_MODE: Final = 0o600
+GROUP_MODE: Final = 0o660
+GROUP_UMASK: Final = 0o007
+
+
+def new_file(path: str, mode: int = OWN_MODE) -> int:
+    """Create the file `path`, which must not exist, and return a descriptor for writing."""
+    return safe_files.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
+
+
+def group_of(found: Any) -> int | None:
+    """Return the group whose members may share a mailbox in the directory of the status `found`; None: there is none.
+
+    A sticky directory has none, because there a user can't remove what another user has created.
+    """
+    mode, group = found.st_mode, int(found.st_gid)
+    is_shared = mode & system.stat.S_IWGRP and not mode & system.stat.S_ISVTX
+    return group if is_shared and group in {system.os.getegid(), *system.os.getgroups()} else None
+
+
+def file_mode(directory: str) -> int:
+    """Return the mode of files in the mailbox `directory`."""
+    return GROUP_MODE if system.os.stat(directory).st_mode & system.stat.S_IWGRP else OWN_MODE
+
+
+class Mailbox:
+    """One instance's access to the mailbox `directory`, under its `name` there."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.directory = directory
+        self.name = name
+        self.is_coordinator = False
+        self._mode = OWN_MODE
+        self._is_in = False
+        self._messages = 0
+        self._beats = 0
+        self._last_beat = -BEAT_S
+
+    def enter(self, facts: dict[str, Any]) -> bool:
+        """Publish `facts` as ``here.NAME``, and return whether this instance is the coordinator: the first one is.
+
+        Raises:
+            OSError: the directory can't be created or used.
+            InsecurePathError: the path is not a directory of this user, or of the group ``facts["group"]``.
+        """
+        group: int | None = facts.get("group")
+        if group is not None:
+            self._mode = GROUP_MODE
+            system.os.umask(GROUP_UMASK)
+        for _ in range(ATTEMPTS):
+            try:
+                self._is_in = True
+                if group is None:
+                    self._make()
+                else:
+                    self._make_shared(group)
+                self.publish(f"here.{self.name}", facts)
+                try:
+                    system.os.mkdir(self._path("chair"), 0o700)
+                    self.is_coordinator = True
+                except FileExistsError:
+                    pass
+                return self.is_coordinator
+            except OSError as error:
+                if error.errno not in GONE:  # gone: the instance that presided has just finished
+                    raise
+                system.time.sleep(NAP_S)
+        raise FileNotFoundError(system.errno.ENOENT, "the meeting place vanishes again and again", self.directory)
+
+    def _make(self) -> None:
+        try:
+            system.os.mkdir(self.directory, 0o700)
+        except FileExistsError:
+            mode = system.os.lstat(self.directory).st_mode
+            if not system.stat.S_ISDIR(mode) or mode & 0o022:  # in a stranger's of another mode we can't write
+                raise InsecurePathError(
+                    f"{self.directory} is no directory that only this user can write; remove it", path=self.directory
+                ) from None
+
+    def _make_shared(self, group: int) -> None:
+        """Create a mailbox whose files belong to `group` (the setgid bit), with its final mode from the beginning."""
+        draft = f"{self.directory}.{self.name}"
+        system.os.mkdir(draft, 0o700)
+        try:
+            if system.os.stat(draft).st_gid != group:
+                system.os.chown(draft, -1, group)
+            system.os.chmod(draft, system.stat.S_ISGID | 0o770)
+            system.os.rename(draft, self.directory)  # replaces an empty mailbox that another has just created
+        except OSError as error:
+            system.os.rmdir(draft)
+            if error.errno not in TAKEN:
+                raise
+            found = system.os.lstat(self.directory)
+            is_ours = system.stat.S_ISDIR(found.st_mode) and found.st_gid == group
+            if not is_ours or found.st_mode & 0o072 != 0o070:
+                raise InsecurePathError(
+                    f"{self.directory} is no directory that all of group {group} can write, and only they; remove it",
+                    path=self.directory,
+                ) from None
+
+    def publish(self, name: str, message: Any) -> None:
+        """Publish `message` under `name`; it appears with its whole content."""
+        self._messages += 1
+        draft = self._path(f".draft.{self.name}.{self._messages}")
+        fd = new_file(draft, self._mode)
+        try:
+            safe_files.write_all(fd, json.dumps(message).encode("ascii"))
+            system.os.fsync(fd)
+        finally:
+            system.close_quietly(fd)
+        system.os.rename(draft, self._path(name))
+
+    def fetch(self, name: str) -> Any:
+        """Return the message that a listing showed under `name`."""
+        deadline = system.time.monotonic() + READ_S
+        while True:
+            try:
+                return json.loads(content(self._path(name)))
+            except (ValueError, OSError):  # the cache may know the name before the content
+                if system.time.monotonic() > deadline:
+                    raise
+            system.time.sleep(NAP_S)
+
+    def listing(self) -> list[str]:
+        """Return the names of the messages, sorted; none if the mailbox itself is gone."""
+        try:
+            self._touch()
+            return sorted(name for name in system.os.listdir(self.directory) if not name.startswith("."))
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise
+
+    def _touch(self) -> None:
+        """Change the directory. The coordinator does so with a new ``beat`` every second, which shows that it lives."""
+        now = system.time.monotonic()
+        if self.is_coordinator and now - self._last_beat >= BEAT_S:
+            self._last_beat = now
+            self._beats += 1
+            system.close_quietly(new_file(self._path(f"beat.{self._beats}")))
+            safe_files.unlink_quietly(self._path(f"beat.{self._beats - 1}"))
+            return
+        system.close_quietly(new_file(self._path(f".touch.{self.name}")))
+        safe_files.unlink_quietly(self._path(f".touch.{self.name}"))
+
+    def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
+        """Return all names as soon as one with such a prefix is not `known`, or after `seconds`.
+
+        An `idle` instance reads the directory twice a second: hundreds of instances may wait while two of them work.
+        """
+        deadline = system.time.monotonic() + seconds
+        nap = NAP_S
+        while True:
+            names = self.listing()
+            fresh = set(names).difference(known)
+            if not names or any(name.startswith(tuple(prefixes)) for name in fresh):
+                return names
+            left = deadline - system.time.monotonic()
+            if left <= 0:
+                return names
+            system.time.sleep(min(nap, left))
+            nap = min(nap * 1.5, IDLE_NAP_S if idle else BUSY_NAP_S)
+
+    def put_aside(self) -> None:
+        """Rename the mailbox atomically, then remove it; of several instances that try, one succeeds."""
+        aside = f"{self.directory}.{self.name}"
+        try:
+            system.os.rename(self.directory, aside)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return
+        _remove(aside)
+
+    def leave(self) -> None:
+        """Remove what this instance put there; the coordinator removes the mailbox."""
+        if not self._is_in:
+            return
+        self._is_in = False
+        if self.is_coordinator:
+            self.put_aside()
+            return
+        for leaf in (f"here.{self.name}", f".touch.{self.name}"):
+            safe_files.unlink_quietly(self._path(leaf))
+        try:
+            self.publish(f"left.{self.name}", None)
+        except OSError:  # the mailbox is gone
+            return
+        try:
+            if not {name.partition(".")[0] for name in system.os.listdir(self.directory)} - {"left"}:
+                _remove(self.directory)  # there is no coordinator, and no other instance
+        except OSError:
+            pass
+
+    def _path(self, name: str) -> str:
+        return system.os.path.join(self.directory, name)
+
+
+def content(path: str) -> bytes:
+    """Return the content of the file."""
+    fd = safe_files.open_descriptor(path, system.os.O_RDONLY)
+    try:
+        data = piece = system.os.read(fd, 1 << 20)
+        while piece:
+            piece = system.os.read(fd, 1 << 20)
+            data += piece
+        return data
+    finally:
+        system.close_quietly(fd)
+
+
+def _remove(directory: str) -> None:
+    """Remove `directory` with its content; NFS keeps files that a process of another host has open for a while."""
+    deadline = system.time.monotonic() + REMOVE_S
+    while True:
+        try:
+            _empty(directory)
+            system.os.rmdir(directory)
+            return
+        except OSError as error:
+            if error.errno in GONE or system.time.monotonic() > deadline:
+                return
+        system.time.sleep(5 * NAP_S)
+
+
+def _empty(directory: str) -> None:
+    for name in system.os.listdir(directory):
+        path = system.os.path.join(directory, name)
+        try:
+            system.os.unlink(path)
+        except (IsADirectoryError, PermissionError):
+            try:
+                system.os.rmdir(path)
+            except OSError:
+                _empty(path)
+                system.os.rmdir(path)
+        except FileNotFoundError:
+            pass

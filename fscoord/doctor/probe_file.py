@@ -1,0 +1,205 @@
+"""`ProbeFile`: a file that two agents append to under a lock, and its records, which show whether the locks hold.
+
+The file is a small model of a log. An appender must have read the last record before it appends the next number. Two
+records with one number therefore prove that two processes held the lock at once, or that one read old data under it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from typing import Final, NamedTuple
+
+from fscoord._log.io import safe_files
+from fscoord._log.locking.log_lock import KINDS, LogLock
+from fscoord._runtime import system
+from fscoord.doctor.mailbox import OWN_MODE, content
+
+__all__ = ["RECORD_SIZE", "ProbeFile", "ProbeRecord", "Summary", "decode", "encode", "summarize"]
+
+CHUNK: Final = 1 << 16
+NAP_S: Final = 0.0005
+TAKE_S: Final = 60.0
+"""How long to try for a lock: longer than any caller waits for the result, so that an agent whose asking process was
+killed does not try for ever."""
+O_DIRECT: Final = getattr(system.os, "O_DIRECT", 0)
+
+RECORD_SIZE: Final = 64
+
+
+class ProbeRecord(NamedTuple):
+    """A sound record: its `number`, from 1 on, and its `writer`."""
+
+    number: int
+    writer: str
+
+
+class Summary(NamedTuple):
+    """The records of a whole file.
+
+    Attributes:
+        sound: how many records are sound.
+        garbled: how many records nobody wrote as they are.
+        twice: how many sound records repeat the number of another.
+        turns: how often a record follows one of another writer.
+        by: how many sound records each writer has.
+    """
+
+    sound: int
+    garbled: int
+    twice: int
+    turns: int
+    by: dict[str, int]
+
+
+def encode(number: int, writer: str) -> bytes:
+    """Return the record `number` of `writer`, a word of at most 20 ASCII characters."""
+    text = f"{number:012d} {writer:<20}"
+    return f"{text} {zlib.crc32(text.encode()):08x}".ljust(RECORD_SIZE - 1).encode() + b"\n"
+
+
+def decode(data: bytes) -> list[ProbeRecord | None]:
+    """Return the whole records in `data`, None for each that is not sound; a partial one at the end is ignored."""
+    return [_decode(data[start : start + RECORD_SIZE]) for start in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
+
+
+def _decode(line: bytes) -> ProbeRecord | None:
+    try:
+        number, writer, _ = line.decode("ascii").split()
+        return ProbeRecord(int(number), writer) if encode(int(number), writer) == line else None
+    except ValueError:
+        return None
+
+
+def summarize(data: bytes) -> Summary:
+    """Return the summary of the whole file `data`; a partial record at the end counts as garbled."""
+    lines = decode(data)
+    sound = [line for line in lines if line is not None]
+    writers = [line.writer for line in sound]
+    turns = sum(one != other for one, other in itertools.pairwise(writers))
+    return Summary(
+        sound=len(sound),
+        garbled=len(lines) - len(sound) + (len(data) % RECORD_SIZE > 0),
+        twice=len(sound) - len({line.number for line in sound}),
+        turns=turns,
+        by={writer: writers.count(writer) for writer in sorted(set(writers))},
+    )
+
+
+class ProbeFile:
+    """A file opened as a store opens its log: one descriptor appends and locks, one reads and only moves forward."""
+
+    def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
+        self.path = path
+        self._is_nfs = is_nfs
+        self.writer = safe_files.open_descriptor(path, system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT, mode)
+        self.reader = safe_files.open_descriptor(path, system.os.O_RDONLY)
+        self._mutex = system.threading.RLock()
+        self._locks: dict[tuple[str, bool], LogLock] = {}
+        self._direct = -1
+        self._pending: dict[int, bytes] = {}
+
+    def lock(self, kind: str, *, shared: bool = False) -> LogLock:
+        """Return the log lock of this kind on this file."""
+        if (kind, shared) not in self._locks:
+            fd = self.reader if shared else self.writer
+            self._locks[kind, shared] = LogLock(self.path, fd, KINDS[kind], self._mutex, set(), shared=shared)
+        return self._locks[kind, shared]
+
+    def take(self, kind: str, *, shared: bool = False) -> bool:
+        """Take the lock if it is free; return whether it was taken."""
+        lock = self.lock(kind, shared=shared)
+        try:
+            lock.try_lock()
+        except OSError as error:
+            if not lock.is_taken(error):
+                raise
+            return False
+        return True
+
+    def await_lock(self, kind: str, *, shared: bool = False) -> None:
+        """Try to take the lock until it is free.
+
+        Raises:
+            TimeoutError: another had it for `TAKE_S` seconds.
+        """
+        deadline = system.time.monotonic() + TAKE_S
+        while not self.take(kind, shared=shared):
+            if system.time.monotonic() >= deadline:
+                raise TimeoutError(system.errno.ETIMEDOUT, f"another had its lock for {TAKE_S:g} s", self.path)
+            system.time.sleep(random.uniform(0.1, 1) * NAP_S)
+
+    def append(self, kind: str, data: bytes) -> None:
+        """Append as a store does that holds the lock: past the cache if the lock is a marker file on NFS."""
+        if self.way(kind) != "direct":
+            safe_files.write_all(self.writer, data)
+            return
+        fd = safe_files.open_descriptor(self.path, system.os.O_WRONLY | O_DIRECT)
+        try:
+            system.os.lseek(fd, 0, system.os.SEEK_END)
+            safe_files.write_all(fd, data)
+        finally:
+            system.close_quietly(fd)
+
+    def way(self, kind: str) -> str:
+        """Return how a holder of the lock reads: on NFS a marker file, unlike a lock, does not revalidate the cache."""
+        return "direct" if kind == "soft" and self._is_nfs else "plain"
+
+    def read(self, how: str, kind: str) -> list[ProbeRecord | None]:
+        """Return the records appended since the previous read with this method.
+
+        Args:
+            how: ``"plain"``, ``"locked"`` (under the shared lock) or ``"direct"`` (O_DIRECT, without a lock).
+            kind: of which kind the shared lock is.
+        """
+        if kind == "soft" and how != "direct":
+            self._forget()
+        if how == "locked":
+            self.await_lock(kind, shared=True)
+            try:
+                return self._forward(self.reader)
+            finally:
+                self.lock(kind, shared=True).unlock()
+        if how == "direct":
+            if self._direct < 0:
+                self._direct = safe_files.open_descriptor(self.path, system.os.O_RDONLY | O_DIRECT)
+            return self._forward(self._direct)
+        return self._forward(self.reader)
+
+    def _forget(self) -> None:
+        """Reopen the file and drop its cached pages, as a store does whose lock does not revalidate the cache."""
+        fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
+        if hasattr(system.os, "posix_fadvise"):
+            system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
+        system.os.lseek(fd, system.os.lseek(self.reader, 0, system.os.SEEK_CUR), system.os.SEEK_SET)
+        self._pending[fd] = self._pending.pop(self.reader, b"")
+        system.close_quietly(self.reader)
+        self.reader = fd
+
+    def _forward(self, fd: int) -> list[ProbeRecord | None]:
+        """Read on. Before a damaged record the position steps back: the damage may only be in the cache."""
+        data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
+        found = decode(data)
+        sound = next((index for index, line in enumerate(found) if line is None), len(found))
+        if sound < len(found):
+            rest = len(data) - sound * RECORD_SIZE
+            system.os.lseek(fd, -rest, system.os.SEEK_CUR)
+            self._pending[fd] = b""
+            return found[: sound + 1]
+        self._pending[fd] = data[len(found) * RECORD_SIZE :]
+        return found
+
+    def read_all(self) -> bytes:
+        """Return the content of the file."""
+        return content(self.path)
+
+    def close(self) -> None:
+        """Close every descriptor, which releases the kernel's locks."""
+        for lock in self._locks.values():
+            try:
+                lock.unlock()
+            except OSError:  # closing the descriptor will do
+                pass
+            lock.close()
+        system.close_quietly(self.writer, self.reader, self._direct)

@@ -1,0 +1,12 @@
+"""Look at the file of a `~fscoord.FileStore` without opening the store: `dump`, `verify`, `repair` and `copy`.
+
+None of them changes the file that it reads, and each works on a file that no store can open.
+"""
+
+from __future__ import annotations
+
+from fscoord._log.inspect.dump import Entry, dump
+from fscoord._log.inspect.repair import Repair, Skipped, copy, repair
+from fscoord._log.inspect.verify import Finding, Generation, Report, verify
+
+__all__ = ["Entry", "Finding", "Generation", "Repair", "Report", "Skipped", "copy", "dump", "repair", "verify"]

@@ -1,0 +1,275 @@
+"""`Transactions` and `KeyWatcher`: how an `~fscoord.EtcdStore` reads, writes, and waits for writes of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from fscoord._arguments import key_names, key_text, missing_message
+from fscoord._runtime import system
+from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
+from fscoord.stores.etcd.requests import (
+    OPERATIONS_MAX,
+    KeySpace,
+    Request,
+    compare,
+    flatten_responses,
+    key_values,
+    nest_operations,
+    range_of,
+    revision_of,
+    unb64,
+    watch,
+)
+
+if TYPE_CHECKING:
+    from fscoord.stores.etcd.client import Client
+
+__all__ = ["KeySnapshot", "KeyWatcher", "Transactions", "TxnResult", "WatchRange"]
+
+T = TypeVar("T")
+
+WATCH_MAX_S: Final = 10.0
+"""How long a watch lasts before the keys are read again. The read detects a member that was silently cut off from the
+others, or from this host: its watch would stay open and send nothing."""
+
+BROKEN_WATCH_PAUSE_S: Final = 0.02
+"""How long to sleep after a watch that ended without an answer."""
+
+
+class WatchRange(NamedTuple):
+    """Keys to watch: `key`, or all keys from `key` to before `end`; for writes, or else for deletions."""
+
+    key: bytes
+    end: bytes | None = None
+    deletions: bool = False
+
+    def bound(self) -> bytes:
+        """Return the first key after these."""
+        return self.key + b"\0" if self.end is None else self.end
+
+
+class KeySnapshot(NamedTuple):
+    """What a read at `revision` did not find.
+
+    Attributes:
+        revision: the revision of the read.
+        missing: the names that were missing.
+        watched: for each missing name the ranges in which a write makes it appear.
+        also: ranges in which an event ends the sleep, whatever is missing.
+    """
+
+    revision: int
+    missing: Sequence[bytes]
+    watched: Sequence[Sequence[WatchRange]]
+    also: Sequence[WatchRange] = ()
+
+
+class TxnResult(NamedTuple):
+    """The outcome of a write.
+
+    Attributes:
+        is_done: whether its conditions held, so that it was committed.
+        answers: the answers to the operations that were executed: those of the write, or those for its failure.
+        revision: the revision of the transaction.
+    """
+
+    is_done: bool
+    answers: list[dict[str, Any]]
+    revision: int
+
+
+class Transactions:
+    """The reads and writes of one handle.
+
+    Attributes:
+        session_number: the session that this handle writes in, 0 for none. `LeaseSession` sets it.
+    """
+
+    def __init__(self, client: Client, keys: KeySpace) -> None:
+        self._client = client
+        self._keys = keys
+        self.session_number = 0
+
+    def read(self, operations: Sequence[Request], limit: float) -> tuple[list[dict[str, Any]], int]:
+        """Return the answer to each of the range `operations`, all at one revision, and that revision.
+
+        Raises:
+            StoreUnavailableError: no answer within `limit` seconds, or etcd compacted during each try.
+        """
+        from fscoord.stores.etcd.client import CompactedError
+
+        backoff = Backoff(limit)
+        while True:
+            answers: list[dict[str, Any]] = []
+            revision = 0
+            try:
+                for start in range(0, max(1, len(operations)), OPERATIONS_MAX):
+                    batch = operations[start : start + OPERATIONS_MAX]
+                    if revision:  # a later transaction: read the past in which the first was executed
+                        batch = [{"request_range": {**each["request_range"], "revision": revision}} for each in batch]
+                    reply = self._client.call("kv/txn", {"success": nest_operations(batch)}, limit)
+                    revision = revision or revision_of(reply)
+                    answers += flatten_responses(reply.get("responses", ()))
+            except CompactedError as error:  # the first transaction's revision was dropped before the last
+                if backoff.pause():
+                    continue
+                raise StoreUnavailableError(
+                    f"{self._client}: etcd compacted its history during each of {backoff.tries} reads of"
+                    f" {len(operations)} keys, for {backoff.waited():.3g} s; configure etcd to compact less often"
+                ) from error
+            return answers, revision
+
+    def write(
+        self,
+        success: Sequence[Request],
+        limit: float,
+        conditions: Sequence[Request] = (),
+        failure: Sequence[Request] = (),
+    ) -> TxnResult:
+        """Execute `success` if all `conditions` hold, or else `failure`.
+
+        A write is never repeated after its response was lost: etcd may have committed it, and the second execution
+        would add, append or pop twice. `Client.call` raises ``maybe_applied`` then. A caller may retry only a result
+        with `is_done` false: etcd answered, so nothing was written.
+
+        A handle with a session adds the condition that the key of its lease exists. Once etcd has deleted that key,
+        other processes may have been told that the session is dead, so none of its writes may take effect any more.
+
+        Raises:
+            LimitExceededError: there are too many operations for one transaction.
+            SessionDeadError: the lease of the session has expired.
+            StoreUnavailableError: no answer within `limit` seconds.
+        """
+        if len(success) > OPERATIONS_MAX:
+            raise LimitExceededError(
+                f"{self._client}: {len(success)} keys are over the {OPERATIONS_MAX} that etcd writes in one"
+                " transaction; nothing was written. Write them in several calls"
+            )
+        system.process_epoch()  # in a child of a fork(2) in C this resets `session_number`, which is the parent's
+        number = self.session_number
+        if number:
+            life = self._keys.life(number)
+            conditions = [*conditions, compare(life, "create", 0, "GREATER")]
+            failure = [*failure, range_of(life, keys_only=True)]
+        body = {"compare": list(conditions), "success": nest_operations(success), "failure": list(failure)}
+        reply = self._client.call("kv/txn", body, limit, writes=True)
+        answers = flatten_responses(reply.get("responses", ()))
+        is_done = bool(reply.get("succeeded"))
+        if number and not is_done and not key_values(answers.pop()):
+            raise SessionDeadError(
+                f"{self._client}: session {number} of this handle was taken for dead: etcd received no sign of life"
+                " from it for longer than session_ttl; nothing was written. Open the store again"
+            )
+        return TxnResult(is_done, answers, revision_of(reply))
+
+    def pause_before_retry(self, backoff: Backoff, others: str, name: bytes = b"") -> None:
+        """Pause before the next try of a write whose conditions failed because of what `others` did.
+
+        Raises:
+            StoreTimeoutError: the time of `backoff` is over.
+        """
+        if not backoff.pause():
+            raise StoreTimeoutError(
+                f"{self._client}: others {others} at each of our {backoff.tries} tries for {backoff.waited():.3g} s",
+                keys=[key_text(name)] if name else [],
+                waited=backoff.waited(),
+            )
+
+
+class KeyWatcher:
+    """The waits of one handle: each reads, then watches from the revision after the read."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def wait(
+        self,
+        limit: float,
+        look: Callable[[float], T | KeySnapshot],
+        what: str,
+        accept: Callable[[bytes], T] | None = None,
+    ) -> T:
+        """Return what `look` finds. Look again after each change of what it missed, for up to `limit` seconds.
+
+        Args:
+            limit: seconds.
+            look: reads, within the given seconds, and returns a result or what is missing.
+            what: what is waited for, for messages.
+            accept: makes the result of the value that a watch reported, without another look. That is right where
+                the value of a single key was all that was missing: it was written after the look.
+
+        Raises:
+            StoreTimeoutError: something was still missing after `limit` seconds.
+        """
+        slow_logger = SlowWaitLogger(__name__)
+        left = limit
+        while True:
+            seen = look(left)
+            if not isinstance(seen, KeySnapshot):
+                return seen
+            left = limit - (system.time.monotonic() - slow_logger.started)
+            missing = list(seen.missing)
+            if left > 0:
+                slow_logger.warn_if_due(lambda: f"{what} {key_names(missing)} in {self._client}")  # noqa: B023
+                missing, value = self.watch(seen, min(left, WATCH_MAX_S))
+                if value is not None and accept is not None:
+                    return accept(value)
+            waited = system.time.monotonic() - slow_logger.started
+            left = max(0.0, limit - waited)
+            if missing and waited >= limit:
+                raise StoreTimeoutError(
+                    f"{self._client}: {missing_message(what, missing, waited)}",
+                    keys=[key_text(name) for name in missing],
+                    waited=waited,
+                )
+
+    def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
+        """Watch until everything that `seen` missed has been written, or for `limit` seconds.
+
+        The watch starts at the revision after the read, which etcd keeps. So a write between the read and the start
+        of the watch is reported, too. A watch that breaks off is not an error: the caller reads again.
+
+        Returns:
+            The names that are still missing, and the last value that was written.
+        """
+        value = None
+        ends = system.time.monotonic() + limit
+        is_broken = True
+        missing = dict(enumerate(seen.missing))
+        ranges = [(index, each) for index, some in enumerate([*seen.watched, seen.also]) for each in some]
+        request = _covering_watch([each for _, each in ranges], seen.revision + 1)
+        stream = self._client.open_stream("watch", [request], limit)
+        try:
+            while missing and stream is not None:
+                reply = stream.next(ends - system.time.monotonic())
+                if reply is None or reply.get("canceled"):
+                    break
+                is_broken = False
+                for event in reply.get("events", ()):
+                    key, is_deletion = unb64(event["kv"]["key"]), event.get("type") == "DELETE"
+                    for index, each in ranges:
+                        if each.deletions == is_deletion and each.key <= key < each.bound():
+                            if index == len(seen.missing):  # one of `also`
+                                return [], None
+                            missing.pop(index, None)
+                            value = unb64(event["kv"].get("value"))
+        finally:
+            if stream is not None:
+                self._client.close_stream(stream)
+        if is_broken:
+            system.time.sleep(max(0.0, min(BROKEN_WATCH_PAUSE_S, ends - system.time.monotonic())))
+        return list(missing.values()), value
+
+
+def _covering_watch(ranges: Sequence[WatchRange], revision: int) -> Request:
+    """Return one watch request that covers all `ranges`, and the keys between them.
+
+    A stream takes several requests, but over HTTP/1 all except the first may be lost: Go's server discards the unread
+    rest of a body when the response begins (net/http, ResponseWriter.Write).
+    """
+    first, bound = min(each.key for each in ranges), max(each.bound() for each in ranges)
+    end = None if len(ranges) == 1 and ranges[0].end is None else bound
+    return watch(first, end, revision, "" if any(each.deletions for each in ranges) else "NODELETE")

@@ -1,0 +1,463 @@
+"""`FaultyFiles` and `FaultyStore`: files and stores that fail on demand; `Plan`: the faults in force, repeatable."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakSet
+
+from fscoord._arguments import (
+    Key,
+    Timeout,
+    Value,
+    key_bytes,
+    key_text,
+    keys_bytes,
+    to_seconds as in_seconds,
+    to_timedelta,
+)
+from fscoord._runtime import system
+from fscoord.errors import StoreTimeoutError, StoreUnavailableError
+from fscoord.store import Member, Store
+
+__all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "drawn"]
+
+
+class Fault(NamedTuple):
+    """One fault.
+
+    Attributes:
+        kind: what it is, in a word.
+        detail: whatever belongs to it.
+    """
+
+    kind: str
+    detail: Any = None
+
+
+Rule = Callable[[str], "Fault | None"]
+"""Returns the fault to inject into a call of this name, or None."""
+
+
+def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
+    """Return the rule that lets `after` of the calls `names` pass, and makes the next `times` (None: all) fail.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+    if after < 0 or (times is not None and times < 0):
+        raise ValueError(f"after={after} and times={times}: neither can be negative")
+    seen = 0
+
+    def rule(name: str) -> Fault | None:
+        nonlocal seen
+        if name not in names:
+            return None
+        seen += 1
+        return fault if seen > after and (times is None or seen <= after + times) else None
+
+    return rule
+
+
+def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
+    """Return the rule by which each call fails with probability `rate`, with one of the faults that `faults` returns.
+
+    Raises:
+        ValueError: `rate` is not between 0 and 1.
+    """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate={rate}: a probability lies between 0 and 1")
+    rng = random.Random(seed)
+
+    def rule(name: str) -> Fault | None:
+        chance, choice = rng.random(), rng.random()  # both each time, so that a draw depends on its number alone
+        possible = faults(name)
+        return possible[int(choice * len(possible))] if chance < rate and possible else None
+
+    return rule
+
+
+class Plan:
+    """The rules in force. It is thread-safe; with a single thread the faults are the same in every run."""
+
+    def __init__(self) -> None:
+        self._rules: list[tuple[Rule, list[str]]] = []
+        self.renew()
+        _all.add(self)
+
+    def renew(self) -> None:
+        """Replace the mutex by one that nobody holds; a forked child does so, too."""
+        self._mutex = system.threading.Lock()
+
+    @contextmanager
+    def activate(self, rule: Rule) -> Iterator[list[str]]:
+        """Activate `rule` in the block; yield the list of the calls that it has made fail so far."""
+        hit: list[str] = []
+        entry = (rule, hit)
+        with self._mutex:
+            self._rules.append(entry)
+        try:
+            yield hit
+        finally:
+            with self._mutex:
+                self._rules.remove(entry)
+
+    def faults(self, name: str) -> list[Fault]:
+        """Return the faults of this call of `name`, in the order in which the rules were activated."""
+        if not self._rules:
+            return []
+        system.process_epoch()  # after a fork in C it renews the mutex
+        found = []
+        with self._mutex:
+            for rule, hit in self._rules:
+                fault = rule(name)
+                if fault:
+                    hit.append(name)
+                    found.append(fault)
+        return found
+
+
+_all: WeakSet[Plan] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for plan in list(_all):
+        plan.renew()
+
+
+system.after_fork_in_child("faults", _after_fork_in_child)
+
+
+CALLS: Final = (
+    "open", "read", "write", "pread", "pwrite", "fstat", "stat", "ftruncate", "fdatasync", "fsync", "link", "unlink",
+)  # fmt: skip
+LOCK: Final = "lock"
+
+
+class FaultyFiles:
+    """A context manager in which the files of stores fail as they are told; your own files do not.
+
+    Each of `fails`, `delays` and `tears_writes` is one, too, and gives the list of the calls that it has hit so far.
+    They take the names of system calls (``"write"``, ``"read"``, ``"fstat"``, ``"fdatasync"``... and ``"lock"``, which
+    is any attempt at a lock), ``after``, how many of them pass before, and ``times``, how many are hit then (None:
+    all)::
+
+        with FaultyFiles() as files, FileStore(path) as store:
+            with files.fails("write", error=errno.ENOSPC, times=1):
+                work(store)
+
+    Open the store inside: it keeps the lock calls that it was opened with. Locks fail with the kind ``"ofd"``, which is
+    the default. It is for the whole process, threads included, and not for pyfakefs.
+    """
+
+    def __init__(self) -> None:
+        self._plan = Plan()
+        self._real: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> FaultyFiles:
+        if isinstance(system.os, _FaultyModule) or system.is_fake_fs() or system.fcntl is None:
+            raise RuntimeError(
+                "FaultyFiles needs the real files: it is in force already, or pyfakefs is, or has no locks"
+            )
+        self._real = system.os, system.fcntl
+        system.os = _FaultyModule(system.os, {name: self._faulty(name) for name in CALLS})
+        system.fcntl = _FaultyModule(system.fcntl, {"fcntl": self._lock})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._real is not None:
+            system.os, system.fcntl = self._real
+            self._real = None
+
+    def fails(
+        self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have calls fail with the error number `error`, such as ``errno.ESTALE``; nothing has been done then."""
+        return self._activate(calls, Fault("failure", error), after, times)
+
+    def delays(
+        self, *calls: str, seconds: float, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have calls sleep so many seconds before they begin."""
+        return self._activate(calls, Fault("delay", seconds), after, times)
+
+    def tears_writes(
+        self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have a write bring its first `keep` bytes into the file, but not its last one, and then fail with `error`."""
+        return self._activate(("write",), Fault("torn", (keep, error)), after, times)
+
+    def _activate(
+        self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None
+    ) -> AbstractContextManager[list[str]]:
+        known = (*CALLS, LOCK)
+        unknown = sorted(set(calls) - set(known))
+        if unknown or not calls:
+            raise ValueError(f"no such call: {', '.join(unknown) or '(none given)'}; there are {', '.join(known)}")
+        return self._plan.activate(counted(calls, fault, after, times))
+
+    def _faulty(self, name: str) -> Callable[..., Any]:
+        real = getattr(system.os, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            for fault in self._plan.faults(name):
+                if fault.kind == "torn":
+                    keep, number = fault.detail
+                    data = bytes(arguments[1])
+                    real(arguments[0], data[: min(keep, len(data) - 1)])
+                    raise _error(number)
+                _inject(fault)
+            return real(*arguments, **named)
+
+        return call
+
+    def _lock(self, fd: int, command: int, argument: Any = 0) -> Any:
+        real = (self._real or (None, system.fcntl))[1]
+        if command in (getattr(real, "F_OFD_SETLK", None), getattr(real, "F_OFD_SETLKW", None)):
+            kind = int.from_bytes(
+                bytes(argument)[:2], sys.byteorder
+            )  # fcntl(2): struct flock begins with l_type, a short
+            if kind != real.F_UNLCK:
+                for fault in self._plan.faults(LOCK):
+                    _inject(fault)
+        return real.fcntl(fd, command, argument)
+
+
+class _FaultyModule(ModuleType):
+    """A module with some of its functions replaced."""
+
+    def __init__(self, real: Any, instead: dict[str, Callable[..., Any]]) -> None:
+        super().__init__(real.__name__)
+        self._real = real
+        for name, call in instead.items():
+            setattr(self, name, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _inject(fault: Fault) -> None:
+    if fault.kind == "failure":
+        raise _error(fault.detail)
+    system.time.sleep(fault.detail)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, system.os.strerror(number))
+
+
+T = TypeVar("T")
+
+READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len")
+WRITES: Final = ("set", "add", "compare_set", "delete_key", "append", "multi_set", "queue_push", "queue_pop")
+
+
+class FaultyStore(Store):
+    """A view of `store` whose operations fail as they are told, to test how your code takes it.
+
+    Each of `delays`, `times_out`, `fails`, `loses_answers` and `bad_day` is a context manager: it holds in its block,
+    and gives the list of the operations that it has hit so far. They take names of operations (none: every one that it
+    fits), ``after``, how many of them pass before, and ``times``, how many are hit then (None: all)::
+
+        with store.fails("set", after=2, times=1) as hit:
+            work(store)
+        assert hit == ["set"]
+
+    `barrier` is made of `add`, `set` and `wait`, and fails as they do. Clones share what goes wrong. Without a fault
+    this is the store behind it; closing this handle closes that one.
+
+    Args:
+        store: the store that does the work.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._inner = store
+        self._plan = Plan()
+        self.capabilities = store.capabilities._replace(certain=False)
+
+    def delays(
+        self, *operations: str, seconds: float, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have operations sleep so many seconds before they begin."""
+        return self._activate(operations, Fault("delay", seconds), after, times)
+
+    def times_out(
+        self, *operations: str, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have operations raise `~fscoord.StoreTimeoutError`, at once; nothing has been done then."""
+        return self._activate(operations, Fault("time-out"), after, times)
+
+    def fails(
+        self, *operations: str, error: BaseException | None = None, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have operations raise `error`, or else `~fscoord.StoreUnavailableError`; nothing has been done then."""
+        return self._activate(operations, Fault("failure", error), after, times)
+
+    def loses_answers(
+        self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None
+    ) -> AbstractContextManager[list[str]]:
+        """Have writes raise `~fscoord.StoreUnavailableError` with ``maybe_applied``.
+
+        Args:
+            operations: which; only those that write.
+            applied: whether what is not known has in truth been done.
+            after: how many of them pass before.
+            times: how many are hit then; None: all.
+        """
+        return self._activate(operations, Fault("lost", applied), after, times, WRITES)
+
+    def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> AbstractContextManager[list[str]]:
+        """Have each operation go wrong with probability `rate`, in one of all these ways; ``seed`` repeats the day.
+
+        Args:
+            seed: the seed of the draws; which operation is hit depends on its number alone.
+            rate: a probability, 0 to 1.
+            delay: how long delays are, in seconds.
+        """
+        any_of = [Fault("delay", delay), Fault("time-out"), Fault("failure")]
+        writes = [*any_of, Fault("lost", True), Fault("lost", False)]
+        return self._plan.activate(drawn(seed, rate, lambda name: writes if name in WRITES else any_of))
+
+    def _activate(
+        self,
+        operations: tuple[str, ...],
+        fault: Fault,
+        after: int,
+        times: int | None,
+        known: tuple[str, ...] = READS + WRITES,
+    ) -> AbstractContextManager[list[str]]:
+        unknown = sorted(set(operations) - set(known))
+        if unknown:
+            raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
+        return self._plan.activate(counted(operations or known, fault, after, times))
+
+    def _do(self, name: str, keys: list[bytes], call: Callable[[], T]) -> T:
+        where = f"{name} of {', '.join(map(repr, map(key_text, keys)))}" if keys else name
+        for fault in self._plan.faults(name):
+            if fault.kind == "delay":
+                system.time.sleep(fault.detail)
+            elif fault.kind == "time-out":
+                raise StoreTimeoutError(f"{where} timed out, as it was told", keys=[key_text(key) for key in keys])
+            elif fault.kind == "failure":
+                raise fault.detail or StoreUnavailableError(f"{where} failed, as it was told; nothing was done")
+            else:
+                if fault.detail:
+                    call()
+                raise StoreUnavailableError(f"{where} has no answer, as it was told", maybe_applied=True)
+        return call()
+
+    def _on(self, name: str, key: Key, call: Callable[[], T]) -> T:
+        return self._do(name, [key_bytes(key)], call)
+
+    @property
+    def timeout(self) -> timedelta:
+        """The timeout of the underlying store."""
+        return to_timedelta(self._limit)
+
+    @property
+    def _limit(self) -> float:
+        return in_seconds(self._inner.timeout)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the timeout of the underlying store."""
+        self._inner.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """Return what the underlying store returns."""
+        return self._inner.has_extended_api()
+
+    def set(self, key: Key, value: Value) -> None:
+        self._on("set", key, lambda: self._inner.set(key, value))
+
+    def get(self, key: Key) -> bytes:
+        return self._on("get", key, lambda: self._inner.get(key))
+
+    def add(self, key: Key, amount: int) -> int:
+        return self._on("add", key, lambda: self._inner.add(key, amount))
+
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        return self._on("compare_set", key, lambda: self._inner.compare_set(key, expected, desired))
+
+    def check(self, keys: Iterable[Key]) -> bool:
+        names = keys_bytes(keys)
+        return self._do("check", names, lambda: self._inner.check(names))
+
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
+        names = keys_bytes(keys)
+        self._do("wait", names, lambda: self._inner.wait(names, timeout))
+
+    def delete_key(self, key: Key) -> bool:
+        return self._on("delete_key", key, lambda: self._inner.delete_key(key))
+
+    def num_keys(self) -> int:
+        return self._do("num_keys", [], self._inner.num_keys)
+
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        return self._do("list_keys", [], lambda: self._inner.list_keys(prefix))
+
+    def append(self, key: Key, value: Value) -> None:
+        self._on("append", key, lambda: self._inner.append(key, value))
+
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        names = keys_bytes(keys)
+        return self._do("multi_get", names, lambda: self._inner.multi_get(names))
+
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        names = keys_bytes(keys)
+        self._do("multi_set", names, lambda: self._inner.multi_set(names, values))
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        self._on("queue_push", key, lambda: self._inner.queue_push(key, value))
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        return self._on("queue_pop", key, lambda: self._inner.queue_pop(key, block))
+
+    def queue_len(self, key: Key) -> int:
+        return self._on("queue_len", key, lambda: self._inner.queue_len(key))
+
+    def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
+        super().barrier(key, world_size, self._limit if timeout is None else timeout)
+
+    @property
+    def has_liveness(self) -> bool:
+        """Return what the underlying store returns."""
+        return self._inner.has_liveness
+
+    def register(self) -> int:
+        return self._inner.register()
+
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
+        """Return the members of the underlying store."""
+        return self._inner.members(ranks)
+
+    def announce_rank(self, rank: int) -> None:
+        self._inner.announce_rank(rank)
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        return self._inner.dead_ranks(ranks)
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        return self._inner.dead_sessions(numbers)
+
+    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        names = keys_bytes(keys)
+        return self._do("wait", names, lambda: self._inner.wait_alive(names, ranks, timeout))
+
+    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        names = keys_bytes(keys)
+        return self._do("wait", names, lambda: self._inner.wait_sessions(names, numbers, timeout))
+
+    def clone(self) -> FaultyStore:
+        """Return a handle of its own on the same store, with the same faults."""
+        other = FaultyStore(self._inner.clone())
+        other._plan = self._plan
+        return other
+
+    def close(self) -> None:
+        """Close the underlying handle."""
+        self._inner.close()

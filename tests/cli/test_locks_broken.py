@@ -1,0 +1,87 @@
+"""break-lock, holders: who is shown, who is asked, what is taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from fscoord import FileStore, LockLostError
+from fscoord.cli import locks
+from fscoord.recipes import Lock, Semaphore
+
+ME = f"{os.uname().nodename}:{os.getpid()}"
+
+
+@pytest.fixture
+def store(path):
+    with FileStore(path) as store:
+        yield store
+
+
+def test_nobody_holds_what_was_never_held(fscoord, store):
+    assert fscoord("holders", "a") == (1, b"", "")
+    assert fscoord("break-lock", "--yes", "a") == (1, b"", "fscoord: nobody holds a\n")
+    with Lock(store, "a"):
+        assert fscoord("break-lock", "--yes", "--token", "2", "a").err == "fscoord: nobody holds a with token 2\n"
+        assert fscoord("holders", "a").code == 0
+
+
+def test_holders_are_told_with_their_tokens_and_whether_they_live(fscoord, store, path):
+    gone = FileStore(path)
+    assert Semaphore(store, "a", 2).acquire()
+    assert Semaphore(gone, "a", 2).acquire()
+    gone.close()
+    assert fscoord("holders", "a").out.decode() == f"holds     1 yes     {ME}\nholds     2 no      {ME}\n"
+    told = json.loads(fscoord("holders", "--json", "a").out)
+    assert [(each["token"], each["owner"], each["alive"]) for each in told["holders"]] == [
+        (1, ME, "yes"),
+        (2, ME, "no"),
+    ]
+    assert told["waiters"] == []
+
+
+def test_where_nobody_can_be_asked_nothing_is_changed_without_yes(fscoord, store):
+    with Lock(store, "a") as lock:
+        done = fscoord("break-lock", "a")
+        assert (done.code, done.out) == (1, b"")
+        assert done.err == (
+            f"holds     1 yes     {ME}\nfscoord: nothing was changed: that needs --yes, where nobody can be asked\n"
+        )
+        lock.check()
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
+def test_on_a_terminal_it_is_asked(fscoord, store, monkeypatch, answer, code):
+    lock = Lock(store, "a")
+    lock.acquire()
+    monkeypatch.setattr(locks, "_is_asked", lambda: True)
+    done = fscoord("break-lock", "a", stdin=answer)
+    assert done.code == code
+    assert "Take it away?" in done.err
+    if code:
+        lock.check()
+    else:
+        with pytest.raises(LockLostError):
+            lock.check()
+
+
+def test_only_the_hold_that_is_meant_is_taken_away(fscoord, store):
+    first, second = Semaphore(store, "a", 2), Semaphore(store, "a", 2)
+    assert first.acquire()
+    assert second.acquire()
+    done = fscoord("break-lock", "--yes", "--token", "2", "a")
+    assert (done.code, done.out.decode()) == (0, f"token 2 was taken from {ME}\n")
+    first.check()
+    with pytest.raises(LockLostError):
+        second.check()
+
+
+def test_who_gives_it_back_meanwhile_is_told(fscoord, store, monkeypatch):
+    lock = Lock(store, "a")
+    lock.acquire()
+    monkeypatch.setattr(locks, "_is_asked", lambda: True)
+    monkeypatch.setattr(locks.click, "confirm", lambda *_, **__: lock.release() or True)
+    done = fscoord("break-lock", "a")
+    assert (done.code, done.out.decode()) == (1, f"token 1 had been given back by {ME}\n")

@@ -1,0 +1,128 @@
+"""verify on the command line: words for people, JSON for programs, and an exit code for both."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fscoord import FileStore
+from fscoord.cli import output
+
+
+@pytest.fixture
+def damaged(path: str) -> tuple[int, int]:
+    """A log with a flipped bit in the last record but one; where that begins, and its size."""
+    sizes = []
+    with FileStore(path) as store:
+        for key in ("first", "second", "third"):
+            sizes.append(Path(path).stat().st_size)
+            store.set(key, "value of " + key)
+    data = bytearray(Path(path).read_bytes())
+    data[sizes[-1] - 1] ^= 1
+    Path(path).write_bytes(data)
+    return sizes[-2], sizes[-1] - sizes[-2]
+
+
+def test_a_sound_store_is_said_so_whichever_way_it_is_named(fscoord, path):
+    with FileStore(path) as store:
+        store.set("k", "v")
+    for words in (["verify"], ["verify", path], ["verify", "file:" + path], ["verify", "--store", path]):
+        done = fscoord(*words)
+        assert (done.code, done.err) == (0, "")
+        first, second = done.out.decode().splitlines()
+        assert first == f"{path}: SOUND"
+        assert second.split() == ["generation", "0:", "2", "records,", *second.split()[4:7], f"{path}"]
+
+
+def test_damage_is_told_with_its_place_its_size_and_what_to_do(fscoord, path, damaged):
+    done = fscoord("verify")
+    assert done.code == 65
+    text = done.out.decode()
+    assert f"at {damaged[0]}, {damaged[1]} bytes: the record's checksum does not match" in text
+    assert "do: " in text
+    assert done.err == ""
+
+
+def test_json_says_the_same(fscoord, path, damaged):
+    done = fscoord("verify", "--json")
+    assert done.code == 65
+    report = json.loads(done.out)
+    assert (report["path"], report["verdict"], report["more_findings"]) == (path, "damaged", 0)
+    assert report["files"][0].keys() == {"file", "generation", "size", "records", "voids", "ends"}
+    (finding,) = report["findings"]
+    assert finding.keys() == {"file", "offset", "size", "is_damage", "says", "advice"}
+    assert (finding["offset"], finding["size"], finding["is_damage"]) == (*damaged, True)
+
+
+def test_a_torn_tail_is_noted_and_no_failure(fscoord, path):
+    with FileStore(path) as store:
+        store.set("k", "v" * 50)
+    Path(path).write_bytes(Path(path).read_bytes()[:-20])
+    done = fscoord("verify")
+    assert done.code == 0
+    assert "TORN" in done.out.decode()
+    assert "never finished" in done.out.decode()
+
+
+def test_other_verbs_tell_of_this_one(fscoord, path, damaged):
+    for words in (["get", "first"], ["dump"], ["set", "k", "v"]):
+        done = fscoord(*words)
+        assert done.code == 65
+        assert f"fscoord verify {path}" in done.err
+
+
+def test_what_has_no_log_is_a_wrong_use_and_no_file_an_error(fscoord, path):
+    assert fscoord("verify", "mem:x").code == 64
+    assert fscoord("verify", path).code == 74
+    assert not Path(path).exists()
+
+
+def verify_while_somebody_keeps_the_lock(fscoord, path):
+    """Verify a torn log, which needs the lock, for no longer than a look."""
+    with FileStore(path) as store:
+        store.set("k", "v" * 50)
+        Path(path).write_bytes(Path(path).read_bytes()[:-20])
+        with store._log.handle.mutex:
+            store._log.handle.lock.try_lock()
+            try:
+                return fscoord("verify", "--timeout", "0")
+            finally:
+                store._log.handle.lock.unlock()
+
+
+def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
+    done = verify_while_somebody_keeps_the_lock(fscoord, path)
+    assert done.code == 75
+    assert "session 1 holds it" in done.err
+
+
+def test_what_a_log_says_can_t_do_anything_to_the_terminal_in_an_error_either(fscoord, path, monkeypatch):
+    monkeypatch.setattr("fscoord._log.inspect.scan.LogLock.holder", lambda lock: "\x1b[2Jhost:1")
+    done = verify_while_somebody_keeps_the_lock(fscoord, path)
+    assert "\\x1b[2Jhost:1 holds it" in done.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch, path):
+    monkeypatch.setattr(output, "BEGIN_S", -1.0)
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with output.Progress("reading") as bar:
+            for done in (0, 50, 100):
+                bar.report("/some/where/[red]\x1b.store", done, 100)
+        assert ("reading [red]\\x1b.store" in stream.getvalue()) == shown
+
+
+def test_what_is_quickly_done_loads_no_bar(monkeypatch, path):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with output.Progress("reading") as bar:
+        bar.report(path, 1, 2)
+    assert bar._bar is None

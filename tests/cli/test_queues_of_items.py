@@ -1,0 +1,204 @@
+"""put, take, items: what is worked on, when it is done, and when it comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from launch.conftest import wait_until_gone
+
+from fscoord import FileStore
+from fscoord.cli import queues
+from fscoord.launch import held
+from fscoord.recipes import PriorityQueue, Queue
+
+PATIENCE_S = 60
+ME = f"{os.uname().nodename}:{os.getpid()}"
+
+
+@pytest.fixture
+def store(path):
+    with FileStore(path) as store:
+        yield store
+
+
+@pytest.fixture
+def said(tmp_path):
+    """Give `said()`: the lines that commands have written to the file ``said`` of the test's directory."""
+    return lambda: (tmp_path / "said").read_bytes().splitlines()
+
+
+def sh(text):
+    return ["--", "sh", "-c", text]
+
+
+def ready(store, name="q"):
+    """Return what nobody has taken, in its order, and take it."""
+    queue = PriorityQueue(store, name)
+    return [queue.take(block=False).data for _ in range(len(queue))]
+
+
+def test_what_is_put_at_once_is_taken_in_its_order_and_is_done_when_the_command_says_0(fscoord, store, tmp_path, said):
+    assert fscoord("put", "q", "b", "a") == (0, b"", "")
+    assert fscoord("put", "--priority", "-1", "q", "-", stdin=b"\xff now") == (0, b"", "")
+    look = sh(f'echo "$FSCOORD_ITEM" >> {tmp_path}/said')
+    assert fscoord("take", "q", *look) == (0, b"", "")
+    assert said() == [b"\xff now"]
+    assert fscoord("take", "-n", "--each", "q", *look) == (0, b"", "")
+    assert said() == [b"\xff now", b"b", b"a"]
+    assert (ready(store), Queue(store, "q").taken()) == ([], [])
+
+
+def test_an_item_whose_command_fails_goes_back_to_its_place_and_ends_the_work(fscoord, store, tmp_path, said):
+    fscoord("put", "q", "a", "b", "c")
+    look = sh(f'echo "$FSCOORD_ITEM" >> {tmp_path}/said; test "$FSCOORD_ITEM" = a || exit 9')
+    assert fscoord("take", "--each", "q", *look) == (9, b"", "")
+    assert said() == [b"a", b"b"]
+    assert ready(store) == [b"b", b"c"]
+
+
+def test_an_item_whose_command_fails_goes_to_another_queue_if_that_is_wanted_and_the_work_goes_on(fscoord, store):
+    fscoord("put", "q", "3", "0", "9", "0")
+    fail = sh('exit "$FSCOORD_ITEM"')
+    assert fscoord("take", "--failed", "bad", "q", *fail) == (3, b"", "")
+    assert fscoord("take", "-n", "--each", "--failed", "bad", "q", *fail) == (9, b"", "")
+    assert (ready(store), ready(store, "bad")) == ([], [b"3", b"9"])
+
+
+@pytest.mark.parametrize("words", [["nothing-of-this-name"], ["/dev/null"]])
+def test_a_command_that_can_not_be_run_gives_the_item_back(fscoord, store, words):
+    fscoord("put", "q", "a")
+    assert fscoord("take", "q", *words).code == 69
+    assert ready(store) == [b"a"]
+
+
+def test_an_empty_queue_has_the_exit_codes_of_pop_and_no_item_more_is_no_failure(fscoord):
+    assert fscoord("take", "-n", "q", "true") == (1, b"", "")
+    done = fscoord("take", "--timeout", "0", "q", "true")
+    assert (done.code, done.out) == (75, b"")
+    assert "no item came into the queue 'q'" in done.err
+    assert fscoord("take", "-n", "--each", "q", "true") == (0, b"", "")
+    assert fscoord("take", "--timeout", "0", "--each", "q", "true") == (0, b"", "")
+
+
+def test_a_store_that_can_not_be_had_is_a_time_out_though_no_item_more_is_none(fscoord, monkeypatch):
+    def stuck(*_, **__):
+        raise queues.StoreTimeoutError("the lock did not come", keys=[])
+
+    monkeypatch.setattr(PriorityQueue, "take", stuck)
+    assert fscoord("take", "--each", "q", "true").code == 75
+
+
+def test_an_item_that_no_variable_holds_is_given_back_or_read_from_standard_input(fscoord, store, tmp_path):
+    big = b"x" * (queues.VARIABLE_MAX + 1)
+    for data in (big, b"a\0b"):
+        fscoord("put", "q", "-", stdin=data)
+        done = fscoord("take", "q", "true")
+        assert done.code == 64
+        assert "take it with --stdin" in done.err
+        look = sh(f'cat > {tmp_path}/input; test "${{FSCOORD_ITEM-none}}" = none')
+        assert fscoord("take", "--stdin", "q", *look) == (0, b"", "")
+        assert (tmp_path / "input").read_bytes() == data
+    fscoord("put", "q", "-", stdin=big[:-1])
+    assert fscoord("take", "-n", "q", *sh(f"test ${{#FSCOORD_ITEM}} = {len(big) - 1}")) == (0, b"", "")
+
+
+def test_within_the_command_of_another_item_standard_input_is_no_variable(fscoord, monkeypatch):
+    monkeypatch.setenv("FSCOORD_ITEM", "of the other")
+    fscoord("put", "q", "a")
+    assert fscoord("take", "--stdin", "q", *sh('test "${FSCOORD_ITEM-none}" = none')).code == 0
+
+
+def test_the_command_finds_the_store(fscoord, tmp_path):
+    other = str(tmp_path / "other")
+    fscoord("put", "--store", other, "q", "a")
+    assert fscoord("take", "--store", other, "q", *sh(f'test "$FSCOORD_STORE" = {other}')).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["take", "q"], "missing COMMAND"),
+        (["take", "q", "-n", "true"], "'-n' found where COMMAND is expected"),
+        (["take", "--failed", "q", "q", "true"], "--failed is another queue"),
+        (["put", "q"], "VALUE..."),
+        (["put", "q", "-", "-"], "only one VALUE"),
+        (["put", "--priority", "4294967296", "q", "a"], "32 bits"),
+    ],
+)
+def test_wrong_usage_is_told_and_changes_nothing(fscoord, store, words, hint):
+    done = fscoord(*words)
+    assert (done.code, done.out) == (64, b"")
+    assert hint in done.err
+    assert store.num_keys() == 0
+
+
+def test_who_waits_is_woken_by_what_is_put(process, line_with, store):
+    child = process("take", "-v", "q", *sh('echo "has $FSCOORD_ITEM"'))
+    line_with(child, "waiting for an item of queue 'q'")
+    Queue(store, "q").put("a")
+    out, _ = child.communicate(timeout=PATIENCE_S)
+    assert (child.returncode, out) == (0, b"has a\n")
+
+
+def test_a_signal_ends_the_wait_for_an_item(process, line_with):
+    child = process("take", "-v", "q", "true")
+    line_with(child, "waiting for an item")
+    child.terminate()
+    assert child.wait(PATIENCE_S) == 143
+
+
+def test_a_signal_is_passed_on_and_the_item_is_given_back(process, store):
+    Queue(store, "q").put_all(["a", "b"])
+    text = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
+    child = process("take", "--each", "--failed", "bad", "q", *sh(text))
+    assert child.stdout.readline() == b"ready\n"
+    child.terminate()
+    assert (child.wait(PATIENCE_S), child.stdout.read()) == (9, b"told\n")
+    assert ready(store) == [b"a", b"b"]
+
+
+def test_a_signal_ends_the_work_though_its_command_says_0(process, store):
+    Queue(store, "q").put_all(["a", "b"])
+    child = process("take", "--each", "q", *sh("trap 'exit 0' INT; echo ready; while :; do sleep 0.02; done"))
+    assert child.stdout.readline() == b"ready\n"
+    child.send_signal(signal.SIGINT)
+    assert child.wait(PATIENCE_S) == 0
+    assert ready(store) == [b"b"]
+
+
+def test_who_is_killed_takes_the_command_along_and_the_next_one_gets_the_item(process, store):
+    Queue(store, "q").put("a")
+    child = process("take", "q", *sh("sleep 600 & echo $! $$; wait"))
+    pids = [int(word) for word in child.stdout.readline().split()]
+    assert len(pids) == 2
+    assert Queue(store, "q").taken()[0].owner == f"{os.uname().nodename}:{child.pid}"
+    child.kill()
+    wait_until_gone(pids)
+    assert Queue(store, "q").take(timeout=PATIENCE_S).data == b"a"
+
+
+def test_whoever_was_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
+    monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
+    fscoord("put", "q", "a")
+    losing = sh(f"{os.sys.executable} -m fscoord delete q/claim/80000000-0000000000000000 && sleep 600")
+    done = fscoord("take", "q", *losing)
+    assert done.code == 69
+    assert "it was taken for dead, and its item handed out again; the command was stopped" in done.err
+    assert ready(store) == [b"a"]
+
+
+def test_items_tells_how_many_wait_and_who_has_one(fscoord, store):
+    assert fscoord("items", "q") == (0, b"waits 0\n", "")
+    queue = Queue(store, "q")
+    queue.put_all(["a", "b", "c"])
+    with queue.take(), queue.take():
+        taken = {"owner": ME, "session": store.register(), "alive": "yes"}
+        assert fscoord("items", "q").out.decode() == f"waits 1\ntaken yes     {ME}\n" + f"taken yes     {ME}\n"
+        assert json.loads(fscoord("items", "--json", "q").out) == {
+            "queue": "q",
+            "waiting": 1,
+            "taken": [taken, taken],
+        }

@@ -1,0 +1,86 @@
+"""watch: what is told of which change, and when it ends."""
+
+from __future__ import annotations
+
+import json
+
+from fscoord import FileStore
+from fscoord.cli import values as verb
+
+PATIENCE_S = 60
+
+
+def test_what_is_there_is_told_if_that_is_wanted(fscoord):
+    fscoord("set", "p/b", "2\n")
+    fscoord("set", "p/a", b"\xff")
+    fscoord("set", "q", "other")
+    assert fscoord("watch", "--timeout", "0", "p/") == (0, b"", "")
+    assert fscoord("watch", "--all", "--timeout", "0", "p/") == (0, b"set p/a \\xff\nset p/b 2\\n\n", "")
+    lines = fscoord("watch", "--all", "--json", "--timeout", "0").out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"change": "set", "key": "p/a", "value_base64": "/w=="},
+        {"change": "set", "key": "p/b", "value": "2\n"},
+        {"change": "set", "key": "q", "value": "other"},
+    ]
+
+
+def test_a_long_value_is_cut_short_for_people_alone(fscoord):
+    fscoord("set", "k", "x" * 200)
+    assert fscoord("watch", "--all", "--timeout", "0").out == b"set k " + b"x" * 120 + b"...\n"
+    assert len(json.loads(fscoord("watch", "--all", "--json", "--timeout", "0").out)["value"]) == 200
+
+
+def test_changes_are_told_as_they_come(process, line_with, path):
+    with FileStore(path) as store:
+        store.multi_set(["k/a", "k/b", "k/c"], ["1", "2", "3"])
+        child = process("watch", "-v", "--interval", "0.01", "--count", "4", "k/")
+        line_with(child, "watching the keys that begin with 'k/'")
+        store.set("other", "x")
+        for change, told in (
+            (lambda: store.set("k/b", "22"), b"set k/b 22\n"),
+            (lambda: store.delete_key("k/a"), b"delete k/a\n"),
+            (lambda: store.set("k/d", ""), b"set k/d\n"),
+            (lambda: store.append("k/c", "3"), b"set k/c 33\n"),
+        ):
+            change()
+            assert child.stdout.readline() == told
+        assert child.wait(PATIENCE_S) == 0
+
+
+def test_it_ends_after_so_many_changes_even_if_more_came_at_once(fscoord):
+    for key in "abc":
+        fscoord("set", key, "1")
+    assert fscoord("watch", "--all", "--count", "2") == (0, b"set a 1\nset b 1\n", "")
+
+
+def test_too_few_changes_in_time_are_a_time_out(fscoord):
+    fscoord("set", "a", "1")
+    done = fscoord("watch", "--all", "--count", "2", "--timeout", "0.01")
+    assert (done.code, done.out) == (75, b"set a 1\n")
+    assert "1 of 2 changes" in done.err
+
+
+def test_a_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monkeypatch, path):
+    class Vanishing(FileStore):
+        def list_keys(self, prefix=""):
+            found = super().list_keys(prefix)
+            if "b" in found:
+                other.delete_key("b")
+            return found
+
+    fscoord("set", "a", "1")
+    fscoord("set", "b", "1")
+    with FileStore(path) as other, Vanishing(path) as store:
+        assert verb._read_all(store, b"") == {b"a": b"1"}
+
+
+def test_a_store_that_is_not_there_is_not_made(fscoord, path):
+    assert fscoord("watch").code == 74
+
+
+def test_who_waits_looks_at_nothing_until_something_has_changed(fscoord, monkeypatch):
+    looks, look = [], verb._read_all
+    monkeypatch.setattr(verb, "_read_all", lambda *about: (looks.append(about), look(*about))[1])
+    fscoord("set", "p/a", "1")
+    assert fscoord("watch", "--interval", "0", "--timeout", "0.2", "p/") == (0, b"", "")
+    assert 2 <= len(looks) <= 3  # before, at the beginning, at the end

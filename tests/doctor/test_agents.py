@@ -1,0 +1,104 @@
+"""An agent in a process of its own: its answers, its deadlines, its death; and no answer is taken for another one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fscoord.doctor import agents
+from fscoord.doctor.agents import FailedError, LocalAgent, LostError, MailboxAgent, SilentError, StuckError
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[LocalAgent]:
+    made = LocalAgent("an agent", str(tmp_path))
+    yield made
+    assert made.dismiss(LIMIT_S)
+
+
+def test_a_call_that_does_not_return_is_given_up_at_its_limit_and_the_next_question_is_answered(agent, tmp_path):
+    other = LocalAgent("the holder", str(tmp_path))
+    try:
+        assert other.ask("lock", LIMIT_S, name="f", kind="ofd")
+        assert not agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+        with pytest.raises(StuckError, match="block"):
+            agent.ask("block", 0.05, name="f", kind="ofd")
+        assert not agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+    finally:
+        assert other.dismiss(LIMIT_S)
+    assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+
+
+def test_an_answer_that_an_interruption_left_behind_is_not_taken_for_the_next_one(agent):
+    agent.begin("lock", LIMIT_S, name="f", kind="ofd")  # nobody takes this answer, which is True
+    assert agent.ask("look", LIMIT_S, name="f", kind="ofd", how="plain") == []
+
+
+def test_an_agent_that_dies_is_lost_and_another_takes_its_place(agent, tmp_path):
+    assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+    agent._process.kill()
+    with pytest.raises(LostError):
+        agent.ask("unlock", LIMIT_S, name="f", kind="ofd")
+    assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+
+
+def test_what_an_act_raises_is_told_with_its_number(agent, tmp_path):
+    with pytest.raises(FailedError) as told:
+        agent.ask("facts", LIMIT_S, path=str(tmp_path / "nothing"))
+    assert (told.value.errno, told.value.kind) == (errno.ENOENT, "FileNotFoundError")
+
+
+@pytest.mark.parametrize("name", ["../f", "/tmp/f", ""])
+def test_no_file_outside_of_the_meeting_place_can_be_named(agent, name):
+    with pytest.raises(FailedError, match="names no file"):
+        agent.ask("look", LIMIT_S, name=name, kind="ofd", how="plain")
+
+
+def test_an_agent_whose_asker_is_gone_leaves_the_mailbox(tmp_path):
+    place = tmp_path / "place"
+    scribe = LocalAgent("the scribe")
+    assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
+    assert sorted(os.listdir(place)) == ["chair", "here.me"]
+    assert scribe.dismiss(LIMIT_S)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_scribe_whose_call_returns_after_all_still_leaves_the_mailbox(agent, tmp_path):
+    place = tmp_path / "place"
+    scribe = MailboxAgent("the scribe")
+    assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+    assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
+    scribe.ask("settle", LIMIT_S, directory=str(tmp_path))
+    with pytest.raises(SilentError, match=r"did not answer within 0\.05 s \(block\)"):
+        scribe.ask("block", 0.05, name="f", kind="ofd")
+    assert os.listdir(place)
+    agent.ask("unlock", LIMIT_S, name="f", kind="ofd")
+    assert scribe.dismiss(LIMIT_S)
+    assert not place.exists()
+
+
+def test_a_process_that_does_not_start_is_lost_and_says_nothing_about_the_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "START_S", -1.0)
+    monkeypatch.setattr(agents, "END_S", float(LIMIT_S))
+    with pytest.raises(LostError, match="did not start"):
+        MailboxAgent("the scribe").ask("facts", LIMIT_S, path=str(tmp_path))
+
+
+def test_the_last_words_of_an_agent_that_dies_are_told(agent):
+    with pytest.raises(LostError, match=r"during vanish: AttributeError: .*vanish"):
+        agent.ask("vanish", LIMIT_S)
+
+
+def test_an_agent_keeps_nothing_of_its_asker_s_open(agent, tmp_path):
+    """Whoever reads what the asker says would wait for an agent that the kernel keeps."""
+    agent.ask("settle", LIMIT_S, directory=str(tmp_path))
+    ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)} - {os.devnull}
+    theirs = {os.readlink(f"/proc/{agent._process.pid}/fd/{fd}") for fd in (0, 1, 2)}
+    assert not ours & theirs
+    assert len(theirs) == 3

@@ -1,0 +1,84 @@
+"""The meeting place: who presides, what is told, and that all of it goes away."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from fscoord import InsecurePathError
+from fscoord.doctor.mailbox import Mailbox
+
+
+@pytest.fixture
+def directory(tmp_path) -> str:
+    return str(tmp_path / "place")
+
+
+def test_the_first_presides_and_a_message_is_told_whole(directory):
+    one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
+    assert one.enter({"host": "a"})
+    assert not other.enter({"host": "b"})
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+    assert {"here.one", "here.other"} <= set(one.listing())
+    assert one.fetch("here.other") == {"host": "b"}
+    other.publish("x", [1])
+    assert "x" in one.wait(["x"], [], 30)
+    other.leave()
+    assert "left.other" in one.listing()
+    one.leave()
+    assert not os.path.exists(directory)
+    assert other.listing() == []
+
+
+def test_who_presides_shows_a_new_sign_of_life_and_nobody_else_does(directory):
+    one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
+    one.enter({})
+    other.enter({})
+    other.listing()
+    assert not [name for name in other.listing() if name.startswith("beat")]
+    assert "beat.1" in one.listing()
+    one._last_beat = float("-inf")
+    assert [name for name in one.listing() if name.startswith("beat")] == ["beat.2"]
+    one.leave()
+
+
+def test_a_known_name_does_not_end_a_wait_and_a_place_that_is_gone_does(directory):
+    one = Mailbox(directory, "one")
+    one.enter({})
+    assert "here.one" in one.wait(["here."], ["here.one"], 0)
+    one.leave()
+    assert one.wait(["here."], [], 30) == []
+
+
+def test_who_stays_alone_without_presiding_takes_the_place_away(directory):
+    one = Mailbox(directory, "one")
+    one._is_in = True
+    one._make()
+    one.publish("here.one", {})
+    one.leave()
+    assert not os.path.exists(directory)
+
+
+def test_what_a_dead_instance_left_is_put_aside_as_a_whole(directory):
+    dead = Mailbox(directory, "dead")
+    dead.enter({})
+    os.mkdir(os.path.join(directory, "file"))
+    Mailbox(directory, "next").put_aside()
+    assert os.listdir(os.path.dirname(directory)) == []
+    Mailbox(directory, "another").put_aside()
+
+
+def test_a_link_a_file_and_a_directory_that_others_can_write_are_refused(directory, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", directory)
+    with pytest.raises(InsecurePathError):
+        Mailbox(directory, "one").enter({})
+    os.unlink(directory)
+    os.mkdir(directory)
+    os.chmod(directory, 0o777)
+    with pytest.raises(InsecurePathError):
+        Mailbox(directory, "one").enter({})
+    assert os.listdir(directory) == []
+    assert os.listdir(tmp_path / "elsewhere") == []

@@ -1,0 +1,141 @@
+"""The count that ends `.ci/run`: a test that failed, was skipped, or was left out without a mark makes the run fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+COUNT = Path(__file__).parent.parent / ".ci" / "count.py"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+PLAIN, EXHAUSTIVE, ONCE = {"plain": ""}, {"flips": "exhaustive"}, {"tidy": "once"}
+SELECTED = {"3.10": PLAIN | EXHAUSTIVE, "3.11": PLAIN, "3.12": PLAIN, "3.13": PLAIN | EXHAUSTIVE | ONCE}
+
+
+def report(version: str, tests: dict[str, str], inside: dict[str, str]) -> str:
+    """What pytest writes: `tests` gives the marker of each, `inside` what stands in the case of some."""
+    cases = []
+    for name, marker in tests.items():
+        held = f"<properties><property name='marker' value='{marker}'/></properties>" if marker else ""
+        cases.append(f"<testcase classname='tests.t' name={quoteattr(name)}>{held}{inside.get(name, '')}</testcase>")
+    failed = sum("<failure" in said for said in inside.values())
+    head = f"<testsuite name='pytest' errors='0' failures='{failed}' tests='{len(cases)}'>"
+    python = f"<properties><property name='python' value='{version}'/></properties>"
+    return f"<testsuites>{head}{python}{''.join(cases)}</testsuite></testsuites>"
+
+
+class Run:
+    """The reports and the stages of one run, as `.ci/run` leaves them, and what the count says of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.reports = directory / "reports"
+        self.reports.mkdir()
+        self.stages = directory / "stages"
+        self.stages.write_text("lint   3 s  passed\n")
+        for version, tests in SELECTED.items():
+            self.put(f"py{version.replace('.', '')}", version, tests)
+
+    def put(self, name: str, version: str, tests: dict[str, str], **inside: str) -> None:
+        (self.reports / f"{name}.xml").write_text(report(version, tests, inside))
+
+    def count(self) -> tuple[bool, str]:
+        command = [sys.executable, str(COUNT), str(self.stages), str(self.reports), *VERSIONS]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not done.stderr
+        return done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_run_in_which_each_version_ran_what_it_should_is_good(run: Run) -> None:
+    run.put("torch", "3.11", {"store": ""})
+    good, said = run.count()
+    assert good
+    assert said.splitlines()[-1] == "8 passed, 0 failed"
+    assert "py311: Python 3.11: 1 tests, 0 failed, 0 skipped" in said
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_a_test_without_a_mark_that_is_missing_between_is_named(run: Run, version: str) -> None:
+    for each, tests in SELECTED.items():
+        run.put(f"py{each.replace('.', '')}", each, tests | {"another": ""})
+    run.put(f"py{version.replace('.', '')}", version, PLAIN)
+    good, said = run.count()
+    assert not good
+    assert f"left out on {version}, and not marked: tests.t::another" in said
+    assert "flips" not in said
+    assert "tidy" not in said
+
+
+def test_a_test_that_only_later_versions_have_is_not_missed_on_earlier_ones(run: Run) -> None:
+    for version in ("3.12", "3.13"):
+        run.put(f"py{version.replace('.', '')}", version, SELECTED[version] | {"monitoring": ""})
+    assert run.count()[0]
+
+
+def test_a_test_whose_parameter_is_named_otherwise_is_missed_as_a_whole(run: Run) -> None:
+    for version, name in zip(VERSIONS, ["kill[SIGKILL]", "kill[9]", "kill[9]", "kill[9]"], strict=True):
+        run.put(f"py{version.replace('.', '')}", version, SELECTED[version] | {name: ""})
+    assert run.count()[0]
+    run.put("py312", "3.12", PLAIN)
+    good, said = run.count()
+    assert not good
+    assert "left out on 3.12, and not marked: tests.t::kill\n" in said
+
+
+def test_what_is_exhaustive_runs_on_the_oldest_version_too(run: Run) -> None:
+    run.put("py310", "3.10", PLAIN)
+    good, said = run.count()
+    assert not good
+    assert "exhaustive, and not run on 3.10: tests.t::flips" in said
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_without_a_report_or_with_skipped_tests_alone_fails(run: Run, version: str) -> None:
+    name = f"py{version.replace('.', '')}"
+    run.put(name, version, {"plain": ""}, plain="<skipped message='no root'/>")
+    good, said = run.count()
+    assert not good
+    assert f"no tests ran on Python {version}" in said
+    (run.reports / f"{name}.xml").unlink()
+    good, said = run.count()
+    assert not good
+    assert f"no tests ran on Python {version}" in said
+
+
+def test_the_tests_of_one_version_that_ran_on_another_fail(run: Run) -> None:
+    run.put("py312", "3.13", PLAIN)
+    good, said = run.count()
+    assert not good
+    assert "the tests for Python 3.12 ran on Python 3.13" in said
+
+
+def test_a_skipped_test_fails_and_its_reason_is_named(run: Run) -> None:
+    run.put("etcd", "3.10", {"server": "", "client": ""}, server="<skipped message='no etcd'/>")
+    good, said = run.count()
+    assert not good
+    assert "skipped on 3.10: tests.t::server: no etcd" in said
+    assert said.splitlines()[-1] == "8 passed, 1 failed"
+
+
+def test_a_failed_test_is_named_with_the_end_of_what_it_said(run: Run) -> None:
+    run.put("py313", "3.13", SELECTED["3.13"], plain="<failure message='assert 1 == 2'>the trace</failure>")
+    good, said = run.count()
+    assert not good
+    assert "FAILED in py313: tests.t::plain\nassert 1 == 2\n...the trace" in said
+    assert said.splitlines()[-1] == "6 passed, 1 failed"
+
+
+def test_a_failed_stage_fails_although_each_test_passed(run: Run) -> None:
+    run.stages.write_text("lint   3 s  failed\n")
+    good, said = run.count()
+    assert not good
+    assert "stage failed: lint   3 s  failed" in said

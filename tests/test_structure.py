@@ -1,0 +1,290 @@
+"""The source itself: how modules and classes hang together. What breaks a rule today is listed, and the lists shrink.
+
+A list holds what there was when its rule was made. A new offender fails the rule's test, and so does an entry that is
+no offender any more: whoever mends one takes it off the list.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import pytest
+from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of, run_when_imported, tree
+
+pytestmark = pytest.mark.once
+
+MODULES_MAX = 193
+"""How many modules the package may have. The aim is 170: whoever merges modules lowers this."""
+
+INHERIT_FROM_HEIRS: set[str] = set()
+STUBS_FOR_TYPES: set[str] = set()
+PRIVATE_READS = {
+    "AsyncStore: self._store._meeting",
+    "AsyncStore: store._call_s",
+    "DoubleBarrier: self._core._meeting",
+    "DoubleBarrier: self._store._take_turns",
+    "Election: self._election._observing",
+    "Election: self._store._hands",
+    "Election: self._store._take_turns",
+    "Fenced: self._core._split",
+    "Fenced: self._store._hands",
+    "Hold: self._core._acquiring",
+    "Hold: self._core._line",
+    "Hold: self._core._mode",
+    "Hold: self._core._patience",
+    "Hold: self._core._undo",
+    "Hold: self._core._what",
+    "Hold: self._store._hands",
+    "Hold: self._store._take_turns",
+    "Item: self._core._is_over",
+    "Item: self._core._put_back",
+    "Item: self._store._hands",
+    "Latch: self._core._waiting",
+    "Latch: self._store._hands",
+    "Latch: self._store._take_turns",
+    "Membership: self._core._join",
+    "Membership: self._core._leave_quietly",
+    "Membership: self._core._observing",
+    "Membership: self._core._unjoin",
+    "Membership: self._store._hands",
+    "Membership: self._store._take_turns",
+    "PriorityQueue: self._store._hands",
+    "Queue: self._core._items",
+    "Queue: self._core._taking",
+    "Queue: self._store._hands",
+    "Queue: self._store._take_turns",
+    "_after_fork_in_child: store._log",
+    "_do_under_lock: lock._enter",
+    "_do_under_lock: lock._mode",
+    "_do_under_lock: lock._undo",
+    "_changes: store._await_change",
+    "_path_and_options: urls._parse",
+    "barrier: store._take_turns",
+    "force_release: store._hands",
+    "broadcast: store._take_turns",
+    "file_path: urls._parse",
+    "gather: store._take_turns",
+    "get_all: store._take_turns",
+    "recipes.lock: fscoord.recipes._hold._Held",
+    "recipes.once: fscoord.recipes._hold._Held",
+    "synchronize: store._take_turns",
+}
+FOREIGN_PRIVATE_MODULES = {
+    "aio.groups: recipes._cleanup",
+    "aio.holds: recipes._cleanup",
+    "aio.holds: recipes._hold",
+    "aio.queue: recipes._cleanup",
+    "aio.queue: recipes._item",
+    "cli.run_command: recipes._line",
+}
+SILENT_FOLDERS: set[str] = set()
+WORDS_MIN = 40
+"""Fewer words don't say what a folder is for, what it must not do, and which locks its callers hold."""
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def compare(found: Iterable[str], listed: set[str], rule: str) -> None:
+    """Fail if `found`, which breaks a rule, is not what the list of those that may holds."""
+    fresh, mended = set(found) - listed, listed - set(found)
+    assert not fresh, f"{rule}: {sorted(fresh)}"
+    assert not mended, f"take off the list what is mended: {sorted(mended)}"
+
+
+def scoped(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Yield each node below `node` with the qualified name of the class or function that holds it."""
+    for child in ast.iter_child_nodes(node):
+        yield scope, child
+        inner = f"{scope}.{child.name}".lstrip(".") if isinstance(child, SCOPES) else scope
+        yield from scoped(child, inner)
+
+
+# Inheritance
+
+
+class Class(NamedTuple):
+    """A class of the package: its tree, and its bases, as ``module.Name`` where they are of the package, too."""
+
+    node: ast.ClassDef
+    bases: list[str]
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is a contract for others to fulfil, an exception, or a tuple: their heirs may have heirs."""
+        if any(base.endswith(("Protocol", "NamedTuple", "Error", "Exception")) for base in self.bases):
+            return True
+        methods = [each for each in self.node.body if isinstance(each, SCOPES)]
+        return any("abstractmethod" in ast.unparse(each) for method in methods for each in method.decorator_list)
+
+
+@functools.cache
+def classes() -> dict[str, Class]:
+    """Every class of the package by ``module.Name``; a class in a class or a function has no heirs elsewhere."""
+    found = {}
+    for module in MODULES:
+        names = {}
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.ImportFrom):
+                names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+        own = [node for node in tree(module).body if isinstance(node, ast.ClassDef)]
+        names |= {node.name: f"fscoord.{module}.{node.name}" for node in own}
+        for node in own:
+            bases = []
+            for base in node.bases:
+                first, dot, rest = ast.unparse(base).partition("[")[0].partition(".")
+                bases.append((names.get(first, first) + dot + rest).removeprefix("fscoord."))
+            found[f"{module}.{node.name}"] = Class(node, bases)
+    return found
+
+
+def ancestors(name: str) -> list[str]:
+    """The longest line of classes of the package that one inherits from, without those that are apart."""
+    lines = []
+    for base in classes()[name].bases:
+        if base in classes():
+            lines.append([*([] if classes()[base].is_apart else [base]), *ancestors(base)])
+    return max(lines, key=len, default=[])
+
+
+def test_classes_of_the_log_and_of_stores_do_not_inherit_from_heirs() -> None:
+    """What a chain of classes does with ``self`` can be read in no one place; a part that is held can."""
+    looked_at = [name for name in classes() if name.startswith(("_log.", "stores."))]
+    assert len(looked_at) > 50
+    compare(
+        {name.rpartition(".")[2] for name in looked_at if len(ancestors(name)) > 1},
+        INHERIT_FROM_HEIRS,
+        "inherits from a class that inherits itself: hold a part instead",
+    )
+
+
+# What is there for the type checker alone
+
+
+def test_no_method_is_declared_for_the_type_checker_only() -> None:
+    """Such a method says that another class of the chain has it: a dependency that no constructor shows."""
+    stubs = {
+        f"{scope}.{inner.name}".lstrip(".")
+        for module in MODULES
+        for scope, node in scoped(tree(module))
+        if is_for_types(node)
+        for statement in node.body
+        for inner in ast.walk(statement)
+        if isinstance(inner, SCOPES[:2])
+    }
+    compare(stubs, STUBS_FOR_TYPES, "declared under `if TYPE_CHECKING`: hold the object that has it")
+
+
+# Private names
+
+NAMEDTUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
+PYTHON = {"_exit", "_getframe"}
+"""Documented, however they are spelled: of os and of sys."""
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in NAMEDTUPLE | PYTHON
+
+
+def own_names(module: str) -> set[str]:
+    """Every name that the module defines: of its own, of its classes, and of their instances."""
+    found = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, SCOPES):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) in {"self", "cls"} else set()
+    return found
+
+
+def private_reads(module: str) -> Iterator[str]:
+    """Each use of a private name that another module defines, as ``Class: object._name``."""
+    own = own_names(module)
+    for inner, node in scoped(tree(module)):
+        scope = inner.partition(".")[0]
+        if isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in own:
+            if ast.unparse(node.value) not in {"self", "cls", "super()"}:
+                yield f"{scope}: {ast.unparse(node)}"
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if private(alias.name) and module_of(f"{node.module}.{alias.name}") == module_of(f"{node.module}"):
+                    yield f"{scope or module}: {node.module}.{alias.name}"
+
+
+def test_private_names_are_used_in_the_module_that_defines_them() -> None:
+    found = {each for module in MODULES for each in private_reads(module)}
+    compare(found, PRIVATE_READS, "a private name of another module")
+
+
+def test_private_modules_are_imported_inside_their_package() -> None:
+    wrong = set()
+    for module in MODULES:
+        for node in ast.walk(tree(module)):
+            for target in filter(None, map(module_of, imported(node))):
+                parts = target.split(".")
+                for depth, part in enumerate(parts):
+                    owner = ".".join(parts[:depth])
+                    if (
+                        part.startswith("_")
+                        and part != "__main__"
+                        and not f"{module}.".startswith(f"{owner}." * bool(owner))
+                    ):
+                        wrong.add(f"{module}: {target}")
+    compare(wrong, FOREIGN_PRIVATE_MODULES, "a private module of another package")
+
+
+# Imports
+
+
+def cycles(edges: dict[str, set[str]]) -> list[frozenset[str]]:
+    """Return the sets of modules of which each leads to each other."""
+    reached = {}
+    for start in edges:
+        found, left = set(), [start]
+        while left:
+            fresh = edges.get(left.pop(), set()) - found
+            found |= fresh
+            left += fresh
+        reached[start] = found
+    rings = {start: frozenset(each for each in reached[start] if start in reached[each]) for start in edges}
+    return sorted({ring for ring in rings.values() if ring}, key=sorted)
+
+
+def test_no_imports_at_run_time_have_a_cycle() -> None:
+    edges = {}
+    for module in MODULES:
+        names = [name for node in run_when_imported(tree(module)) for name in imported(node)]
+        edges[module] = {target for target in map(module_of, names) if target is not None}
+    assert sum(map(len, edges.values())) > 300
+    assert not cycles(edges), f"these import each other: {list(map(sorted, cycles(edges)))}"
+
+
+def test_cycles_are_found() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e"}, "f": {"a"}}
+    assert cycles(edges) == [frozenset("abc"), frozenset("e")]
+
+
+# Folders
+
+
+def folders() -> list[str]:
+    return sorted({path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - {"."})
+
+
+def test_private_packages_say_what_they_are_for() -> None:
+    silent = set()
+    for folder in folders():
+        name = folder.replace("/", ".")
+        assert name in MODULES, f"{folder} has no __init__.py"
+        said = ast.get_docstring(tree(name)) or ""
+        if "_" in {part[0] for part in name.split(".")} and len(said.split()) < WORDS_MIN:
+            silent.add(name)
+    compare(silent, SILENT_FOLDERS, "its __init__.py does not say what the folder is for")
+
+
+def test_the_package_has_no_more_modules_than_it_had() -> None:
+    assert len(MODULES) <= MODULES_MAX, f"{len(MODULES)} modules: merge some that have one subject"

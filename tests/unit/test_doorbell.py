@@ -1,0 +1,101 @@
+"""The bell by itself: what its marks mean, that it is made once and cheaply, and that it leaves nothing open."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.faulty import faulty_os
+from support.logs import is_open
+
+from fscoord import InsecurePathError
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "bell")
+
+
+@pytest.fixture
+def bell(path: str) -> Iterator[Doorbell]:
+    bell = Doorbell(path, 0o600)
+    yield bell
+    bell.close()
+
+
+def test_a_bell_is_made_once_whole_and_never_synced(path: str) -> None:
+    """It holds nothing that a power failure could cost."""
+    with faulty_os() as faulty:
+        one = Doorbell(path, 0o600)
+        two = Doorbell(path, 0o600, create=False)
+    assert (one.is_new, two.is_new) == (True, False)
+    assert Path(path).read_bytes() == bytes(SIZE)
+    assert "fsync" not in [name for name, _ in faulty.calls]
+    one.close()
+    two.close()
+
+
+def test_a_bell_that_is_refused_stays_open_for_nobody(path: str) -> None:
+    Path(path).write_bytes(bytes(SIZE))
+    os.chmod(path, 0o622)
+    with pytest.raises(InsecurePathError, match="others can write it") as caught:
+        Doorbell(path, 0o600)
+    assert not is_open(path), caught.value  # which keeps the frame, and so what was to be a bell
+
+
+def test_who_marks_first_hears_a_ring_that_another_has_marked_behind(bell: Doorbell) -> None:
+    """A byte counts on: were it set and cleared, the second mark would hide the ring from the first waiter."""
+    for _ in range(300):  # past the highest that a byte counts
+        first = bell.arm(7)
+        assert bell.arm(7) == first
+        assert not bell.is_rung(7, first)
+        bell.ring(7)
+        assert bell.is_rung(7, first)
+        second = bell.arm(7)
+        assert bell.is_rung(7, first)
+        assert not bell.is_rung(7, second)
+
+
+def test_neighbours_marks_are_apart(bell: Doorbell) -> None:
+    low, high = bell.arm(7), bell.arm(8)
+    assert bell.arm(7) == low
+    bell.ring(7)
+    assert bell.is_rung(7, low)
+    assert not bell.is_rung(8, high)
+
+
+def test_a_ring_is_told_by_the_times_of_the_file_and_one_that_nobody_waits_for_is_one_read(bell: Doorbell) -> None:
+    """A mark writes, too, and must wake nobody: waiters watch for changes of attributes alone."""
+    with faulty_os() as faulty:
+        bell.arm(7)
+        bell.ring(7)
+        assert [name for name, _ in faulty.calls] == ["pread", "pwrite", "pread", "pwrite", "utime"]
+        faulty.calls.clear()
+        bell.ring(7)
+        bell.ring(8)
+    assert [name for name, _ in faulty.calls] == ["pread", "pread"]
+
+
+def test_a_bell_is_lost_without_a_name_when_it_is_closed_and_when_nobody_can_tell(bell: Doorbell, path: str) -> None:
+    assert not bell.is_lost
+    with faulty_os() as faulty, faulty.fail(0, errno.ESTALE, names=("fstat",)):
+        assert bell.is_lost
+    os.unlink(path)
+    assert bell.is_lost
+    other = Doorbell(path, 0o600)
+    other.close()
+    with open(path):  # its descriptor has, most likely, the number of the one that was closed
+        assert other.is_lost
+
+
+def test_a_forked_child_closes_its_bells_and_its_parents_stay_open(bell: Doorbell) -> None:
+    fd = bell.fd
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if bell.fd < 0 and not is_open(fd) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not bell.is_lost

@@ -1,0 +1,593 @@
+"""The way to the newest generation, step by step: what is read of it, what is posted, and what may be removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.faulty import faulty_os
+from support.plain_reader import read_log
+
+from fscoord._log.format import record
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
+from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.generations import forwarding
+from fscoord._log.generations.forwarding import ORPHAN_MAX, Flags
+from fscoord._log.handle import Root
+from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
+from fscoord._runtime import system
+
+CHAIN = 77
+WRITER = 5
+TIME_NS = 10**18
+LINEAGE = b"i" * 16
+FLAGS = Flags(os.O_RDONLY, os.O_RDWR | os.O_APPEND)
+
+
+def successor(generation: int, base: bytes = b"log") -> GenerationRef:
+    name = generation_name(base, generation, bytes([generation]) * 6)
+    return GenerationRef(generation, bytes([generation]) * 16, 0, 0, name)
+
+
+class Log:
+    """Generation 0 of a log, made of the records that a test wants."""
+
+    def __init__(self, path: Path, kind: int = OFD) -> None:
+        self.path = path
+        path.touch(0o600)
+        found = path.stat()
+        self.header = Header(LINEAGE, kind, lineage=LINEAGE, root_inode=found.st_ino, inode=found.st_ino)
+        data = self.header.encode()
+        _, size, chain = Header.decode(data)
+        path.write_bytes(data)
+        self.place = self.start = LogPosition(size, chain)
+        self.root = Root(self.header, self.start, (found.st_dev, found.st_ino), found.st_ino)
+        self.owner = LogIdentity(LINEAGE, found.st_ino)
+        self.keep: set[int] = set()
+
+    def add(self, kind: int, value: bytes, key: bytes = b"") -> LogPosition:
+        data, chain = record.encode(kind, key, value, 1, 2, self.place.chain)
+        with self.path.open("ab") as file:
+            file.write(data)
+        self.place = LogPosition(self.path.stat().st_size, chain)
+        return self.place
+
+    def add_bytes(self, data: bytes) -> None:
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def newest(self, start: LogPosition | None = None) -> tuple[int | None, LogPosition, bool]:
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            found, place, is_torn = forwarding.newest(fd, start or self.start)
+        finally:
+            os.close(fd)
+        return found and found.generation, place, is_torn
+
+    def hint(self) -> GenerationRef | None:
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            return forwarding.hint(fd)
+        finally:
+            os.close(fd)
+
+    def post(
+        self, generation: int, known: LogPosition | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
+    ) -> LogPosition | None:
+        ways = os.O_RDONLY, writing
+        place = forwarding.post(
+            str(self.path), self.root, successor(generation), WRITER, TIME_NS, *ways, self.keep, known
+        )
+        assert not self.keep
+        return place
+
+
+@pytest.fixture
+def path(memory: Path) -> Path:
+    return memory / "log"
+
+
+# -- the hint
+
+
+@pytest.mark.parametrize("before", [0, 1, 7, 8, 28, 29, 207, 208, 209, 300, 444, 445, 446, 512, 5000])
+@pytest.mark.parametrize("base", [b"l", b"l" * 238])
+def test_what_a_forward_record_at_the_end_names_is_seen_whatever_stands_before(
+    before: int, base: bytes, path: Path
+) -> None:
+    named = successor(7, base)
+    data, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, CHAIN)
+    path.write_bytes(b"\xff" * before + data)
+    log = Log(path.with_name("other"))
+    log.path = path
+    assert log.hint() == named
+    path.write_bytes(b"\xff" * before + data[:-1])
+    assert log.hint() is None
+    path.write_bytes(b"\xff" * before + data + b"f")
+    assert log.hint() is None
+
+
+def test_a_forward_record_that_is_not_sound_is_no_hint(path: Path) -> None:
+    log = Log(path)
+    assert log.hint() is None
+    log.add(record.FORWARD, successor(3).forward())
+    assert log.hint() == successor(3)
+    data = path.read_bytes()
+    for place in range(log.start.offset, len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        assert log.hint() is None
+
+
+@pytest.mark.parametrize(("kind", "value"), [(record.FORWARD, b"nonsense"), (record.SET, successor(3).forward())])
+def test_what_names_no_generation_is_no_hint(kind: int, value: bytes, path: Path) -> None:
+    log = Log(path)
+    log.add(kind, value)
+    assert log.hint() is None
+    log.path.write_bytes(b"")
+    assert log.hint() is None
+
+
+# -- the whole way
+
+
+def test_the_last_that_is_named_counts(path: Path) -> None:
+    log = Log(path)
+    assert log.newest() == (None, log.start, False)
+    log.add(record.SET, b"v", b"k")
+    assert log.newest() == (None, log.place, False)
+    log.add(record.SEAL, successor(1).seal())
+    assert log.newest() == (1, log.place, False)
+    behind_seal = log.add(record.FORWARD, successor(1).forward())
+    log.add(record.FORWARD, successor(4).forward())
+    log.add(record.FORWARD, b"nonsense")
+    log.add(record.SEAL, b"nonsense")
+    log.add(record.BELL, b"")
+    assert log.newest() == (4, log.place, False)
+    assert log.newest(behind_seal) == (4, log.place, False)
+    assert log.newest(log.place) == (None, log.place, False)
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 100, 1 << 18])
+def test_a_way_is_read_in_pieces_of_any_size(chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_CHUNK", chunk)
+    log = Log(path)
+    log.add(record.SET, bytes(500), b"k")
+    log.add(record.SEAL, successor(1).seal())
+    log.add(record.FORWARD, successor(2).forward())
+    assert log.newest() == (2, log.place, False)
+
+
+@pytest.mark.parametrize("kept", [3, 8, 12, 22])
+def test_what_is_torn_ends_the_way_until_it_is_stepped_over(kept: int, path: Path) -> None:
+    log = Log(path)
+    log.add(record.SEAL, successor(1).seal())
+    good = log.place
+    log.add_bytes(record.encode(record.FORWARD, b"", successor(2).forward(), 1, 2, log.place.chain)[0][:kept])
+    assert log.newest() == (1, good, True)
+    assert log.post(3) == LogPosition(path.stat().st_size, read_chain(path))
+    assert log.newest() == (3, LogPosition(path.stat().st_size, read_chain(path)), False)
+    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records] == ["Z", "V", "f"]
+
+
+def read_chain(path: Path) -> int:
+    """The chain after the last record."""
+    data = path.read_bytes()
+    return zlib.crc32(data[-6:], int.from_bytes(data[-5:-1], "little"))
+
+
+def test_damage_ends_the_way(path: Path) -> None:
+    log = Log(path)
+    good = log.add(record.SEAL, successor(1).seal())
+    log.add(record.FORWARD, successor(2).forward())
+    log.add(record.FORWARD, successor(3).forward())
+    data = path.read_bytes()
+    path.write_bytes(data[: good.offset + 20] + b"x" + data[good.offset + 21 :])
+    assert log.newest() == (1, good, True)
+    before = path.read_bytes()
+    with pytest.raises(MalformedRecord, match="checksum"):
+        log.post(4)
+    assert (path.read_bytes(), log.keep) == (before, set())
+
+
+# -- posting
+
+
+@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
+def test_what_is_posted_is_a_record_of_the_poster_at_the_end_and_synced(kind: int, path: Path) -> None:
+    log = Log(path, kind)
+    log.add(record.SEAL, successor(1).seal())
+    with faulty_os() as faulty:
+        place = log.post(2)
+        names = [name for name, _ in faulty.calls if name in ("write", "fdatasync")]
+    assert names == ["fdatasync", "write", "fdatasync"], "what stands before it is safe before it is written"
+    assert place == LogPosition(path.stat().st_size, read_chain(path))
+    found = read_log(path.read_bytes())
+    assert (found.ends, found.successor) == ("whole", (2, b"\2" * 16, "log.2.020202020202"))
+    assert found.records[-1][4:] == (WRITER, TIME_NS)
+    assert not os.path.lexists(f"{path}.lock")
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_what_is_known_already_is_not_posted_again_and_synced_all_the_same(generation: int, path: Path) -> None:
+    log = Log(path)
+    log.add(record.SEAL, successor(2).seal())
+    with faulty_os() as faulty:
+        assert log.post(generation) == log.place
+        assert "fdatasync" in [name for name, _ in faulty.calls]
+    assert path.stat().st_size == log.place.offset
+
+
+def test_nothing_before_the_place_that_is_known_is_read_unless_the_file_was_cut(path: Path) -> None:
+    log = Log(path)
+    log.add(record.SEAL, successor(1).seal())
+    known = log.post(2)
+    assert known is not None
+    data = path.read_bytes()
+    path.write_bytes(data[: log.start.offset] + bytes(known.offset - log.start.offset))
+    place = log.post(3, known)
+    assert place is not None
+    assert place.offset == path.stat().st_size > known.offset
+    path.write_bytes(data[: known.offset - 1])
+    with pytest.MonkeyPatch.context() as patch:
+        read: list[LogPosition] = []
+        real = forwarding.newest
+        patch.setattr(forwarding, "newest", lambda fd, start: (read.append(start), real(fd, start))[1])
+        log.post(3, known)
+        path.write_bytes(data)
+        log.post(3, known)
+    assert read == [log.start, known]
+
+
+@pytest.mark.parametrize("kind", [OFD, FLOCK])
+def test_who_does_not_get_the_lock_soon_leaves_it_to_the_next_one(
+    kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "_TRIES", 3)
+    monkeypatch.setattr(forwarding, "_PAUSE_S", 0)
+    log = Log(path, kind)
+    log.add(record.SEAL, successor(1).seal())
+    fd = os.open(path, os.O_RDWR)
+    holder = LogLock(str(path), fd, kind, threading.RLock(), set())
+    try:
+        holder.try_lock()
+        assert log.post(2) is None
+        assert path.stat().st_size == log.place.offset
+        holder.unlock()
+        assert log.post(2) is not None
+        holder.try_lock()
+    finally:
+        os.close(fd)
+    assert log.newest()[0] == 2
+
+
+@pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 1), (errno.EAGAIN, 4)])
+def test_a_lock_call_that_fails_is_repeated_only_if_somebody_has_the_lock(
+    error: int, tries: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "_TRIES", 4)
+    monkeypatch.setattr(forwarding, "_PAUSE_S", 0)
+    log = Log(path)
+    tried: list[int] = []
+
+    def fail() -> None:
+        tried.append(1)
+        raise OSError(error, os.strerror(error))
+
+    def bind(lock: LogLock, *_: int) -> None:
+        lock.try_lock = lock.unlock = fail
+
+    monkeypatch.setattr(LogLock, "_bind_ofd", bind)
+    if error == errno.EAGAIN:
+        assert log.post(2) is None
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            log.post(2)
+    assert len(tried) == tries + 1, "one more is the unlocking, whose failure is none"
+    assert not log.keep
+
+
+def test_where_nothing_can_be_appended_by_the_kernel_it_is_written_at_the_end(path: Path) -> None:
+    log = Log(path)
+    log.add(record.SET, b"v")
+    log.post(2, writing=os.O_RDWR)
+    log.add_bytes(b"torn")
+    log.post(3, writing=os.O_RDWR)
+    assert log.newest()[::2] == (3, False)
+    assert read_log(path.read_bytes()).ends == "whole"
+
+
+def test_a_void_that_is_written_for_a_forward_record_names_no_session(path: Path) -> None:
+    log = Log(path)
+    log.add_bytes(b"torn")
+    log.post(2)
+    data = path.read_bytes()
+    (position,) = [
+        start for start in range(0, len(data) - record.VOID_SIZE, record.SECTOR)
+        if record.decode_void(data[start:], log.start.chain) is not None
+    ]  # fmt: skip
+    found = record.decode_void(data[position:], log.start.chain)
+    assert found is not None
+    assert (found[0], found[2]) == (log.start.offset, 0)
+
+
+def test_a_log_that_can_not_be_opened_a_second_time_is_not_kept_open(path: Path) -> None:
+    log = Log(path)
+    failing = pytest.raises(OSError, match="Too many open files")
+    with faulty_os() as faulty, faulty.fail(1, errno.EMFILE, names=("open",)), failing:
+        log.post(2)
+    assert not log.keep
+
+
+def test_a_file_that_has_taken_the_log_s_place_is_not_written_to(path: Path) -> None:
+    log = Log(path)
+    path.write_bytes(Header(b"j" * 16, OFD).encode())
+    before = path.read_bytes()
+    with pytest.raises(MalformedRecord, match="another log by now"):
+        log.post(2)
+    assert (path.read_bytes(), log.keep) == (before, set())
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        log.post(2)
+    assert not log.keep
+
+
+# -- removing
+
+
+def make_files(log: Log, names: list[bytes], **changed: object) -> None:
+    """Make files that belong to `log`, unless what their headers say is `changed`."""
+    for name in names:
+        file = log.path.with_name(os.fsdecode(name))
+        file.touch()
+        known = log.header._replace(
+            log_id=b"g" * 16, generation=parse_generation_name(name) or 0, inode=file.stat().st_ino
+        )
+        file.write_bytes(known._replace(**changed).encode())  # type: ignore[arg-type]
+
+
+def beside(path: Path) -> set[bytes]:
+    return {os.fsencode(name) for name in os.listdir(path.parent)} - {os.fsencode(path.name)}
+
+
+def remove_superseded(log: Log, newest: GenerationRef, before: bytes | None) -> None:
+    kind = log.header.lock_kind
+    forwarding.remove_superseded(str(log.path), log.owner, newest, before, kind, FLAGS, log.keep)
+    assert not log.keep
+
+
+def another(generation: int, random: bytes) -> bytes:
+    """The name of another file of this generation."""
+    return generation_name(b"log", generation, random)
+
+
+@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
+def test_what_is_superseded_goes_and_what_somebody_may_need_stays(kind: int, path: Path) -> None:
+    log = Log(path, kind)
+    newest, before = successor(4), successor(3).name
+    left, locked = another(4, b"orphan"), another(2, b"locked")
+    foreign = [successor(2, b"other").name, b"log.3", b"log.alive", b"log.handle.bell", b"log.3.nothexnothex"]
+    make_files(log, [newest.name, before, left, locked, *foreign])
+    linked = another(3, b"linked")
+    path.with_name(os.fsdecode(linked)).symlink_to(path.with_name("log.alive"))
+    holders = []
+    for name in (before, locked):
+        fd = os.open(path.with_name(os.fsdecode(name)), os.O_RDWR)
+        lock = LogLock(str(path), fd, kind, threading.RLock(), set())
+        if kind != SOFT:  # then nobody holds a generation's own lock
+            lock.try_lock()
+        holders.append(fd)
+    try:
+        remove_superseded(log, newest, before)
+    finally:
+        for fd in holders:
+            os.close(fd)
+    assert beside(path) == {newest.name, linked, *foreign} | ({locked} if kind != SOFT else set())
+
+
+NOT_OWNED = {
+    "another lineage": {"lineage": b"j" * 16},
+    "another first file": {"root_inode": 1},
+    "no number of the first file": {"root_inode": 0},
+    "another file": {"inode": 1},
+    "no number of the file": {"inode": 0},
+}
+
+
+@pytest.mark.parametrize("changed", NOT_OWNED.values(), ids=NOT_OWNED)
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_what_does_not_prove_that_it_belongs_to_the_log_stays(
+    kind: int, changed: dict[str, object], path: Path
+) -> None:
+    log = Log(path, kind)
+    newest, before, left = successor(4), successor(3).name, another(2, b"orphan")
+    make_files(log, [before, left], **changed)
+    remove_superseded(log, newest, before)
+    remove(log)
+    assert beside(path) == {before, left}
+    assert not path.exists()
+
+
+OTHERS = {
+    "text": b"something else",
+    "another version": b"fscoord\n\1\0" + bytes(72),
+    "a damaged header": b"fscoord\n\2\0" + bytes(200),
+    "zeros and more": bytes(5000) + b"x",
+    "long": bytes(ORPHAN_MAX) + b"x",
+}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_what_is_not_a_part_of_a_log_stays(kind: int, content: bytes, path: Path) -> None:
+    log = Log(path, kind)
+    before, left = successor(3).name, another(2, b"orphan")
+    for name in (before, left):
+        path.with_name(os.fsdecode(name)).write_bytes(content)
+    remove_superseded(log, successor(4), before)
+    remove(log)
+    assert beside(path) == {before, left}
+
+
+@pytest.mark.parametrize("content", [b"", b"fscoord\n", b"fscoord\n\2\0" + bytes(100), bytes(5000)])
+@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
+def test_what_a_maker_left_that_died_before_it_had_synced_goes_if_nobody_locks_it(
+    kind: int, content: bytes, path: Path
+) -> None:
+    """It holds nothing, so that it can't say to which log it belongs."""
+    log = Log(path, kind)
+    left, locked = another(4, b"orphan"), another(4, b"locked")
+    for name in (left, locked):
+        path.with_name(os.fsdecode(name)).write_bytes(content)
+    fd = os.open(path.with_name(os.fsdecode(locked)), os.O_RDWR)
+    try:
+        if kind != SOFT:
+            LogLock(str(path), fd, kind, threading.RLock(), set()).try_lock()
+        remove_superseded(log, successor(4), None)
+    finally:
+        os.close(fd)
+    assert beside(path) == ({locked} if kind != SOFT else set())
+
+
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_a_later_generation_than_the_newest_stays(kind: int, path: Path) -> None:
+    """It is there if the log was restored from a backup: then it is what has happened since."""
+    log = Log(path, kind)
+    newest = successor(4)
+    make_files(log, [another(4, b"orphan"), another(5, b"future")])
+    remove_superseded(log, newest, None)
+    assert beside(path) == {another(5, b"future")}
+    make_files(log, [another(2, b"lesser")], generation=5)
+    remove_superseded(log, newest, another(2, b"lesser"))
+    assert beside(path) == {another(5, b"future"), another(2, b"lesser")}, "what its header says counts"
+
+
+def test_what_is_called_after_the_old_name_of_a_renamed_log_goes_as_well(path: Path) -> None:
+    log = Log(path)
+    before = successor(3, b"old.1").name
+    left, foreign = generation_name(b"old.1", 2, b"orphan"), generation_name(b"old", 2, b"orphan")
+    make_files(log, [before, left, foreign])
+    remove_superseded(log, successor(4, b"old.1"), None)
+    assert beside(path) == {before, left, foreign}, "nothing says that the log had this name"
+    remove_superseded(log, successor(4), before)
+    assert beside(path) == {foreign}
+
+
+def test_where_inode_numbers_do_not_last_nothing_goes(path: Path) -> None:
+    log = Log(path)
+    before, left = successor(3).name, another(2, b"orphan")
+    make_files(log, [before, left], root_inode=0, inode=0)
+    log.owner = LogIdentity(LINEAGE, 0)
+    remove_superseded(log, successor(4), before)
+    remove(log)
+    assert beside(path) == {before, left}
+
+
+def test_without_a_generation_before_only_what_nobody_locks_goes(path: Path) -> None:
+    log = Log(path)
+    newest, left, locked = successor(2), another(1, b"orphan"), another(1, b"locked")
+    make_files(log, [newest.name, left, locked])
+    fd = os.open(path.with_name(os.fsdecode(locked)), os.O_RDWR)
+    try:
+        lock = LogLock(str(path), fd, OFD, threading.RLock(), set())
+        lock.try_lock()
+        remove_superseded(log, newest, None)
+    finally:
+        os.close(fd)
+    assert beside(path) == {newest.name, locked}
+    remove_superseded(log, newest, None)
+    assert beside(path) == {newest.name}
+
+
+def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
+    forwarding.remove_log(str(log.path), log.root, log.owner, cleared, FLAGS, log.keep)
+    assert not log.keep
+
+
+class Lives:
+    """`system.process_epoch`, another one from the call after `count` on: there a signal handler has forked."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self) -> int:
+        self.left -= 1
+        return 1 if self.left >= 0 else 2
+
+
+@pytest.mark.parametrize("kind", [OFD, SOFT])
+def test_removal_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent(
+    kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(path, kind)
+    before, left = successor(3).name, another(2, b"orphan")
+    make_files(log, [before, left])
+    monkeypatch.setattr(system, "process_epoch", Lives(1))
+    remove_superseded(log, successor(4), before)
+    assert beside(path) == {before, left}
+    monkeypatch.undo()
+    remove_superseded(log, successor(4), before)
+    assert beside(path) == set()
+
+
+@pytest.mark.parametrize(("calls", "cleared"), [(1, 0), (2, 1)])
+def test_end_of_a_log_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent(
+    calls: int, cleared: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(path)
+    make_files(log, [successor(1).name])
+    done: list[str] = []
+    monkeypatch.setattr(system, "process_epoch", Lives(calls))
+    remove(log, done.append)
+    assert len(done) == cleared
+    assert path.exists()
+    assert beside(path) == {successor(1).name}
+
+
+def test_a_finished_log_goes_with_its_generations_and_what_stands_beside_it_goes_first(path: Path) -> None:
+    log = Log(path)
+    make_files(log, [successor(1).name, successor(2).name, successor(1, b"other").name, b"log.1"])
+    cleared: list[tuple[str, bool]] = []
+    remove(log, lambda name: cleared.append((name, path.exists())))
+    assert cleared == [(str(path), True)]
+    assert not path.exists()
+    assert beside(path) == {successor(1, b"other").name, b"log.1"}
+
+
+@pytest.mark.parametrize("why", ["another name", "another log", "no log", "nothing", "a link"])
+def test_what_is_not_only_the_finished_log_stays_with_all_beside_it(why: str, path: Path) -> None:
+    log = Log(path)
+    make_files(log, [successor(1).name])
+    elsewhere = path.with_name("elsewhere")
+    if why == "another name":
+        elsewhere.hardlink_to(path)
+    elif why == "another log":
+        path.write_bytes(Header(b"j" * 16, OFD).encode())
+    elif why == "no log":
+        path.write_bytes(b"something")
+    else:
+        path.rename(elsewhere)
+        if why == "a link":
+            path.symlink_to(elsewhere)
+    before = sorted(os.listdir(path.parent))
+    cleared: list[str] = []
+    remove(log, cleared.append)
+    assert not cleared
+    assert sorted(os.listdir(path.parent)) == before
+
+
+def test_a_log_that_can_t_be_cleared_stays(path: Path) -> None:
+    log = Log(path)
+    make_files(log, [successor(1).name])
+
+    def refuse(_: str) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    remove(log, refuse)
+    assert path.exists()
+    assert beside(path) == {successor(1).name}

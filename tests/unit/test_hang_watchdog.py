@@ -1,0 +1,145 @@
+"""A call that does not return is told of, ever more rarely, and one that has returned is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fscoord._log.access import hang_watchdog
+from fscoord._log.access.hang_watchdog import FIRST_S, HangWatchdog, KernelCall
+from fscoord._runtime import system
+
+HANG_S = 60
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(system, "time", found)
+    return found
+
+
+@pytest.fixture
+def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelCall]:
+    """A call of which a thread of its own takes care, whatever else this process has open."""
+    monkeypatch.setattr(hang_watchdog, "_open", weakref.WeakSet())
+    monkeypatch.setattr(hang_watchdog, "_watchdog", [HangWatchdog()])
+    found = KernelCall("/some/where")
+    yield found
+    thread = hang_watchdog._watchdog[0]._thread
+    found.close()
+    if thread is not None:
+        thread.join(HANG_S)
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What was logged, but for the text."""
+    found: list[tuple[object, ...]] = []
+
+    class Logger:
+        def warning(self, _: str, *values: object) -> None:
+            found.append(values)
+
+    monkeypatch.setattr(hang_watchdog, "logger", lambda _: Logger())
+    return found
+
+
+def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
+    call: KernelCall, clock: Clock, told: list[tuple[object, ...]]
+) -> None:
+    for _ in range(2):  # each call by itself
+        told.clear()
+        call.begin()
+        for seconds in range(9 * int(FIRST_S)):
+            call.warn_if_stuck(clock.now + seconds)
+        assert told == [("/some/where", FIRST_S * times) for times in (1, 2, 4, 8)]
+        call.end()
+        call.warn_if_stuck(clock.now + 1e6)
+        assert len(told) == 4
+
+
+def test_a_handle_that_is_closed_makes_no_calls(call: KernelCall, clock: Clock, told: list[tuple[object, ...]]) -> None:
+    call.begin()
+    call.close()
+    call.warn_if_stuck(clock.now + 1e6)
+    assert told == []
+    call.close()
+
+
+def test_the_thread_that_looks_is_there_while_a_handle_is(call: KernelCall) -> None:
+    call.begin()
+    watcher = hang_watchdog._watchdog[0]
+    thread = watcher._thread
+    assert thread.daemon
+    call.begin()
+    assert watcher._thread is thread
+    other = KernelCall("/else/where")
+    call.close()
+    assert thread.is_alive()
+    other.close()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+    assert watcher._thread is None
+
+
+def test_where_there_is_no_thread_left_the_next_call_tries_again(
+    call: KernelCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        call.begin()
+        assert hang_watchdog._watchdog[0]._thread is None
+    call.begin()
+    assert hang_watchdog._watchdog[0]._thread is not None
+
+
+def test_a_forked_child_has_a_watcher_of_its_own(call: KernelCall) -> None:
+    call.begin()
+    (parent,) = hang_watchdog._watchdog
+    thread = parent._thread
+    try:
+        hang_watchdog._after_fork_in_child()
+        (child,) = hang_watchdog._watchdog
+        assert child is not parent
+        assert child._thread is None
+    finally:
+        hang_watchdog._watchdog[:] = [parent]
+    assert thread.is_alive()
+
+
+def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(
+    call: KernelCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[int] = []
+
+    class Wake:
+        def set(self) -> None:
+            woken.append(len(hang_watchdog._open))
+
+    monkeypatch.setattr(hang_watchdog._watchdog[0], "wake", Wake())
+    other = KernelCall("/else/where")
+    call.close()
+    assert woken == []
+    other.close()
+    assert woken == [0]

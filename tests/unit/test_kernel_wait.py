@@ -1,0 +1,289 @@
+"""The line for a lock that the kernel is asked to wait for: who gets it, who has left, and what is closed, and once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.test_fork import Child
+from support.faulty import faulty_system
+from support.places import start_thread, until
+
+from fscoord._log.io.safe_files import open_descriptor
+from fscoord._log.locking import kernel_wait
+from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
+from fscoord._runtime import system
+
+LIMIT_S = 60
+
+
+class FakeLock:
+    """A lock that comes when a test says so."""
+
+    kind = 1
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR)
+        self.mutex = threading.RLock()
+        self.handover: Any = None
+        self.can_block = True
+        self.is_closed = False
+        self.blocks = threading.Event()
+        self.comes = threading.Semaphore(0)
+        self.unlocked = threading.Event()
+        self.reopened: list[int] = []
+        self.unblocked: list[int] = []
+
+    def reopen(self) -> int:
+        self.reopened.append(open_descriptor(self.path, os.O_RDWR))
+        return self.reopened[-1]
+
+    def block(self, fd: int) -> None:
+        self.blocks.set()
+        assert self.comes.acquire(timeout=LIMIT_S)
+
+    def unblock(self, fd: int) -> None:
+        self.unblocked.append(fd)
+
+    def adopt(self, fd: int, handover: Any) -> None:
+        os.close(self.fd)
+        self.fd, self.handover = fd, handover
+
+    def unlock(self) -> None:
+        self.unlocked.set()
+
+
+Make = Callable[[], FakeLock]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    (tmp_path / "log").touch()
+    made: list[FakeLock] = []
+
+    def make_one() -> FakeLock:
+        made.append(FakeLock(str(tmp_path / "log")))
+        return made[-1]
+
+    yield make_one
+    for lock in made:
+        os.close(lock.fd)
+    assert is_over()
+
+
+before: list[object] = []
+"""The threads and requests that were there before the test: another may have left one that is about to end."""
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is granted the lock may take any time to take it."""
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
+    before[:] = [*threading.enumerate(), *kernel_wait._requests.values()]
+
+
+@pytest.fixture
+def strange_closes() -> Iterator[list[int]]:
+    """The descriptors that were closed when they were not open: by then their numbers may be those of others."""
+    strange: list[int] = []
+
+    def look(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+        if name == "close" and not os.path.lexists(f"/proc/self/fd/{arguments[0]}"):
+            strange.append(arguments[0])
+
+    with faulty_system() as faulty, faulty.instead(look):
+        yield strange
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fscoord-lock" and thread not in before]
+
+
+def requests() -> list[Any]:
+    return [request for request in list(kernel_wait._requests.values()) if request not in before]
+
+
+def is_over() -> bool:
+    return not requests() and not threads()
+
+
+def in_line() -> int:
+    return sum(len(request.waiters) for request in requests())
+
+
+def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, strange_closes: list[int]) -> None:
+    lock = make()
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
+        assert lock.blocks.wait(LIMIT_S)
+        assert [thread.daemon for thread in threads()] == [True], "a process may end while it waits"
+        lock.comes.release()
+    assert [lock.fd] == lock.reopened
+    assert lock.handover.locked()
+    lock.handover.release()
+    until(is_over)
+    assert os.fstat(lock.fd)
+    assert not lock.unlocked.is_set()
+    assert not strange_closes
+
+
+def test_a_lock_that_is_granted_and_not_taken_is_given_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", 0.01)
+    lock = make()
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
+        lock.comes.release()
+    assert lock.unlocked.wait(LIMIT_S)
+    until(is_over)
+    assert lock.handover is None
+
+
+@pytest.fixture
+def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let every wait end as soon as the kernel was asked: the time is out, or there was an interruption."""
+
+    def end(lock: FakeLock, error: type[BaseException] | None = None) -> None:
+        class Ended(system.AutoResetEvent):
+            def wait(self, timeout: float) -> bool:
+                assert lock.blocks.wait(LIMIT_S)
+                if error is not None:
+                    raise error
+                return False
+
+        monkeypatch.setattr(system, "AutoResetEvent", Ended)
+
+    return end
+
+
+def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
+    make: Make, ends_with: Callable[..., None], strange_closes: list[int]
+) -> None:
+    class Owner:
+        def reopen(self) -> int:
+            return lock.reopen()
+
+    lock, owner = make(), Owner()
+    kept = lock.fd
+    ends_with(lock)
+    wait_for_lock(lock, LIMIT_S, owner.reopen)
+    (request,) = requests()
+    assert request.waiters == []
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
+    lock.comes.release()
+    until(is_over)
+    assert (lock.fd, lock.handover) == (kept, None)
+    assert lock.unblocked == lock.reopened
+    assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
+    assert not strange_closes
+
+
+def test_who_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., None]) -> None:
+    lock = make()
+    ends_with(lock, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_lock(lock, LIMIT_S, lock.reopen)
+    lock.comes.release()
+    until(is_over)
+    assert lock.handover is None
+
+
+def test_who_lines_up_clears_the_line_of_who_has_gone(make: Make, ends_with: Callable[..., None]) -> None:
+    lock = make()
+    ends_with(lock, KeyboardInterrupt)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            wait_for_lock(lock, LIMIT_S, lock.reopen)
+        assert in_line() == 1
+    lock.comes.release()
+    until(is_over)
+
+
+def test_who_waits_for_another_file_than_is_there_by_now_is_sent_away_and_asks_no_more(
+    make: Make, tmp_path: Path, strange_closes: list[int]
+) -> None:
+    lock = make()
+    (tmp_path / "other").touch()
+    lock.path = str(tmp_path / "other")
+    wait_for_lock(lock, LIMIT_S, lock.reopen)
+    until(is_over)
+    assert not lock.can_block
+    assert not lock.blocks.is_set()
+    assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
+    assert not strange_closes
+
+
+def test_who_leaves_the_line_leaves_the_others_in_it(make: Make) -> None:
+    first, second = make(), make()
+    with start_thread(wait_for_lock, first, LIMIT_S, first.reopen) as stays:
+        assert first.blocks.wait(LIMIT_S)
+        with start_thread(wait_for_lock, second, LIMIT_S, second.reopen):
+            until(lambda: in_line() == 2)
+            cancel_wait(second)
+        assert stays.is_alive()
+        assert in_line() == 1
+        first.comes.release()
+    first.handover.release()
+    until(is_over)
+    assert second.handover is None
+
+
+def test_a_handle_that_is_closed_is_passed_over(make: Make) -> None:
+    first, second = make(), make()
+    with start_thread(wait_for_lock, first, LIMIT_S, first.reopen):
+        assert first.blocks.wait(LIMIT_S)
+        with start_thread(wait_for_lock, second, LIMIT_S, second.reopen):
+            until(lambda: in_line() == 2)
+            first.is_closed = True
+            first.comes.release()
+    assert first.handover is None
+    assert second.handover.locked()
+    second.handover.release()
+    until(is_over)
+
+
+def test_where_the_log_can_not_be_opened_the_kernel_is_not_asked_again(make: Make) -> None:
+    lock = make()
+
+    def reopen() -> int:
+        raise OSError(system.errno.EMFILE, "too many")
+
+    wait_for_lock(lock, LIMIT_S, reopen)
+    until(is_over)
+    assert (lock.can_block, lock.handover) == (False, None)
+
+
+def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(make: Make) -> None:
+    """Whatever the parent's threads were doing, and had locked, when it forked."""
+    lock = make()
+    done = threading.Event()
+
+    def keep_guard() -> None:
+        with kernel_wait._guard[0]:
+            kept.set()
+            assert done.wait(LIMIT_S)
+
+    kept = threading.Event()
+
+    def look() -> tuple[int, list[bool]]:
+        cancel_wait(lock)
+        return len(kernel_wait._requests), [os.path.lexists(f"/proc/self/fd/{fd}") for fd in lock.reopened]
+
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
+        assert lock.blocks.wait(LIMIT_S)
+        with start_thread(keep_guard):
+            assert kept.wait(LIMIT_S)
+            with Child(os.fork, look) as child:
+                assert child.result() == (0, [False])
+            done.set()
+        assert in_line() == 1
+        lock.comes.release()
+    lock.handover.release()
+    until(is_over)

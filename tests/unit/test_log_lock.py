@@ -1,0 +1,367 @@
+"""The lock of a log by itself: what it excludes, whom it names, how it is waited for and handed over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.places import start_thread, until
+
+from fscoord import UnsupportedFilesystemError
+from fscoord._log.locking import kernel_wait, log_lock as lock
+from fscoord._log.locking.log_lock import FLOCK, NAP_FIRST_S, NAP_S, OFD, POLL_S, SOFT, SPINS, LogLock
+from fscoord._runtime import system
+
+Make = Callable[..., LogLock]
+LIMIT_S = 60
+
+every_kernel_kind = pytest.mark.parametrize("kind", [OFD, FLOCK])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "log").touch()
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def make(path: str) -> Iterator[Make]:
+    """Make the lock of one more handle on the log, in the name of a session."""
+    made: list[LogLock] = []
+
+    def make_one(kind: int, session: int = 0, *, shared: bool = False) -> LogLock:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        made.append(LogLock(path, fd, kind, threading.RLock(), {fd}, shared=shared))
+        made[-1].bind(fd, session)
+        return made[-1]
+
+    yield make_one
+    for one in made:
+        one.close()
+        os.close(one.fd)
+
+
+@every_kernel_kind
+def test_one_has_the_lock_and_gives_it_back(kind: int, make: Make) -> None:
+    one, two = make(kind, 1), make(kind, 2)
+    one.try_lock()
+    with pytest.raises(BlockingIOError) as caught:
+        two.try_lock()
+    assert two.is_taken(caught.value)
+    one.unlock()
+    two.try_lock()
+    one.unlock()  # of what it does not hold
+    with pytest.raises(BlockingIOError):
+        one.try_lock()
+
+
+@every_kernel_kind
+def test_readers_under_a_shared_lock_keep_out_writers_alone(kind: int, make: Make) -> None:
+    one, two, writer = make(kind, shared=True), make(kind, shared=True), make(kind)
+    one.try_lock()
+    two.try_lock()
+    one.unlock()
+    with pytest.raises(BlockingIOError):
+        writer.try_lock()
+    two.unlock()
+    writer.try_lock()
+    with pytest.raises(BlockingIOError):
+        one.try_lock()
+
+
+@pytest.mark.parametrize("session", [0, 1, 1000, (1 << 32) - 1])
+def test_the_length_of_a_range_says_who_has_it(session: int, make: Make) -> None:
+    one, two = make(OFD, session), make(OFD, 7)
+    assert two.holder() is None
+    one.try_lock()
+    assert two.holder() == session
+    assert one.holder() is None  # its own does not count
+    one.unlock()
+    assert two.holder() is None
+
+
+def test_where_nobody_can_be_asked_the_holder_is_unknown(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make(OFD)
+    monkeypatch.setattr(one, "fd", 1 << 20)
+    assert one.holder() is None
+    monkeypatch.undo()
+    flock = make(FLOCK)
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(system, "flock_holder", fails)
+    assert flock.holder() is None
+
+
+@every_kernel_kind
+def test_a_lock_that_came_is_gone_on_with_under_the_name_of_its_session(kind: int, path: str, make: Make) -> None:
+    one, two = make(kind, 4), make(kind, 5)
+    old, fd = one.fd, os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    one.block(fd)
+    with pytest.raises(BlockingIOError):
+        one.try_lock()
+    if kind == OFD:
+        assert two.holder() == 0
+    handover = threading.Lock()
+    one.adopt(fd, handover)
+    assert (one.fd, one.session, one.handover) == (fd, 4, handover)
+    assert one._descriptors == {fd}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(old)
+    if kind == OFD:
+        assert two.holder() == 4
+    with pytest.raises(BlockingIOError):
+        two.try_lock()
+    one.handover = None
+    one.unlock()
+    two.try_lock()
+
+
+@every_kernel_kind
+def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kind: int, path: str, make: Make) -> None:
+    one, two = make(kind), make(kind)
+    fd, handover = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
+    handover.acquire()
+    one.block(fd)
+    one.adopt(fd, handover)
+    one.close()
+    assert (one.handover, handover.locked(), one.is_closed) == (None, False, True)
+    two.try_lock()
+    two.unlock()
+    another = LogLock(path, one.fd, kind, threading.RLock(), set())
+    another.try_lock()
+    one.unlock()  # now it does nothing, for its descriptor may be another's
+    with pytest.raises(BlockingIOError):
+        two.try_lock()
+    another.unlock()
+
+
+@every_kernel_kind
+def test_a_forked_child_unlocks_nothing(kind: int, make: Make) -> None:
+    one, two = make(kind), make(kind)
+    one.try_lock()
+    fd, unlock, one.handover = one.fd, one.unlock, threading.Lock()
+    one.after_fork(mutex := threading.RLock())
+    one.unlock()
+    assert one.handover is None
+    assert one.mutex is one.next_on(one.fd).mutex is mutex
+    with pytest.raises(OSError, match="closed by a fork"):
+        one.try_lock()
+    assert one.holder() is None
+    with pytest.raises(BlockingIOError):
+        two.try_lock()
+    unlock()
+    one.fd = fd
+
+
+@every_kernel_kind
+def test_what_came_for_nobody_is_given_back_whoever_has_inherited_the_descriptor(
+    kind: int, path: str, make: Make
+) -> None:
+    one, two = make(kind), make(kind)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    inherited = os.dup(fd)  # as a child has it that was forked in C
+    try:
+        one.block(fd)
+        one.unblock(fd)
+        os.close(fd)
+        two.try_lock()
+        two.unlock()
+    finally:
+        os.close(inherited)
+
+
+def test_what_says_that_somebody_has_the_lock_is_no_trouble(make: Make) -> None:
+    blocking, refused = BlockingIOError(errno.EAGAIN, ""), PermissionError(errno.EACCES, "")
+    ofd, flock = make(OFD), make(FLOCK)
+    assert [one.is_taken(error) for one in (ofd, flock) for error in (blocking, refused)] == [True, True, True, False]
+    assert not ofd.is_taken(OSError(errno.EIO, ""))
+
+
+def test_a_refusal_names_the_kinds_that_are_left(make: Make) -> None:
+    error = OSError(errno.ENOLCK, "No locks available")
+    for kind, left in ((OFD, '"flock" or lock="soft"'), (FLOCK, '"ofd" or lock="soft"')):
+        found = make(kind).refuse(error)
+        assert isinstance(found, UnsupportedFilesystemError)
+        assert left in str(found)
+        assert make(kind).refuse(OSError(errno.EIO, "")) is None
+
+
+def test_which_locks_the_kernel_can_be_asked_to_wait_for(make: Make) -> None:
+    assert [make(kind, shared=shared).can_block for kind in (OFD, FLOCK, SOFT) for shared in (False, True)] == [
+        True, False, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_a_reader_takes_no_soft_lock(make: Make, path: str) -> None:
+    reader = make(SOFT, shared=True)
+    reader.try_lock()
+    assert not os.path.lexists(path + ".lock")
+    reader.unlock()
+    writer = make(SOFT)
+    writer.try_lock()
+    assert os.path.lexists(path + ".lock")
+    reader.unlock()
+    assert os.path.lexists(path + ".lock")
+    writer.unlock()
+    assert not os.path.lexists(path + ".lock")
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_how_long_a_wait_is_grows_with_the_tries_and_never_beyond_what_is_left(
+    patient: bool, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(system.time, "sleep", done.append)
+    monkeypatch.setattr(system.os, "sched_yield", lambda: done.append("yield"))
+    monkeypatch.setattr(lock, "wait_for_lock", lambda _, left, __: done.append(("line", left)))
+    one = make(OFD)
+
+    def wait(attempt: int, waited: float, left: float = 9.0) -> object:
+        done.clear()
+        one.wait(attempt, waited, left, lambda: -1, patient=patient)
+        (what,) = done
+        return what
+
+    if patient:
+        assert [wait(attempt, 0.0) for attempt in range(1, SPINS + 1)] == ["yield"] * SPINS
+        naps = [wait(SPINS + number, 0.0) for number in range(1, 20)]
+        assert naps[:4] == [NAP_FIRST_S, 2 * NAP_FIRST_S, 4 * NAP_FIRST_S, 8 * NAP_FIRST_S]
+        assert naps[4:] == [NAP_S] * 15
+        assert wait(SPINS + 1, 0.0, NAP_FIRST_S / 2) == NAP_FIRST_S / 2
+        assert wait(SPINS + 1, lock.NAP_PHASE_S) == ("line", 9.0)
+    else:
+        assert wait(1, 0.0) == ("line", 9.0)
+    one.can_block = False
+    assert wait(3, 1.0) == 0.003
+    assert wait(500, 1.0) == POLL_S
+    assert wait(500, 1.0, 0.02) == 0.02
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), RuntimeError("can't start new thread")])
+def test_where_there_is_no_thread_left_to_wait_in_the_kernel_one_naps(
+    error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(lock, "wait_for_lock", fails)
+    one = make(OFD)
+    one.wait(1, 0.0, 9.0, lambda: -1, patient=False)
+    assert not one.can_block
+
+
+@every_kernel_kind
+def test_who_leaves_a_file_gives_its_lock_back_also_if_a_child_has_the_descriptor_still(kind: int, make: Make) -> None:
+    one, two = make(kind), make(kind)
+    one.try_lock()
+    childs = os.dup(one.fd)
+    try:
+        one.leave()
+        two.try_lock()
+        two.unlock()
+    finally:
+        os.close(childs)
+
+
+@every_kernel_kind
+def test_who_leaves_a_file_whose_lock_can_not_be_given_back_leaves_all_the_same(kind: int, make: Make) -> None:
+    def failing() -> None:
+        raise OSError(errno.ENOLCK, "the server does not know this file")
+
+    one = make(kind)
+    one.unlock = failing
+    one.leave()
+    assert one.is_closed
+
+
+def test_who_leaves_a_file_and_could_not_remove_its_marker_must_know(make: Make) -> None:
+    def failing() -> None:
+        raise OSError(errno.EIO, "the marker stays")
+
+    one = make(SOFT)
+    one.unlock = failing
+    with pytest.raises(OSError, match="stays"):
+        one.leave()
+
+
+@every_kernel_kind
+def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_is_closed(
+    kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
+    holder, one, two = make(kind), make(kind), make(kind)
+    assert not one.is_closed
+
+    def wait(lock: LogLock) -> None:
+        lock.wait(1, 1.0, LIMIT_S, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), patient=False)
+
+    def requests() -> list[Any]:
+        found = os.stat(path)
+        known = list(kernel_wait._requests.values())  # in one step: a thread may be about to end
+        return [request for request in known if request.key[:2] == (found.st_dev, found.st_ino)]
+
+    def in_line() -> int:
+        return sum(len(request.waiters) for request in requests())
+
+    holder.try_lock()
+    before = one.fd
+    with start_thread(wait, one) as first:
+        until(lambda: in_line() == 1)
+        with start_thread(wait, two):
+            until(lambda: in_line() == 2)
+            two.close()
+        assert first.is_alive()
+        holder.unlock()
+    assert (one.can_block, one.fd != before, two.handover) == (True, True, None)
+    handover, one.handover = one.handover, None
+    handover.release()
+    with pytest.raises(BlockingIOError):
+        holder.try_lock()
+    one.unlock()
+    holder.try_lock()
+    until(lambda: not requests())
+
+
+def test_what_flock_says_beside_that_it_is_taken_is_the_systems_own_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, exceptions = system.load_flock_locker()
+    failure: list[BaseException | None] = []
+
+    class Fails:
+        def lock(self, fd: int, flags: int) -> None:
+            raise exceptions.LockException(errno.ENOLCK, "no locks") from failure[-1]
+
+    monkeypatch.setattr(system, "load_flock_locker", lambda: (Fails(), exceptions))
+    one = make(FLOCK)
+    for cause, number in ((OSError(errno.EIO, "broken"), errno.EIO), (None, errno.ENOLCK)):
+        failure.append(cause)
+        with pytest.raises(OSError, match="broken" if cause else "no locks") as caught:
+            one.try_lock()
+        assert caught.value.errno == number
+        assert not one.is_taken(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
+def test_the_lock_that_takes_the_place_of_another_has_its_session_and_its_marker(
+    kind: int, path: str, make: Make
+) -> None:
+    one = make(kind, session=7)
+    if kind == SOFT:
+        one.try_lock()
+    following = one.next_on(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    assert (following.kind, following.session, following.mutex) == (kind, 7, one.mutex)
+    if kind != SOFT:
+        following.try_lock()
+    with pytest.raises(BlockingIOError):
+        make(kind).try_lock()
+    following.unlock()
+    make(kind).try_lock()
+    os.close(following.fd)

@@ -1,0 +1,1110 @@
+"""Logs on mounts that hosts share, as one process can see them: what is asked of the kernel, and what lies survive."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.places import start_thread
+from support.plain_reader import read_log
+from support.shared_os import SharedOs, shared_os
+
+from fscoord import (
+    CorruptLogError,
+    FileStore,
+    InsecurePathError,
+    StoreError,
+    StoreGoneError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    UnsupportedFilesystemError,
+)
+from fscoord._log.access import hang_watchdog, network
+from fscoord._log.format import record
+from fscoord._log.locking.log_lock import LogLock
+from fscoord._log.recovery import SERVER_STATE
+from fscoord._log.wakeup.changed_keys import ChangedKeys
+from fscoord._log.wakeup.doorbell import bucket
+from fscoord._runtime import system
+from fscoord.inspect import dump
+from fscoord.stores.file.replay import KeyValueState
+
+LIMIT_S = 30
+NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedOs]:
+    """A kernel under the package that takes O_DIRECT, and looks at names that are never due."""
+    monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
+    monkeypatch.setattr(network, "SETTLE_S", LIMIT_S)  # as long as the lie lasts, and it ends
+    monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
+    with shared_os() as shared:
+        yield shared
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Have a test say what its directory is mounted as."""
+
+    def mount(kind: str) -> None:
+        line = f"1 0 0:1 / {tmp_path} rw - {kind}"
+        monkeypatch.setattr(system, "mount_table", lambda: [line])
+
+    mount(NFS)
+    return mount
+
+
+def calls(kernel: SharedOs, operation: object, *arguments: object) -> list[str]:
+    """The names of the calls that `operation` makes."""
+    kernel.calls.clear()
+    operation(*arguments)  # type: ignore[operator]
+    return [name for name, _ in kernel.calls]
+
+
+# What is asked of the server
+
+
+def test_on_nfs_one_direct_read_tells_that_nothing_is_new(path: str, mounted: object, kernel: SharedOs) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        assert calls(kernel, store.get, "k") == ["read"]
+        assert calls(kernel, store.check, ["k"]) == ["read"]
+        assert kernel.calls[0][1] in kernel.direct
+
+
+def test_on_nfs_a_write_looks_at_the_size_and_is_at_the_server_before_the_lock_is_given_back(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store:
+        store.add("n", 1)
+        assert calls(kernel, store.add, "n", 1) == ["fstat", "write", "fdatasync"]
+
+
+def test_what_another_has_written_is_read_before_a_write_with_one_more_call(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        other.add("n", 1)
+        store.add("n", 1)
+        other.add("n", 1)
+        assert calls(kernel, store.add, "n", 1) == ["fstat", "read", "write", "fdatasync"]
+        assert store.get("n") == b"4"
+
+
+def test_readers_are_direct_and_writers_append_through_the_cache_and_never_read(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+    flags = [flag for name, flag in kernel.opened if name == path]
+    assert any(flag & os.O_DIRECT for flag in flags)
+    for flag in flags:
+        if flag & os.O_APPEND:
+            assert not flag & os.O_DIRECT
+            assert flag & os.O_ACCMODE == os.O_WRONLY
+
+
+def test_a_record_too_long_for_one_request_goes_piece_by_piece(path: str, mounted: object, kernel: SharedOs) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        made = calls(kernel, store.set, "k", b"x" * 10_000)
+        assert made == ["fstat", *["write", "fdatasync"] * 3]
+        assert store.get("k") == b"x" * 10_000
+    assert [entry.key for entry in dump(path)][-1] == b"k"
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_where_direct_reads_are_refused_a_lock_is_taken_instead(
+    call: str, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as early, FileStore(path) as writer:
+        early.set("k", "1")
+        kernel.refuses_direct = call
+        with FileStore(path) as late:
+            assert late.get("k") == b"1"
+            assert late._log.access.coherence == "locked"
+            late.set("k", "2")
+            if call == "read":
+                assert early.get("k") == b"2"
+                assert early._log.access.coherence == "locked"
+                writer.set("k", "3")
+                assert writer._log.access.coherence == "locked"
+                assert writer.get("k") == b"3"
+                assert early.get("k") == late.get("k") == b"3"
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
+@pytest.mark.parametrize("how", ["direct", "locked"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_each_lock_works_with_each_way_to_read(lock: str, how: str, durable: bool, path: str) -> None:
+    with (
+        FileStore(path, lock=lock, coherence=how, durable=durable) as one,
+        FileStore(path, lock=lock, coherence=how) as two,
+        FileStore(path, read_only=True, coherence=how) as reader,
+    ):
+        for number in range(5):
+            assert one.add("n", 1) == 2 * number + 1
+            assert two.add("n", 1) == 2 * number + 2
+            assert int(reader.get("n")) == 2 * number + 2
+        two.set("long", b"x" * 300_000)
+        assert one.get("long") == reader.get("long") == b"x" * 300_000
+        with pytest.raises(StoreError, match="read_only"):
+            reader.set("k", "v")
+
+
+# Marker files, of which no kernel knows
+
+
+def test_with_a_soft_lock_the_size_is_asked_for_by_opening_the_log_anew(path: str, kernel: SharedOs) -> None:
+    with FileStore(path, lock="soft", coherence="locked") as store:
+        store.set("k", "1")
+        kernel.opened.clear()
+        store.set("k", "2")
+        assert [flag & os.O_ACCMODE for name, flag in kernel.opened if name == path] == [os.O_RDWR]
+
+
+def test_with_a_soft_lock_on_nfs_nothing_of_the_log_goes_through_the_cache(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """The kernel may write back the whole page that an append begins in, with old data where others have written."""
+    with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", coherence="locked") as other:
+        assert (store._log.access.coherence, other._log.access.coherence) == ("direct", "direct")
+        kernel.opened.clear()
+        for number in range(3):
+            store.set("k", str(number))
+            assert other.add("n", 1) == number + 1
+            store.compact()  # the second one posts where the log goes on
+    flags = [flag for name, flag in kernel.opened if name == path or name.startswith(path + ".")]
+    flags = [flag for flag in flags if not flag & os.O_CREAT]
+    assert {flag & os.O_ACCMODE for flag in flags} == {os.O_RDONLY, os.O_WRONLY}
+    for flag in flags:
+        assert flag & os.O_DIRECT
+        assert not flag & os.O_APPEND  # NFS takes no two of these
+
+
+def test_with_a_soft_lock_on_nfs_the_server_is_asked_for_the_end_before_each_write(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        assert calls(kernel, store.set, "k", "2") == ["read", "fstat", "write", "fdatasync", "unlink"]
+
+
+@pytest.mark.parametrize("torn", [1, 20, 40, 3000])
+def test_with_a_soft_lock_on_nfs_what_is_torn_is_stepped_over(torn: int, path: str, mounted: object) -> None:
+    with FileStore(path, lock="soft") as store, FileStore(path, lock="soft") as other:
+        store.set("k", "1")
+        size = os.path.getsize(path)
+        store.set("long", b"x" * 5000)
+        os.truncate(path, size + torn)  # as if it had been torn there
+        with FileStore(path, lock="soft") as late:
+            late.set("k", "2")
+            assert late.list_keys() == ["k"]
+            late.set("k", "3")
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"3"})
+    other.close()
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_with_a_soft_lock_on_nfs_nothing_is_written_but_at_the_end_of_what_was_read(
+    shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever moves the end while the marker is there has lost its own, and works on."""
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        before = Path(path).read_bytes()
+
+        def lseek(fd: int, offset: int, whence: int) -> int:
+            return os.lseek(fd, offset, whence) + (shift if whence == os.SEEK_END else 0)
+
+        monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
+        with pytest.raises(StoreError, match=r"was truncated" if shift < 0 else r"end all processes.*\.lock") as caught:
+            store.set("k", "2")
+        assert not caught.value.maybe_applied
+        assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_soft_lock_is_refused_on_nfs_where_direct_reads_are(
+    call: str, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        kernel.refuses_direct = call
+        with pytest.raises(StoreUnavailableError, match="no direct reads"):
+            FileStore(path, lock="soft")
+        kernel.refuses_direct = ""
+        assert store.get("k") == b"1"
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_with_a_soft_lock_on_nfs_an_end_that_was_wrong_once_is_asked_for_again(
+    shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        lies = [shift]
+
+        def lseek(fd: int, offset: int, whence: int) -> int:
+            return os.lseek(fd, offset, whence) + (lies.pop() if whence == os.SEEK_END and lies else 0)
+
+        monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
+        store.set("k", "2")
+        assert not lies
+        assert store.get("k") == b"2"
+
+
+def with_a_byte_changed(path: str, offset: int) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[offset] ^= 1
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_with_a_soft_lock_on_nfs_damage_is_told_from_what_a_server_says_once(
+    read_only: bool, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", read_only=read_only) as other:
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        size = os.path.getsize(path)
+        store.set("k", "x" * 100)
+        read, lies = kernel.read, [2]
+
+        def read_badly(fd: int, count: int) -> bytes:
+            data = bytes(read(fd, count))
+            if lies[0] and len(data) > 100 and fd in kernel.direct:
+                lies[0] -= 1
+                return data[:60] + b"?" + data[61:]
+            return data
+
+        monkeypatch.setattr(kernel, "read", read_badly)
+        assert other.get("k") == b"x" * 100
+        assert lies == [0]
+        with_a_byte_changed(path, size + 60)
+        with pytest.raises(CorruptLogError) as caught:
+            FileStore(path, lock="soft", read_only=read_only)
+        assert caught.value.offset == size
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_with_a_soft_lock_on_nfs_another_log_in_the_same_inode_is_not_ours(
+    size: int, path: str, tmp_path: Path, mounted: object
+) -> None:
+    other = str(tmp_path / "other")
+    with FileStore(other, lock="soft") as stranger:
+        stranger.set("k", b"y" * size)
+    with FileStore(path, lock="soft") as store:
+        store.set("k", b"x" * 1000)
+        Path(path).write_bytes(Path(other).read_bytes())
+        with pytest.raises(StoreGoneError, match="another log"):
+            store.set("k", "2")
+
+
+def test_with_a_soft_lock_on_nfs_a_log_that_was_deleted_is_gone(path: str, mounted: object) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        os.unlink(path)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            store.set("k", "2")
+
+
+def test_with_a_soft_lock_where_direct_reads_are_refused_all_is_as_under_a_lock(path: str, kernel: SharedOs) -> None:
+    kernel.refuses_direct = "read"
+    asked: list[list[str]] = []
+    for how in ("direct", "locked"):
+        with FileStore(f"{path}.{how}", lock="soft", coherence=how) as store:
+            store.set("k", "1")
+            asked.append(calls(kernel, store.set, "k", "2"))
+    assert asked[0] == asked[1]
+
+
+# Caches that lie
+
+
+@pytest.mark.parametrize("reads", [1, 2, 3, 5, 8])
+def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.set("k", "1")
+        other.set("k", "2")
+        kernel.zeros = reads
+        assert store.add("n", 1) == 1
+        kernel.zeros = 0
+        assert (store.get("k"), other.get("n")) == (b"2", b"1")
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
+
+
+def cut(store: FileStore) -> int:
+    """Let the log lose the last record that `store` has written; return its size."""
+    path = store._log.path
+    store.set("k", "1")
+    size = os.path.getsize(path)
+    store.set("k", "2")
+    os.truncate(path, size)
+    return size
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+def test_a_log_that_has_shrunk_is_gone_for_who_writes_and_who_looks_no_more(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        size = cut(store)
+        with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
+            store.set("k", "3")
+        with pytest.raises(StoreGoneError, match="was truncated"):
+            store.get("k")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        with (
+            kernel.fail(0, error, names=("write",)),
+            pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught,
+        ):
+            store.set("k", "2")
+        assert not caught.value.maybe_applied
+        store.set("k", "3")
+        assert store.get("k") == b"3"
+
+
+def test_a_record_of_several_keys_is_news_of_each() -> None:
+    news = ChangedKeys(KeyValueState(0))
+    value = record.encode_pairs([(b"a", b"1"), (b"b", b"2")])
+    news.apply([(record.SET, b"k", b"v", 1, 2), (record.MULTI_SET, b"", value, 1, 2)])
+    assert set(news.take()) == {bucket(b"k"), bucket(b"a"), bucket(b"b")}
+    assert not news.take()
+
+
+def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> None:
+    """A read that brings all that was asked for is not the last one."""
+    with FileStore(path) as store, FileStore(path) as reader:
+        header = os.path.getsize(path)
+        around = 29 + len("k0")
+        store.set("k0", b"x" * ((1 << 16) - header - around))
+        assert os.path.getsize(path) > 1 << 16
+        for number in range(1, 4):
+            store.set(f"k{number}", b"x" * ((1 << 16) - around))
+        assert reader.check([f"k{number}" for number in range(4)])
+
+
+def test_who_read_all_again_has_news_of_every_key() -> None:
+    news = ChangedKeys(KeyValueState(0))
+    news.apply([(record.SET, b"k", b"v", 1, 2)])
+    assert set(news.take()) == {bucket(b"k")}
+    assert set(news.take()) == set()
+    news.reset()
+    assert set(news.take()) == set(range(4096))
+    assert set(news.take()) == set()
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+@pytest.mark.parametrize("torn", [5, 20, 40])
+def test_a_record_that_stays_torn_is_voided_however_it_is_read(
+    how: str, torn: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        size = os.path.getsize(path)
+        store.set("k", b"x" * 50)
+        os.truncate(path, size + torn)
+        with FileStore(path, coherence=how) as other:
+            other.set("n", "2")
+            assert other.multi_get(["k", "n"]) == [b"1", b"2"]
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"1", b"n": b"2"})
+
+
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_zeros_from_a_cache_are_looked_at_again_for_who_only_reads(
+    reads: int, lock: str, path: str, kernel: SharedOs
+) -> None:
+    with (
+        FileStore(path, lock=lock, coherence="locked") as store,
+        FileStore(path, lock=lock, coherence="locked") as other,
+    ):
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        store.set("k", "2")
+        kernel.zeros = reads
+        assert other.get("k") == b"2"
+
+
+def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock has the kernel ask the server, whatever byte it is on; this one keeps no writer waiting."""
+    asked: list[tuple[int, ...]] = []
+    real = fcntl.fcntl
+
+    def noted(fd: int, command: int, lock: bytes) -> bytes:
+        asked.append((command, *system.FLOCK_STRUCT.unpack(lock)[:4]))
+        return real(fd, command, lock)
+
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        monkeypatch.setattr(fcntl, "fcntl", noted)
+        assert calls(kernel, store.get, "k") == ["read"]
+        monkeypatch.undo()
+    taken, given = ((fcntl.F_OFD_SETLK, kind, 0, (1 << 62) - 1, 1) for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK))
+    assert asked == [taken, given]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_old_size_from_a_cache_is_no_truncated_log(times: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", b"x" * 100)
+        kernel.hidden, kernel.hides = 50, times
+        store.set("k", "2")
+        kernel.hides = 0
+        assert store.get("k") == b"2"
+
+
+def test_a_cache_that_never_tells_the_truth_is_an_error_that_says_so(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SETTLE_S", 0.05)
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.set("k", "1")
+        other.set("k", "2")
+        kernel.hidden, kernel.hides = -50, 10**6
+        with pytest.raises(StoreUnavailableError, match="caches"):
+            store.set("k", "3")
+        kernel.hides = 0
+        store.set("k", "4")
+        assert other.get("k") == b"4"
+
+
+def test_a_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -> None:
+    """The requests of one append may arrive in any order: a look meanwhile finds zeros where data will be."""
+    with FileStore(path) as writer:
+        writer.set("k", "1")
+        start = os.path.getsize(path)
+        writer.set("long", os.urandom(20_000))
+        end = os.path.getsize(path)
+    whole = Path(path).read_bytes()
+    holed = bytearray(whole[: end - 100])
+    holed[start + 5000 : start + 9000] = bytes(4000)
+    Path(path).write_bytes(holed)
+    with FileStore(path) as reader, FileStore(path) as late:
+        assert reader.check(["long"]) is False
+        assert late.check(["long"]) is False
+        Path(path).write_bytes(whole)
+        assert late.add("n", 1) == 1
+        assert reader.get("long") == late.get("long")
+
+
+def test_zeros_that_were_seen_where_a_void_will_be_are_read_again(path: str, mounted: object) -> None:
+    """They are no more than what has not arrived yet, however often they were seen."""
+    with FileStore(path) as writer:
+        writer.set("k", "1")
+        torn = os.path.getsize(path) + 50
+        writer.set("torn", "x" * 100)
+    os.truncate(path, torn)
+    with FileStore(path) as writer:
+        writer.set("k", "2")
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:torn].ljust(len(whole), b"\0"))
+    with FileStore(path) as reader, FileStore(path) as late:
+        for _ in range(2):
+            assert reader.get("k") == late.get("k") == b"1"
+        Path(path).write_bytes(whole)
+        assert late.add("n", 1) == 1
+        assert reader.get("k") == late.get("k") == b"2"
+    log = read_log(Path(path).read_bytes())
+    assert (log.ends, log.values) == ("whole", {b"k": b"2", b"n": b"1"})
+
+
+# A server that forgets
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
+    read_only: bool, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """NFS: to open what a host remembers of a name succeeds, and the first look at it says ESTALE."""
+    with FileStore(path) as store:
+        store.set("k", "1")
+    made = at = 0
+
+    def does(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if made == at + 1:
+            raise OSError(system.errno.ESTALE, "stale")
+
+    while made >= at:
+        made = 0
+        with kernel.instead(does):
+            log = FileStore(path, read_only=read_only)
+        assert log.get("k") == b"1"
+        assert log._log.handle.owned_fds <= log._log.handle.fds_in_use()
+        log.close()
+        at += 1
+    assert at > 5
+
+
+def test_a_name_that_leads_nowhere_for_good_is_an_error_after_some_tries(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "OPEN_TRIES", 3)
+    with FileStore(path) as store:
+        store.set("k", "1")
+    before = len(os.listdir("/proc/self/fd"))
+    with kernel.fail(0, system.errno.ESTALE, names=("fstat",), for_good=True) as failed:
+        with pytest.raises(StoreUnavailableError, match="opening the log"):
+            FileStore(path)
+        assert len(failed) == 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+@pytest.mark.parametrize("number", range(12))
+def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write_counts_twice(
+    number: int, error: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        other.add("n", 1)
+        done, perhaps = 2, 0
+        with kernel.fail(number, error) as failed:
+            for _ in range(3):
+                try:
+                    store.add("n", 1)
+                    done += 1
+                except StoreUnavailableError as caught:
+                    assert failed
+                    perhaps += caught.maybe_applied
+        assert done + perhaps >= 4  # one failure, and the handle went on
+        total = store.add("n", 1)
+        assert done + 1 <= total <= done + perhaps + 1
+        assert int(other.get("n")) == total
+    assert read_log(Path(path).read_bytes()).ends == "whole"
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_a_lock_that_is_refused_right_behind_a_write_does_not_cast_doubt_on_that_write(
+    error: int, path: str, mounted: object
+) -> None:
+    """NFS 3: the lock manager forgets a removed file when it likes, and then a lock on it is ESTALE."""
+
+    def refuse() -> None:
+        raise OSError(error, os.strerror(error))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        store._log.handle.lock.try_lock = refuse
+        assert store.add("n", 1) == 2
+        other.compact()
+        store._log.handle.lock.try_lock = refuse
+        assert store.add("n", 1) == 3
+
+
+@pytest.mark.parametrize("number", [0, 1])  # later calls are those of the recovery itself
+def test_a_generation_that_another_host_has_removed_may_still_have_a_name_here_that_leads_nowhere(
+    number: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """NFS remembers names: to open one that was removed elsewhere is ESTALE then, and not ENOENT."""
+    known = kernel.open
+
+    def open_(name: str, flags: int, *mode: int) -> int:
+        if not flags & os.O_CREAT and not os.path.exists(name):
+            raise OSError(system.errno.ESTALE, "stale", name)
+        return int(known(name, flags, *mode))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        store.compact()
+        other.compact()
+        other.compact()
+        kernel.open = open_
+        with kernel.fail(number, system.errno.ESTALE):
+            assert store.add("n", 1) == 2
+        assert other.get("n") == b"2"
+
+
+def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel: SharedOs) -> None:
+    """After a lost lease both the write and the unlock fail; what counts is that the write may have been applied."""
+    with FileStore(path) as store:
+        store.add("n", 1)
+        lock = store._log.handle.lock
+
+        def unlock() -> None:
+            raise OSError(system.errno.EIO, "lost")
+
+        for fails in (("fdatasync",), ()):
+            lock = store._log.handle.lock
+            real, lock.unlock = lock.unlock, unlock
+            failing = kernel.fail(0 if fails else 10**6, system.errno.EIO, names=fails)
+            with failing, pytest.raises(StoreUnavailableError) as caught:
+                store.add("n", 1)
+            assert caught.value.maybe_applied
+            real()
+            assert int(store.get("n")) >= 1
+
+
+def test_a_log_that_is_gone_is_told_from_one_that_the_server_forgot(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path) as store, FileStore(path) as reader:
+        store.set("k", "1")
+        assert reader.get("k") == b"1"
+        os.unlink(path)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            store.set("k", "2")
+        monkeypatch.setattr(network, "PATH_CHECK_S", 0.0)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            reader.get("k")
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_another_log_in_the_same_inode_is_not_ours(size: int, path: str, tmp_path: Path, mounted: object) -> None:
+    other = str(tmp_path / "other")
+    with FileStore(other) as stranger:
+        stranger.set("k", b"y" * size)
+    with FileStore(path) as store, FileStore(path) as reader:
+        store.set("k", b"x" * 1000)
+        assert reader.get("k") == b"x" * 1000
+        Path(path).write_bytes(Path(other).read_bytes())
+        with pytest.raises(StoreGoneError, match="another log"):
+            store.set("k", "2")
+        if size > 1000:
+            with pytest.raises(StoreGoneError, match="another log"):
+                reader.get("k")
+
+
+# Mounts that lie
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs s:/ rw,vers=3,nolock,local_lock=all", "lustre s:/ rw,localflock", "fuse.sshfs x rw"]
+)
+def test_a_mount_whose_locks_lie_is_refused_before_a_file_is_made(
+    kind: str, path: str, tmp_path: Path, mounted: object
+) -> None:
+    mounted(kind)  # type: ignore[operator]
+    with pytest.raises(UnsupportedFilesystemError, match=kind.split()[0]):
+        FileStore(path)
+    assert list(tmp_path.iterdir()) == []
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+
+
+def test_local_reads_can_be_asked_for_on_a_mount_that_is_shared(path: str, mounted: object, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="local") as store:
+        store.set("k", "1")
+        assert "fdatasync" not in calls(kernel, store.set, "k", "2")
+        assert not kernel.direct
+
+
+def test_an_unknown_coherence_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(ValueError, match="direct"):
+        FileStore("/nowhere", coherence="hopeful")
+
+
+def test_a_caution_is_logged(path: str, mounted: object, caplog: pytest.LogCaptureFixture) -> None:
+    mounted("beegfs x rw")  # type: ignore[operator]
+    with FileStore(path):
+        assert "tuneUseGlobalFileLocks" in caplog.text
+
+
+# A server that does not answer
+
+
+def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hang_watchdog, "FIRST_S", 0.02)
+    told, answers = threading.Event(), threading.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "stuck" in record.getMessage():
+                told.set()
+
+    handler = Told()
+    logging.getLogger("fscoord").addHandler(handler)
+    try:
+        with FileStore(path, timeout=LIMIT_S) as store:
+            store.set("k", "1")
+            with kernel.instead(lambda name, real, arguments: answers.wait(LIMIT_S) if name == "fstat" else None):
+                with start_thread(store.set, "k", "2") as thread:
+                    assert told.wait(LIMIT_S)
+                    answers.set()
+                assert thread.result is None
+            assert store.get("k") == b"2"
+    finally:
+        logging.getLogger("fscoord").removeHandler(handler)
+    assert path in caplog.text
+
+
+# Each step, by itself
+
+
+def look_soon(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next look of `store` at its name be due, and none after it."""
+    monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
+    store._log.handle.path_checked_at = -math.inf
+
+
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_a_look_opens_the_name_once_a_second_and_the_reads_between_do_not(
+    how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        look_soon(store, monkeypatch)
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "read"]
+        assert calls(kernel, store.get, "k") == ["read"]
+        store.compact()
+        assert store.get("k") == b"1"
+        look_soon(store, monkeypatch)
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "open", "fstat", "read"]
+        assert [os.path.basename(name) for what, name in kernel.calls if what == "open"][1] == "log"
+        assert calls(kernel, store.get, "k") == ["read"]
+        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+
+
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_a_write_reads_on_from_a_new_descriptor_once_a_second(
+    how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        look_soon(store, monkeypatch)
+        write = ["fstat", "write", "fdatasync"]
+        assert calls(kernel, store.set, "k", "2") == ["open", "fstat", *write]
+        assert calls(kernel, store.set, "k", "3") == write
+
+
+@pytest.mark.parametrize("does", ["read", "write"])
+def test_who_looks_holds_its_byte_again_and_is_another_session_if_nobody_could_find_it(
+    does: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        assert store._log.session == 1
+        os.unlink(path + ".alive")
+        store._log.liveness.checked_at = -math.inf
+        look_soon(store, monkeypatch)
+        if does == "read":
+            assert store.get("k") == b"1"
+            assert store._log.session == 0
+        else:
+            store.set("k", "2")
+            assert store._log.session == 2
+
+
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_who_only_reads_sees_at_the_next_look_that_the_log_has_shrunk(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        size = cut(store)
+        look_soon(store, monkeypatch)
+        with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
+            store.get("k")
+
+
+@pytest.mark.parametrize("generations", [0, 1])
+def test_a_name_that_has_gone_by_the_time_of_the_look_behind_it_is_told_as_gone(
+    generations: int, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of generation 0 that is the end; of a later one generation 0 is asked where the log goes on."""
+    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
+        store.set("k", "1")
+        for _ in range(generations):
+            store.compact()
+        assert store.get("k") == b"1"
+        looked, known, file = [0], kernel.fstat, store._log.handle.file_identity
+
+        def fstat(fd: int) -> os.stat_result:
+            found = known(fd)
+            if (found.st_dev, found.st_ino) == file:
+                looked[0] += 1
+                if looked[0] == 2:  # the first is by who opens it
+                    return os.stat_result([*found[:3], 0, *found[4:]])
+            return found  # type: ignore[no-any-return]
+
+        look_soon(store, monkeypatch)
+        kernel.fstat = fstat
+        if generations:
+            assert store.get("k") == b"1"
+        else:
+            with pytest.raises(StoreGoneError, match="was deleted"):
+                store.get("k")
+        kernel.fstat = known
+        assert looked[0] >= 2
+        assert other.get("k") == b"1"
+
+
+def test_who_is_in_a_later_generation_looks_whether_the_logs_own_name_is_there(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        store.compact()
+        assert store.get("k") == b"1"
+        os.unlink(path)
+        assert store.get("k") == b"1"
+        look_soon(store, monkeypatch)
+        with pytest.raises(StoreGoneError, match="was deleted"):
+            store.get("k")
+
+
+def test_under_a_soft_lock_each_look_drops_what_this_hosts_cache_has_of_the_log(path: str, kernel: SharedOs) -> None:
+    dropped: list[tuple[int, ...]] = []
+    kernel.posix_fadvise = lambda *arguments: dropped.append(arguments)
+    with FileStore(path, lock="soft", coherence="locked") as store:
+        store.set("k", "1")
+        dropped.clear()
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "read"]
+        assert dropped == [(store._log.handle.reader_fd, 0, 0, os.POSIX_FADV_DONTNEED)]
+    dropped.clear()
+    with FileStore(path, lock="soft", coherence="direct") as store:
+        assert calls(kernel, store.get, "k") == ["read"]
+        store._log.access._bypass_cache()
+    assert not dropped
+
+
+def test_where_reads_need_the_lock_who_has_it_keeps_readers_waiting_but_for_a_soft_one(path: str) -> None:
+    """No byte range is locked beside flock(2); and of a marker file the kernel knows nothing, so it is of no use."""
+    for lock in ("flock", "soft"):
+        with (
+            FileStore(path + lock, lock=lock, coherence="locked") as store,
+            FileStore(path + lock, lock=lock, coherence="locked") as holder,
+        ):
+            holder.set("k", "1")
+            assert store.get("k") == b"1"
+            holder._log.handle.lock.try_lock()
+            try:
+                if lock == "flock":
+                    with pytest.raises(StoreTimeoutError, match="the log's lock did not come"):
+                        store._log.refresh(0)
+                else:
+                    assert store.get("k") == b"1"
+            finally:
+                holder._log.handle.lock.unlock()
+
+
+def test_whether_the_file_has_more_counts_from_behind_what_was_read(path: str) -> None:
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        log = store._log
+        with open(path, "ab") as file:
+            file.write(bytes(100))
+        assert (log.cursor._file_has(100), log.cursor._file_has(101)) == (True, False)
+        log.handle.pending = b"five?"
+        assert (log.cursor._file_has(95), log.cursor._file_has(96)) == (True, False)
+        log.handle.pending = b""
+        assert log.handle.owned_fds <= log.handle.fds_in_use()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_size_that_comes_before_the_data_is_no_lie_yet(times: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        kernel.hidden, kernel.hides = -50, times
+        store.set("k", "2")
+        kernel.hides = 0
+        assert store.get("k") == b"2"
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+def test_damage_that_stays_is_told_by_who_writes_and_by_who_reads(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store, FileStore(path, coherence=how) as other:
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        start = os.path.getsize(path)
+        for value in "23":
+            store.set("k", value)
+        with open(path, "r+b") as file:
+            file.seek(start + 20)
+            file.write(b"\xff\x00\xff")
+        for call in (lambda: other.set("n", "1"), lambda: other.get("k")):
+            with pytest.raises(CorruptLogError, match="fscoord verify") as caught:
+                call()
+            assert caught.value.offset == start
+
+
+def test_who_moves_on_to_the_next_generation_waits_for_no_cache(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
+        store.add("n", 1)
+        other.add("n", 1)
+        store.compact()
+        monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it sleeps for {seconds} s"))
+        assert other.add("n", 1) == 3
+
+
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+def test_no_step_leaves_a_descriptor_behind(lock: str, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, lock=lock, coherence="locked") as store:
+        for _ in range(3):
+            store.set("k", "1")
+            assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+    failing = kernel.fail(0, system.errno.ESTALE, names=("fstat",))
+    with failing as failed, FileStore(path, lock=lock, coherence="locked") as store:
+        assert failed
+        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_what_does_not_arrive_at_the_server_is_an_error_of_the_write(
+    error: int, how: str, path: str, kernel: SharedOs
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        with (
+            kernel.fail(0, error, names=("fdatasync",)),
+            pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught,
+        ):
+            store.set("k", "2")
+        assert caught.value.maybe_applied
+        store.set("k", "3")
+        assert store.get("k") == b"3"
+        assert store._log.access.coherence == how
+
+
+def test_a_log_that_can_not_be_opened_is_watched_by_nobody(path: str) -> None:
+    os.symlink("elsewhere", path)
+    with pytest.raises(InsecurePathError) as caught:
+        FileStore(path, coherence="direct")
+    assert path not in [call._path for call in hang_watchdog._open], caught.value  # which keeps what was half open
+
+
+@pytest.mark.parametrize("lock", ["ofd", "flock"])
+def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
+    lock: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait has a deadline of its own, and is not stuck."""
+    seen: list[tuple[str, bool]] = []
+    with (
+        FileStore(path, lock=lock, coherence="locked") as store,
+        FileStore(path, lock=lock, coherence="locked") as other,
+    ):
+        other.set("k", "1")
+        call = store._log._call
+
+        def wait(*_: object, **__: object) -> None:
+            seen.append(("wait", call._since > 0))
+            other._log.handle.lock.unlock()
+
+        monkeypatch.setattr(LogLock, "wait", wait)
+        for operation in (lambda: store.set("k", "2"), lambda: store.get("k")):
+            with kernel.instead(lambda name, *_: seen.append((name, call._since > 0))):
+                operation()
+                assert call._since == 0
+                other._log.handle.lock.try_lock()
+                store.set("k", "3")
+            assert call._since == 0
+            assert ("wait", False) in seen
+            seen.remove(("wait", False))
+            assert {is_watched for _, is_watched in seen} == {True}
+            seen.clear()
+
+
+def test_who_comes_concerns_every_waiter_and_what_it_writes_only_its_own(path: str) -> None:
+    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
+        store.set("k", "1")
+        store._log.take_changed_keys()
+        other.set("k", "2")
+        assert store.get("k") == b"2"
+        assert len(set(store._log.take_changed_keys())) == 4096
+        other.set("k", "3")
+        assert store.get("k") == b"3"
+        assert set(store._log.take_changed_keys()) == {bucket(b"k")}
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_a_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
+    error: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, each time through new descriptors; who has waited for nobody has not run out of time, either."""
+    left, bind = 0, LogLock.bind
+
+    def refusing(lock: LogLock, fd: int, session: int) -> None:
+        bind(lock, fd, session)
+        take = lock.try_lock
+
+        def try_lock() -> object:
+            nonlocal left
+            if left:
+                left -= 1
+                raise OSError(error, os.strerror(error))
+            return take()
+
+        lock.try_lock = try_lock
+
+    monkeypatch.setattr(LogLock, "bind", refusing)
+    monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
+    with FileStore(path, coherence="direct") as store:
+        for number in range(1, 5):
+            left = network.TRIES - 1
+            assert store.add("n", 1) == number
+        left = network.TRIES
+        with pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught:
+            store.add("n", 1)
+        assert not caught.value.maybe_applied
+        assert store.add("n", 1) == 5
+        assert store._log.access.coherence == "direct"
+
+
+def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
+    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
+        other.set("k", "1")
+        kernel.refuses_direct = "read"
+        store.set("k", "2")
+        assert store._log.access.coherence == "locked"
+        assert store.get("k") == b"2"
+
+
+def test_who_has_opened_the_log_again_looks_at_its_name_at_once(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        store._log.handle.path_checked_at = later = time.monotonic() + 500  # not due for long
+        assert store.get("k") == b"1"
+        assert store._log.handle.path_checked_at == later
+        store._log.handle.recovery |= SERVER_STATE
+        assert store.get("k") == b"1"
+        assert store._log.handle.path_checked_at < later
+
+
+def test_a_refused_argument_of_a_read_that_was_not_direct_is_an_error(path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", "1")
+        failing = kernel.fail(0, system.errno.EINVAL, names=("read",), for_good=True)
+        with failing, pytest.raises(StoreUnavailableError, match=os.strerror(errno.EINVAL)):
+            store.get("k")
+        assert store.get("k") == b"1"

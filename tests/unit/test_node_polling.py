@@ -1,0 +1,340 @@
+"""One of a node asks the server for all who wait there; it leaves, dies or stops, and the others still hear."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.places import start_thread
+from support.processes import Processes, wait_until_ready
+
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log import opened
+from fscoord._log.access import mount, network
+from fscoord._log.format import record
+from fscoord._log.wakeup import node_poller, waiter, watcher
+from fscoord._log.wakeup.node_poller import node_bell_path
+from fscoord._log.wakeup.waiter import Waiter
+from fscoord._runtime import system
+from fscoord._waiting.wait import THREAD_BACKEND
+
+KEY = (b"x" * 16, 3, 4)
+"""What tells a log from others: its id, and device and inode number of its first file."""
+
+LIMIT_S = 60
+"""How long anything may take; what is to be shown takes milliseconds, and a follower that is not rung sleeps longer."""
+
+SLEEPS_S = 1000.0
+"""How long followers sleep when nobody rings."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as NFS, with one inside for the bells of the node."""
+    (tmp_path / "node").mkdir()
+    monkeypatch.setattr(node_poller, "FALLBACK", str(tmp_path / "node"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(opened, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
+    monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
+    monkeypatch.setattr(system, "O_DIRECT", 0)
+    monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
+    monkeypatch.setattr(waiter, "SLOW_LAST_S", SLEEPS_S)
+    monkeypatch.setattr(waiter, "OWN_POLL_S", SLEEPS_S)
+    return tmp_path
+
+
+@pytest.fixture
+def workers(place: Path) -> Iterator[Callable[..., Any]]:
+    """Start processes of this node that wait for keys."""
+    with Processes("node_worker") as processes:
+
+        def start(*keys: str, slow: float = SLEEPS_S) -> subprocess.Popen[str]:
+            return processes.start("waits", json.dumps([str(place), slow, *keys]))
+
+        yield start
+
+
+def write_from_afar(store: FileStore, key: str) -> None:
+    """As another host does: nobody here is rung."""
+    store._log.update(record.SET, key.encode(), b"v", None, LIMIT_S)
+
+
+def post_of(store: FileStore) -> Any:
+    watched = store._notifier._watcher
+    return None if watched is None else watched.election
+
+
+def until(what: Callable[[], object]) -> None:
+    """Return when `what` is true."""
+    deadline = system.time.monotonic() + LIMIT_S
+    while not what():
+        assert system.time.monotonic() < deadline
+        system.time.sleep(0.001)
+
+
+def beat(store: FileStore, times: int) -> None:
+    """Return when somebody has asked the server so often."""
+    for _ in range(times):
+        beats = post_of(store).heartbeat_count()
+        until(lambda beats=beats: post_of(store).heartbeat_count() != beats)
+
+
+# Threads
+
+
+def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
+    path = str(place / "log")
+    with ExitStack() as stack:
+        afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
+        stores = [stack.enter_context(FileStore(path, timeout=LIMIT_S)) for _ in range(4)]
+        threads = [stack.enter_context(start_thread(store.get, f"k{i}")) for i, store in enumerate(stores)]
+        until(lambda: all(store._notifier._waiters for store in stores))
+        posts = {id(post_of(store)) for store in stores}
+        assert len(posts) == 1
+        post = post_of(stores[0])
+        until(lambda: post._poller is not None and len(post._waiters) == 4)
+        beat(stores[0], 1)
+        for number, thread in enumerate(threads):  # the one that asks is among them: then another takes over
+            write_from_afar(afar, f"k{number}")
+            thread.join()
+            assert thread.result == b"v"
+        assert not post._held
+
+
+def test_who_follows_does_not_ask(place: Path) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
+        with start_thread(one.get, "k") as asks:
+            until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
+            looks: list[float] = []
+            refresh = two._log.refresh
+            two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
+            with start_thread(two.get, "k") as follows:
+                until(lambda: len(post_of(one)._waiters) == 2)
+                beat(one, 5)  # the asker has told of what is new since both began
+                at_first = len(looks)
+                beat(one, 5)
+                assert len(looks) == at_first
+                write_from_afar(afar, "k")
+            assert follows.result == b"v"
+        assert asks.result == b"v"
+
+
+def test_a_follower_sleeps_on_while_the_poller_polls_and_looks_when_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    class Sleeps:
+        """A watcher that wakes nobody; and an election that another process has won."""
+
+        has_events, event_count, deaths, bell, poll_last, backend = True, 0, 0, None, 0.1, THREAD_BACKEND
+
+        def __init__(self, beats: list[int]) -> None:
+            self.beats_seen = beats
+            self.election = self
+
+        def begin_sleep(self, waiting: object) -> None: ...
+
+        def end_sleep(self, waiting: object) -> None: ...
+
+        def add(self, waiting: object) -> None: ...
+
+        def heartbeat_count(self) -> int:
+            return self.beats_seen.pop(0)
+
+        def try_elect(self, waiting: object) -> bool:
+            return False
+
+    clock = Clock()
+    monkeypatch.setattr(system, "time", clock)
+    watched: Any = Sleeps([1, 2, 2])
+    waiting = Waiter(watched)
+    monkeypatch.setattr(waiter, "OWN_POLL_S", math.inf)
+    for _ in range(3):
+        assert waiting.max_sleep(math.inf) > 0
+        clock.now += SLEEPS_S + 1
+    assert waiting.max_sleep(math.inf) == 0, "the heartbeat has stopped"
+    assert not waiting.was_rung
+    assert watched.beats_seen == []
+
+
+def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
+    path = str(place / "log")
+    with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
+        until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
+        with pytest.raises(StoreTimeoutError, match="'k'"):
+            two.get("k")
+        two.set("k", "1")
+    assert asks.result == b"1"
+
+
+def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "SHARED_POLL_LAST_S", SLEEPS_S)
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
+        with start_thread(one.get, "k1") as asks:
+            until(
+                lambda: (
+                    post_of(one) is not None
+                    and post_of(one)._byte(node_poller.INTERVAL_BYTE) > node_poller.SLOW_INTERVAL_MS
+                )
+            )
+            with start_thread(two.get, "k2") as follows:
+                until(lambda: len(post_of(one)._waiters) == 2)
+                until(lambda: post_of(one)._byte(node_poller.INTERVAL_BYTE) <= node_poller.SLOW_INTERVAL_MS)
+                two.set("k2", "1")
+            assert follows.result == b"1"
+            assert asks.is_alive()
+            one.set("k1", "1")
+        assert asks.result == b"1"
+    afar.close()
+
+
+# Processes
+
+
+def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Callable[..., Any]) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar:
+        first = workers("one", "two")
+        wait_until_ready(first)
+        until(lambda: bell_of(afar) and os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
+        second = workers("one", "two")
+        wait_until_ready(second)
+        write_from_afar(afar, "one")
+        assert first.stdout.readline() == second.stdout.readline() == "one\n"
+        first.kill()
+        write_from_afar(afar, "two")
+        assert second.stdout.readline() == "two\n"
+
+
+def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[..., Any]) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar:
+        first = workers("one", slow=0.05)
+        wait_until_ready(first)
+        until(lambda: os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
+        os.kill(first.pid, signal.SIGSTOP)
+        second = workers("one", slow=0.05)
+        wait_until_ready(second)
+        write_from_afar(afar, "one")
+        assert second.stdout.readline() == "one\n"
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.stdout.readline() == "one\n"
+
+
+def bell_of(store: FileStore) -> str:
+    return node_bell_path(store._log.handle.root.key)
+
+
+def _beats(path: str) -> int:
+    return Path(path).read_bytes()[node_poller.HEARTBEAT_BYTE : node_poller.HEARTBEAT_BYTE + 1] not in (b"", b"\0")
+
+
+def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as store, start_thread(store.get, "k") as thread:
+        until(lambda: post_of(store) is not None and post_of(store)._held)
+        (fd,) = post_of(store)._held
+        child = os.fork()
+        if not child:
+            try:
+                os.fstat(fd)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store.set("k", "1")
+    assert thread.result == b"1"
+
+
+# The directory
+
+
+def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(node_bell_path(KEY))
+    log_id, device, inode = KEY
+    others = [(b"y" * 16, device, inode), (log_id, device + 1, inode), (log_id, device, inode + 1)]
+    assert len({node_bell_path(key) for key in (KEY, *others)}) == 4, "a copy of a log is another"
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    monkeypatch.setattr(system, "hostname", lambda: "another")
+    assert Path(node_bell_path(KEY)) != path
+    assert Path(node_bell_path(KEY)).parent == path.parent
+
+
+def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = place / "runtime"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert node_bell_path(KEY).startswith(str(place / "node"))
+    runtime.mkdir()
+    directory = runtime / f"fscoord-{os.geteuid()}"
+    directory.touch(0o600)
+    assert node_bell_path(KEY).startswith(str(place / "node")), "a file is no directory, whosever it is"
+    directory.unlink()
+    assert node_bell_path(KEY).startswith(str(runtime))
+
+
+@pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
+def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
+    trap: str, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = place / "node" / f"fscoord-{os.geteuid()}"
+    if trap == "link":
+        (place / "elsewhere").mkdir(mode=0o700)
+        directory.symlink_to(place / "elsewhere")
+    elif trap == "file":
+        directory.write_bytes(b"")
+    else:
+        directory.mkdir(mode=0o700)
+        if trap == "open to all":
+            directory.chmod(0o777)
+        else:
+            monkeypatch.setattr(node_poller, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
+    with pytest.raises(OSError) as caught:
+        node_bell_path(KEY)
+    assert caught.value.errno not in (None, errno.ENOENT), "it says what is wrong with the directory"
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
+        with start_thread(store.get, "k") as thread:
+            until(lambda: store._notifier._waiters)
+            write_from_afar(afar, "k")
+        assert thread.result == b"v"
+    assert "can't be used" in caplog.text
+
+
+@pytest.mark.parametrize("harm", ["truncate", "remove", "make a link"])
+def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
+    harm: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.05)
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
+        with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:
+            until(lambda: post_of(one) is not None and len(post_of(one)._waiters) == 2)
+            bell = bell_of(afar)
+            if harm == "truncate":
+                os.truncate(bell, 0)
+            elif harm == "remove":
+                os.unlink(bell)
+            else:
+                os.symlink("/nowhere", place / "link")
+                os.replace(place / "link", bell)  # in one step, for a waiter makes another bell where there is none
+            write_from_afar(afar, "k")
+        assert first.result == second.result == b"v"

@@ -1,0 +1,188 @@
+"""What a handle knows of sessions, its own among them: the cases that real deaths come to only by luck."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord import FileStore, SessionDeadError
+from fscoord._log.liveness.liveness_file import LivenessFile
+from fscoord._log.liveness.own_session import CHECK_S
+from fscoord._log.recovery import POSITION
+from fscoord.stores.file import death_watch
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def path(memory: Path) -> str:
+    return str(memory / "log")
+
+
+class Alive:
+    """Stands for a liveness file, and counts the looks at it."""
+
+    id = b"a" * 16
+
+    def __init__(self, *, is_lost: bool = False, holds: bool = True, number: int = 1, fails: bool = False) -> None:
+        self._is_lost, self._holds, self.number, self._fails = is_lost, holds, number, fails
+        self.looks = 0
+
+    def is_lost(self) -> bool:
+        self.looks += 1
+        if self._fails:
+            raise OSError(errno.EIO, "Input/output error")
+        return self._is_lost
+
+    def hold(self, _: int) -> bool:
+        return self._holds
+
+    def release(self) -> None:
+        pass
+
+
+class Home:
+    """Stands for a host that has seen processes die, or has not."""
+
+    def __init__(self, *, sees_die: bool) -> None:
+        self._sees_die = sees_die
+
+    def is_provably_dead(self, _: object) -> bool:
+        return self._sees_die
+
+
+def test_a_settled_handle_has_the_number_of_its_session_and_one_in_trouble_none(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        log = store._log
+        assert log.session_if_ready == log.session > 0
+        log.handle.recovery = POSITION
+        assert log.session_if_ready == 0
+
+
+def test_who_can_not_hold_its_byte_says_that_nobody_can_tell_whether_it_lives(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else others would find the byte free, and take it for dead."""
+
+    def fail(*_: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(LivenessFile, "hold", fail)
+    with FileStore(path) as store:
+        store.set("k", "1")
+        log = store._log
+        assert (log.liveness.file, log.liveness._fds) == (None, set())
+        assert log.sessions[log.session].alive_id == bytes(16)
+
+
+def test_one_s_own_byte_is_looked_after_once_in_a_while(path: str) -> None:
+    with FileStore(path) as store:
+        log: Any = store._log
+        log.liveness.file = alive = Alive()
+        log.liveness.checked_at = 100.0
+        for now, looks in (
+            (100.0, 0),
+            (100.0 + 0.9 * CHECK_S, 0),
+            (100.0 + 1.1 * CHECK_S, 1),
+            (100.0 + 2 * CHECK_S, 1),
+        ):
+            log.liveness.check_byte(now)
+            assert alive.looks == looks
+        log.liveness.file = None
+
+
+@pytest.mark.parametrize(
+    ("alive", "keeps"),
+    [
+        (Alive(), True),
+        (Alive(number=0, holds=False), True),
+        (Alive(is_lost=True), False),
+        (Alive(holds=False), False),
+        (Alive(fails=True), False),
+    ],
+)
+def test_who_has_lost_its_byte_is_another_session(alive: Any, keeps: bool, path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        log: Any = store._log
+        session = log.session
+        log.liveness.file, log.liveness.checked_at = alive, 0.0
+        log.liveness.check_byte(2 * CHECK_S)
+        assert (log.session, log.liveness.file is not None) == ((session, True) if keeps else (0, False))
+        store.set("k", "2")
+        assert (log.session == session) is keeps
+
+
+def test_who_was_found_dead_and_then_forgotten_is_over(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        log = store._log
+        del log.sessions[log.session]
+        log.handle.path_checked_at = 0.0
+        for _ in range(2):
+            with pytest.raises(SessionDeadError, match="is dead, so others go on without it"):
+                store.set("k", "2")
+
+
+def test_who_reads_of_its_own_death_is_over_for_good(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        with pytest.raises(SessionDeadError, match="session 1 is dead"):
+            raise store._log.handle.session_is_dead(1)
+        with pytest.raises(SessionDeadError, match="session 1 is dead"):
+            store.get("k")
+
+
+@pytest.mark.parametrize(("home", "lives"), [(None, None), (Home(sees_die=False), None), (Home(sees_die=True), False)])
+def test_of_a_session_with_another_liveness_file_only_its_host_knows_that_it_has_died(
+    home: Any, lives: bool | None, path: str
+) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        log = store._log
+        log.sessions[7] = log.sessions[log.session]._replace(alive_id=b"other" + bytes(11))
+        assert log.liveness.is_alive(7, home) is lives
+
+
+def test_of_whom_nothing_is_known_any_more_is_dead_if_its_number_was_given(path: str) -> None:
+    with FileStore(path) as store:
+        log = store._log
+        log.table.last = 3
+        assert log.dead_sessions([-1, 0, 1, 2, 3, 4]) == [1, 2, 3]
+
+
+def test_a_death_that_is_recorded_is_not_recorded_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who watch find it at the same moment."""
+    with FileStore(path) as store, FileStore(path) as other, FileStore(path) as dead:
+        for handle in (store, other, dead):
+            handle.set("k", "1")
+        number = dead._log.session
+        for log in (store._log, other._log):
+            monkeypatch.setattr(log.liveness, "is_alive", lambda number, home: False)
+        assert store._log.record_death(number, LIMIT_S)
+        size = os.path.getsize(path)
+        monkeypatch.setattr(other._log, "refresh", lambda limit: None)  # so that it finds that only with the lock
+        assert number not in other._log.deaths
+        assert other._log.record_death(number, LIMIT_S) is True
+        assert other._log.record_death(number, LIMIT_S) is True
+        assert os.path.getsize(path) == size
+        assert number in other._log.deaths
+
+
+def test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread, on the same handle, may follow a compaction between two steps of the look."""
+    monkeypatch.setattr(death_watch, "BEGIN_S", -1.0)
+    with FileStore(path, timeout=20) as store:
+        store.set("k", "v")
+        looks = death_watch.DeathWatch(store._log, store._notifier, list, lambda: [77])
+        looks._watched.add(77)
+        assert looks.find_dead(1.0) == []
+        looks._watched.clear()
+        assert looks.find_dead(1.0) == []

@@ -1,0 +1,195 @@
+"""Ctrl-C and SIGTERM: what Python loses comes again, and what is to end a process does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fscoord._runtime.signals import Terminated, defer_signals, raise_on_termination, resend_lost_signals
+
+HANG_S = 60
+
+
+class Thing:
+    """Something that a weak reference can refer to."""
+
+
+def interrupt_where_it_is_lost(number: int) -> None:
+    """Let a signal arrive in the callback of a weak reference, as happens at the end of every import."""
+    thing = Thing()
+    kept = weakref.ref(thing, lambda _: signal.raise_signal(number))
+    del thing
+    assert kept() is None
+
+
+def lose_then_wait(number: int) -> None:
+    interrupt_where_it_is_lost(number)
+    threading.Event().wait(HANG_S)
+
+
+@contextmanager
+def seen_unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    seen: list[object] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "unraisablehook", lambda lost: seen.append(lost.exc_value))
+        yield seen
+
+
+def test_python_loses_what_is_raised_in_a_weak_reference_s_callback(monkeypatch):
+    """If this fails, Python has changed, and `resend_lost_signals` may go."""
+    with seen_unraisable(monkeypatch) as seen:
+        interrupt_where_it_is_lost(signal.SIGINT)
+    assert [type(error) for error in seen] == [KeyboardInterrupt]
+
+
+def test_a_lost_ctrl_c_comes_again_and_ends_a_wait(monkeypatch):
+    with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
+        with pytest.raises(KeyboardInterrupt):
+            lose_then_wait(signal.SIGINT)
+        assert seen == []
+
+
+def test_a_ctrl_c_that_is_lost_again_comes_once_more(monkeypatch):
+    """Whatever comes first is lost, and so is what comes for it, wherever the thread is then."""
+    left = 3
+
+    def handler(number, frame):
+        nonlocal left
+        left -= 1
+        if left:
+            interrupt_where_it_is_lost(signal.SIGUSR1)
+        else:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handler), signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
+            with pytest.raises(KeyboardInterrupt):
+                lose_then_wait(signal.SIGUSR1)
+            assert (left, seen) == (0, [])
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGUSR1, before[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_lost_signal_that_is_to_end_the_process_comes_again(monkeypatch, number):
+    with seen_unraisable(monkeypatch) as seen, resend_lost_signals(), raise_on_termination():
+        with pytest.raises(Terminated) as caught:
+            lose_then_wait(number)
+        assert (caught.value.number, caught.value.code, seen) == (number, 128 + number, [])
+
+
+def test_other_errors_that_python_drops_go_where_they_went(monkeypatch):
+    def fail(_: object) -> None:
+        raise error
+
+    error = SystemExit(3)
+    with seen_unraisable(monkeypatch) as seen:
+        with resend_lost_signals():
+            thing = Thing()
+            kept = weakref.ref(thing, fail)
+            del thing
+            assert kept() is None
+            assert seen == [error]
+        interrupt_where_it_is_lost(signal.SIGINT)
+        assert len(seen) == 2, "what resend_lost_signals has put there must not stay"
+
+
+def test_an_interruption_of_another_thread_s_own_is_not_ours(monkeypatch):
+    with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
+
+        def call() -> None:
+            thing = Thing()
+            weakref.finalize(thing, _raise, KeyboardInterrupt())
+            del thing
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert [type(error) for error in seen] == [KeyboardInterrupt]
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_signals_that_are_ignored_stay_ignored_and_handlers_come_back():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        handler = signal.getsignal(signal.SIGTERM)
+        with raise_on_termination():
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(SystemExit) as caught:
+                signal.raise_signal(signal.SIGTERM)
+        assert caught.value.code == 143
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_waits_until_the_block_is_done(number):
+    done = []
+
+    def call() -> None:
+        with defer_signals():
+            signal.raise_signal(number)
+            done.append(number)
+
+    with raise_on_termination(), pytest.raises((KeyboardInterrupt, Terminated)) as caught:
+        call()
+    assert done == [number]
+    assert caught.type is (KeyboardInterrupt if number == signal.SIGINT else Terminated)
+
+
+def test_an_interruption_that_waited_comes_after_an_error_too_and_brings_it_along():
+    def call() -> None:
+        with defer_signals():
+            signal.raise_signal(signal.SIGINT)
+            raise LookupError("enough")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        call()
+    assert isinstance(caught.value.__context__, LookupError)
+
+
+def test_what_is_ignored_does_not_wait_either():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with defer_signals():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone():
+    seen: list[object] = []
+
+    def call() -> None:
+        with raise_on_termination():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_the_library_installs_nothing():
+    code = (
+        "import signal, sys; hook, handlers = sys.unraisablehook, [signal.getsignal(n) for n in range(1, 32)]\n"
+        "import fscoord, fscoord.demo.launcher, fscoord.cli.app\n"
+        "assert sys.unraisablehook is hook\n"
+        "assert [signal.getsignal(n) for n in range(1, 32)] == handlers\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)

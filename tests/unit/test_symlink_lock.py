@@ -1,0 +1,378 @@
+"""The marker of a soft lock: its maker has the lock, whatever becomes of the answers; only a dead one's is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.locking import symlink_lock as log_marker
+from fscoord._log.locking.log_lock import SOFT, LogLock
+from fscoord._log.locking.symlink_lock import SymlinkLock, holder
+from fscoord._runtime import system
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "log.lock")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody outside of the test takes the name that it may need."""
+    monkeypatch.setattr(log_marker, "REMOVER", f"fscoord-test-{os.getpid()}")
+
+
+@pytest.fixture
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_marker, "CHECK_INTERVAL_S", 0)
+
+
+class Lossy(types.ModuleType):
+    """`os`, whose next call of a name is made, and then fails with an error."""
+
+    def __init__(self) -> None:
+        super().__init__("os")
+        self.next: dict[str, list[OSError]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(os, name)
+        errors = self.next.get(name)
+        if not errors:
+            return call
+
+        def fail(*given: Any) -> None:
+            call(*given)
+            raise errors.pop(0)
+
+        return fail
+
+
+@pytest.fixture
+def lossy(monkeypatch: pytest.MonkeyPatch) -> Lossy:
+    found = Lossy()
+    monkeypatch.setattr(system, "os", found)
+    return found
+
+
+def exists() -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "File exists")
+
+
+def broken() -> OSError:
+    return OSError(errno.EIO, "Input/output error")
+
+
+def is_taken(marker: SymlinkLock) -> bool:
+    try:
+        marker.acquire()
+    except BlockingIOError:
+        return True
+    marker.release()
+    return False
+
+
+def left_by_another(path: str) -> None:
+    """Have a process make the marker, and end."""
+    pid = os.fork()
+    if not pid:
+        SymlinkLock(path).acquire()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.path.lexists(path)
+
+
+def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    assert is_taken(other)
+    one.release()
+    assert not os.path.lexists(path)
+    assert not is_taken(other)
+    other.acquire()
+    one.release()
+    assert is_taken(one)
+
+
+def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
+    assert holder(path) is None
+    marker = SymlinkLock(path)
+    marker.acquire()
+    assert holder(path) == f"{system.hostname()}:{os.getpid()}"
+    marker.release()
+    Path(path).write_text("1\nsomebody\n")
+    assert holder(path) is None
+    os.unlink(path)
+    os.symlink("nobody:of:this:kind:x:y:z:0.1", path)
+    assert holder(path) is None
+    os.unlink(path)
+    os.symlink(f"fe80::1:17:1:{'ab' * 16}:1:1:1:x.1", path)
+    assert holder(path) == "fe80::1:17", "a host's name may hold colons"
+
+
+def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "process_epoch", lambda: 1)
+    marker = SymlinkLock(path)
+    marker.acquire()
+    assert holder(path) == f"{system.hostname()}:{os.getpid()}"
+    marker.release()
+
+
+@pytest.mark.usefixtures("looks_each_time")
+@pytest.mark.parametrize("text", ["", "nobody", "a:1:2:not hexadecimal:4:5:6:7.8"])
+def test_what_is_no_marker_of_ours_is_left_alone(path: str, text: str) -> None:
+    if text:
+        os.symlink(text, path)
+    else:
+        Path(path).touch()
+    marker = SymlinkLock(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+    assert os.path.lexists(path)
+
+
+def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: Lossy) -> None:
+    """An NFS client that gets no answer asks again, and is told that the name is there already."""
+    lossy.next["symlink"] = [exists()]
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    assert is_taken(other)
+    one.release()
+    assert not os.path.lexists(path)
+
+
+def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
+    """Who tries often looks rarely; so it was not the last try that made it."""
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    other.acquire()
+    assert is_taken(one)
+    other.release()
+    lossy.next["symlink"] = [exists()]
+    one._checked_at = float("inf")
+    assert is_taken(one)
+    assert is_taken(one)
+    one._checked_at = -float("inf")
+    one.acquire()
+    assert is_taken(other)
+    one.release()
+    assert not os.path.lexists(path)
+
+
+def test_who_tries_often_does_not_look_each_time_whose_the_marker_is(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look is a request or two to a server."""
+    looked: list[str] = []
+    read = log_marker._read
+    monkeypatch.setattr(log_marker, "_read", lambda path: (looked.append(path), read(path))[1])
+    monkeypatch.setattr(log_marker, "CHECK_INTERVAL_S", 1e9)
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    assert [is_taken(other) for _ in range(5)] == [True] * 5
+    assert looked == [path]
+    one.release()
+
+
+def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_after(path: str, lossy: Lossy) -> None:
+    lock = LogLock(path.removesuffix(".lock"), -1, SOFT, threading.RLock(), set())
+    lock._symlink_lock._checked_at = float("inf")
+    lossy.next["symlink"] = [exists()]
+    with pytest.raises(BlockingIOError):
+        lock.try_lock()
+    assert os.path.lexists(path)
+    lock.close()
+    assert not os.path.lexists(path)
+
+
+def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None:
+    """What a cache still shows of it is no hold."""
+    one = SymlinkLock(path)
+    one.acquire()
+    text = os.readlink(path)
+    one.release()
+    os.symlink(text, path)
+    assert is_taken(one)
+
+
+def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) -> None:
+    for clean in (SymlinkLock.release, SymlinkLock.acquire):
+        lossy.next["symlink"] = [broken()]
+        one = SymlinkLock(path)
+        with pytest.raises(OSError, match="Input/output error"):
+            one.acquire()
+        assert os.path.lexists(path)
+        one._checked_at = float("inf")
+        clean(one)
+        one.release()
+        assert not os.path.lexists(path)
+
+
+def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str, lossy: Lossy) -> None:
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    lossy.next["unlink"] = [broken()]
+    with pytest.raises(OSError, match="Input/output error"):
+        one.release()
+    other.acquire()
+    one.release()
+    assert is_taken(one)
+    lossy.next["unlink"] = [FileNotFoundError(errno.ENOENT, "No such file or directory")]
+    other.release()
+    assert not is_taken(one)
+
+
+def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path: str, lossy: Lossy) -> None:
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    lossy.next["readlink"] = [broken()]
+    with pytest.raises(OSError, match="Input/output error"):
+        one.release()
+    assert os.path.lexists(path)
+    one.release()
+    assert not is_taken(other)
+
+
+def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(path: str) -> None:
+    one = SymlinkLock(path)
+    one.acquire()
+    os.unlink(path)
+    Path(path).touch()
+    one.release()
+    assert os.path.lexists(path)
+
+
+def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    os.unlink(path)
+    other.acquire()
+    one.release()
+    assert is_taken(one)
+    other.release()
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_the_marker_of_a_process_of_this_host_that_has_ended_is_removed(path: str) -> None:
+    left_by_another(path)
+    marker = SymlinkLock(path)
+    assert is_taken(marker)
+    assert not is_taken(marker)
+
+
+def without_field(number: int) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        fields = text.rsplit(":", 7)
+        fields[number] = "ff" * 16 if number == 3 else "another" if number == 0 else f"{int(fields[number]) + 1}"
+        return ":".join(fields)
+
+    return change
+
+
+@pytest.mark.usefixtures("looks_each_time")
+@pytest.mark.parametrize("where", [0, 3, 4, 6], ids=["host", "boot", "process namespace", "network"])
+def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, where: int) -> None:
+    left_by_another(path)
+    text = without_field(where)(os.readlink(path))
+    os.unlink(path)
+    os.symlink(text, path)
+    marker = SymlinkLock(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+    assert os.readlink(path) == text
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_that_of_a_process_whose_number_was_given_again_is_removed(path: str) -> None:
+    one = SymlinkLock(path)
+    one.acquire()
+    text = os.readlink(path)
+    os.unlink(path)
+    os.symlink(without_field(2)(text), path)  # it began at another time
+    assert is_taken(one)
+    assert not is_taken(one)
+
+
+@pytest.fixture
+def remover() -> Iterator[socket.socket]:
+    """Somebody whose turn it is to remove a marker."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        yield found
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_one_process_of_a_host_removes_markers_at_a_time(path: str, remover: socket.socket) -> None:
+    """Else the second might remove the marker that somebody has made after the first has removed the old one."""
+    remover.bind(f"\0{log_marker.REMOVER}")
+    left_by_another(path)
+    marker = SymlinkLock(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+    remover.close()
+    assert is_taken(marker)
+    assert not is_taken(marker)
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_who_was_about_to_remove_the_marker_of_the_dead_leaves_its_successor(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look that tells of a death and the turn to remove it another may have removed it."""
+    left_by_another(path)
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    is_provably_dead = ProcessIdentity.is_provably_dead
+
+    def look(home: ProcessIdentity, session: Any) -> bool:
+        found = is_provably_dead(home, session)
+        monkeypatch.setattr(ProcessIdentity, "is_provably_dead", is_provably_dead)
+        os.unlink(path)
+        other.acquire()
+        return found
+
+    monkeypatch.setattr(ProcessIdentity, "is_provably_dead", look)
+    assert is_taken(one)
+    assert is_taken(one)
+    other.release()
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_where_names_can_t_be_taken_nobody_removes_the_marker_of_the_dead(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "platform", lambda: "somewhere else")
+    left_by_another(path)
+    marker = SymlinkLock(path)
+    assert is_taken(marker)
+    assert is_taken(marker)
+
+
+def test_a_forked_child_gives_back_nothing_of_its_parent_s(path: str) -> None:
+    marker = SymlinkLock(path)
+    marker.acquire()
+    pid = os.fork()
+    if not pid:
+        marker.release()
+        os._exit(0 if os.path.lexists(path) and is_taken(marker) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    marker.release()
+    assert not os.path.lexists(path)
+
+
+def test_a_store_whose_marker_stays_behind_says_whose_it_is_and_how_to_go_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    with FileStore(path, lock="soft", timeout=0.1) as store:
+        os.symlink("far-away:17:1:" + "ab" * 16 + ":1:1:1:x.1", f"{path}.lock")
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.set("k", "1")
+        assert caught.value.holder == "far-away:17"
+        assert str(caught.value).endswith(f"rm {path}.lock")
+        os.unlink(f"{path}.lock")
+        store.set("k", "1")
