@@ -73,13 +73,13 @@ def doubled(first: float, last: float, times: int) -> list[float]:
     return [min(first * 2**number, last) for number in range(times)]
 
 
-def test_a_waiter_with_events_sleeps_twice_as_long_each_time_up_to_a_limit() -> None:
+def test_sleep_with_a_watch_doubles_up_to_a_limit() -> None:
     watch: Any = Sleeps(has_events=True)
     waiting = Waiter(watch)
     assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.SLOW_FIRST_S, waiter.SLOW_LAST_S, 9)
 
 
-def test_a_waiter_with_a_death_watch_sleeps_for_as_long_as_that_says() -> None:
+def test_sleep_with_a_death_watch_doubles_up_to_its_limit() -> None:
     watch: Any = Sleeps(has_events=True)
     waiting = Waiter(watch, lambda: 7.0)
     assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.DEATH_WATCH_FIRST_S, 7.0, 9)
@@ -88,7 +88,7 @@ def test_a_waiter_with_a_death_watch_sleeps_for_as_long_as_that_says() -> None:
     assert max(sleep(deaf, polling) for _ in range(12)) <= 1.25 * deaf.poll_last
 
 
-def test_a_waiter_without_events_polls_out_of_step_with_others() -> None:
+def test_polls_without_events_have_random_intervals() -> None:
     watch: Any = Sleeps(has_events=False)
     waiting = Waiter(watch)
     pauses = [sleep(watch, waiting) for _ in range(30)]
@@ -98,14 +98,14 @@ def test_a_waiter_without_events_polls_out_of_step_with_others() -> None:
 
 
 @pytest.mark.parametrize("has_events", [False, True])
-def test_no_sleep_is_longer_than_what_is_left(has_events: bool) -> None:
+def test_sleep_is_never_longer_than_the_time_left(has_events: bool) -> None:
     watch: Any = Sleeps(has_events=has_events)
     waiting = Waiter(watch)
     for left in (0.0, 1e-6):
         assert sleep(watch, waiting, left) <= left
 
 
-def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
+def test_sleep_is_not_lengthened_after_a_ring() -> None:
     watch: Any = Sleeps(has_events=True)
     waiting = Waiter(watch)
     watch.rings = True
@@ -113,7 +113,7 @@ def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
 
 
 @pytest.mark.parametrize("watches_for_deaths", [False, True])
-def test_what_was_heard_before_it_was_armed_rings_no_more(watches_for_deaths: bool) -> None:
+def test_event_from_before_the_arming_does_not_ring(watches_for_deaths: bool) -> None:
     watch: Any = Sleeps(has_events=True)
     waiting = Waiter(watch, (lambda: 7.0) if watches_for_deaths else None)
     assert not waiting.is_rung()
@@ -191,7 +191,7 @@ class Bell:
     def __init__(self, node: Any) -> None:
         self._node = node
 
-    def mark(self, _: int) -> bytes:
+    def arm(self, _: int) -> bytes:
         return b"%d" % self._node.event_count
 
     def is_rung(self, _: int, mark: bytes) -> bool:
@@ -204,7 +204,7 @@ def new_waiter(node: Any) -> Waiter:
     return waiting
 
 
-def test_the_poller_polls_ever_more_rarely_until_there_is_news_or_a_hurry() -> None:
+def test_poller_slows_down_until_there_is_news_or_a_hurry_request() -> None:
     election = Election()
     node: Any = Node(election)
     waiting = new_waiter(node)
@@ -223,7 +223,7 @@ def test_the_poller_polls_ever_more_rarely_until_there_is_news_or_a_hurry() -> N
     assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
 
 
-def test_news_that_nobody_waits_for_do_not_hurry_the_poller() -> None:
+def test_poller_is_not_hurried_by_news_without_a_waiter() -> None:
     election = Election(marked=False)
     node: Any = Node(election)
     waiting = new_waiter(node)
@@ -235,7 +235,7 @@ def test_news_that_nobody_waits_for_do_not_hurry_the_poller() -> None:
     assert sleep(node, waiting) >= 0.75 * node.poll_last
 
 
-def test_a_waiter_that_is_not_the_poller_passes_nothing_on() -> None:
+def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:
     election = Election(elects=False)
     node: Any = Node(election)
     Waiter(node).notify_node([7])
@@ -243,7 +243,7 @@ def test_a_waiter_that_is_not_the_poller_passes_nothing_on() -> None:
 
 
 @pytest.mark.parametrize("doing", ["join", "pass on", "sleep", "is rung", "arm"])
-def test_a_bell_of_the_node_that_fails_is_used_no_more_and_the_log_is_looked_at(doing: str) -> None:
+def test_node_bell_that_fails_is_dropped_and_the_log_is_read(doing: str) -> None:
     election = Election()
     election.fails = doing == "join"
     node: Any = Node(election)
@@ -263,7 +263,7 @@ def test_a_bell_of_the_node_that_fails_is_used_no_more_and_the_log_is_looked_at(
 
 
 @pytest.mark.parametrize("has_election", [False, True])
-def test_events_that_cannot_be_read_end_the_use_of_the_bell_of_a_node_alone(has_election: bool) -> None:
+def test_node_bell_is_dropped_when_its_events_cannot_be_read(has_election: bool) -> None:
     node: Any = Node(Election())
     if not has_election:
         node.election = None
@@ -287,19 +287,19 @@ def test_events_that_cannot_be_read_end_the_use_of_the_bell_of_a_node_alone(has_
 class BrokenBell:
     """A bell that can't be read."""
 
-    def mark(self, _: int) -> bytes:
+    def arm(self, _: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     def is_rung(self, *_: object) -> bool:
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_follower_polls_itself_now_and_then_and_trusts_the_poller_meanwhile(
+def test_waiter_beside_a_poller_looks_itself_at_intervals(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     election = Election(elects=False)
     beats = iter(range(100))
-    monkeypatch.setattr(election, "heartbeats", lambda: next(beats))
+    monkeypatch.setattr(election, "heartbeat_count", lambda: next(beats))
     node: Any = Node(election)
     waiting = new_waiter(node)
     assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
@@ -314,7 +314,7 @@ def test_a_follower_polls_itself_now_and_then_and_trusts_the_poller_meanwhile(
     assert waiting.was_rung
 
 
-def test_a_waiter_whose_role_may_have_changed_asks_and_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_whose_role_may_have_changed_asks_and_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
     election = Election(elects=False)
     node: Any = Node(election)
     waiting = new_waiter(node)
@@ -325,7 +325,7 @@ def test_a_waiter_whose_role_may_have_changed_asks_and_sleeps_on(monkeypatch: py
     assert node.sleeping == 1
 
 
-def test_a_wait_that_ends_in_its_sleep_sleeps_no_more() -> None:
+def test_wait_that_ends_in_its_sleep_is_no_longer_woken() -> None:
     watch: Any = Sleeps(has_events=True)
     waiting = Waiter(watch)
     assert waiting.max_sleep(FAR) > 0
