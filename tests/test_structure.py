@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -84,6 +85,7 @@ SILENT_FOLDERS: set[str] = set()
 WORDS_MIN = 40
 """Fewer words don't say what a folder is for, what it must not do, and which locks its callers hold."""
 
+TESTS = Path(__file__).parent
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -218,6 +220,18 @@ def private_reads(module: str) -> Iterator[str]:
 def test_private_names_are_used_in_the_module_that_defines_them() -> None:
     found = {each for module in MODULES for each in private_reads(module)}
     compare(found, PRIVATE_READS, "a private name of another module")
+
+
+def test_tests_get_the_inside_of_a_store_from_one_module() -> None:
+    """`support.internals` names the attributes. Programs in strings, which run without the tests' modules, may, too."""
+    wrong = set()
+    for path in TESTS.rglob("*.py"):
+        name = path.relative_to(TESTS).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "_log":
+                wrong.add(f"{name}: {ast.unparse(node)}")
+    wrong = {each for each in wrong if not each.endswith((": self._log", ": fscoord._log"))}
+    compare(wrong, {"support/internals.py: store._log"}, "`support.internals.log_of` says where the log of a store is")
 
 
 def test_private_modules_are_imported_inside_their_package() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import log_of
 from support.places import HANG_S, Place
 from support.third_party import ThirdPartyStore
 
@@ -271,7 +272,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
         async with aio.open_store(path, timeout=HANG_S) as asynchronous:
             with FileStore(path) as other:
                 other.set("k", "1")
-                lock = other._log.handle.lock
+                lock = log_of(other).handle.lock
                 lock.try_lock()
                 try:
                     writes = [asyncio.ensure_future(asynchronous.set(f"k{number}", "2")) for number in range(9)]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import FileStore
 from fscoord.cli import output
@@ -86,12 +87,12 @@ def verify_while_somebody_keeps_the_lock(fscoord, path):
     with FileStore(path) as store:
         store.set("k", "v" * 50)
         Path(path).write_bytes(Path(path).read_bytes()[:-20])
-        with store._log.handle.mutex:
-            store._log.handle.lock.try_lock()
+        with log_of(store).handle.mutex:
+            log_of(store).handle.lock.try_lock()
             try:
                 return fscoord("verify", "--timeout", "0")
             finally:
-                store._log.handle.lock.unlock()
+                log_of(store).handle.lock.unlock()
 
 
 def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 from support.places import ETCD, HANG_S, Place
 
 from fscoord import FileStore, aio
@@ -158,4 +159,4 @@ def test_store_names_hosts_as_they_are(owner: str, tmp_path: Path) -> None:
         store.set("a", "b")
         other.set("a", "c")
         assert {member.host for member in store.members()} == {system.hostname()}
-        assert {f"{member}" for member in [*store._log.sessions.values()]} == {owner}
+        assert {f"{member}" for member in [*log_of(store).sessions.values()]} == {owner}

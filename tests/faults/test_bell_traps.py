@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from faults.holder import Holder
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.places import Thread, start_thread, wait_in_vain
 from support.processes import TESTS
 
@@ -276,13 +277,13 @@ def test_a_bell_that_is_cut_over_and_over_costs_no_more_than_polls(path: str) ->
 def count_looks(store: FileStore) -> list[float]:
     """Return a list that grows with every look of `store` at the log."""
     looks: list[float] = []
-    refresh = store._log.refresh
+    refresh = log_of(store).refresh
 
     def look(limit: float) -> None:
         looks.append(limit)
         refresh(limit)
 
-    store._log.refresh = look  # type: ignore[method-assign]
+    log_of(store).refresh = look  # type: ignore[method-assign]
     return looks
 
 
@@ -291,10 +292,10 @@ def test_a_bell_that_is_deleted_while_somebody_waits(path: str, monkeypatch: pyt
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
         assert other.num_keys() == 0
-        assert other._log.handle.bell == 1
+        assert log_of(other).handle.bell == 1
         os.unlink(path + ".bell")
         until(lambda: os.path.exists(path + ".bell"))
-        until(lambda: other.num_keys() == 0 and other._log.handle.bell == 2)
+        until(lambda: other.num_keys() == 0 and log_of(other).handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
             monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
@@ -307,7 +308,7 @@ def test_a_bell_that_is_deleted_before_anybody_waits_again(path: str, monkeypatc
         is_woken_by_a_ring(path, store)
         os.unlink(path + ".bell")
         waiter = start_thread(store.get, "k")
-        until(lambda: other.num_keys() == 0 and other._log.handle.bell == 2)
+        until(lambda: other.num_keys() == 0 and log_of(other).handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
             monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
@@ -387,10 +388,10 @@ def test_a_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> N
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other, Holder(path) as holder:
         waiter = wait_in_thread(store, "k")
         assert other.num_keys() == 1
-        assert other._log.handle.bell == 0
+        assert log_of(other).handle.bell == 0
         holder.finish()
-        until(lambda: other.num_keys() and other._log.handle.bell)
-        assert other._log.handle.bell == 1
+        until(lambda: other.num_keys() and log_of(other).handle.bell)
+        assert log_of(other).handle.bell == 1
         other.set("k", "1")
         assert waiter.join() == b"1"
 
@@ -754,10 +755,10 @@ def test_every_write_rings_for_its_keys_where_there_is_a_bell_and_for_nobody_whe
             store.multi_set([], [])
 
         write_all()
-        assert (store._log.handle.bell, rung) == (0, [])
+        assert (log_of(store).handle.bell, rung) == (0, [])
         with start_thread(waiter.get, "awaited") as thread:
             until(lambda: asleep(waiter))
-            until(lambda: store.check(["never"]) or store._log.handle.bell)
+            until(lambda: store.check(["never"]) or log_of(store).handle.bell)
             write_all()
             waiter.set("awaited", "1")
         assert thread.result == b"1"

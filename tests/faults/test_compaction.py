@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.faulty import FaultyOs, faulty_os
+from support.internals import log_of
 from support.interrupts import At, interrupt
 from support.plain_reader import read_newest
 
@@ -112,7 +113,7 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
     """Let call `number` inside the compaction fail, and none outside."""
     failed: list[str] = []
     inside, left = [False], [number]
-    compact = store._log.compactor.compact
+    compact = log_of(store).compactor.compact
 
     def marked() -> None:
         inside[0] = True
@@ -128,7 +129,7 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
                 failed.append(name)
                 raise OSError(error, os.strerror(error))
 
-    store._log.compactor.compact = marked
+    log_of(store).compactor.compact = marked
     with faulty.instead(does):
         yield failed
 
@@ -164,7 +165,7 @@ def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
             other.get("a")
             for _ in range(slept):
                 store.compact()
-            other._log.handle.path_checked_at = 0.0
+            log_of(other).handle.path_checked_at = 0.0
             with faulty_os() as faulty, faulty.fail(number, error) as failed:
                 raised = outcome(lambda: other.set("late", "1"))
             if raised is not None:
@@ -257,8 +258,8 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(triggered: bool, mem
             for _ in range(8):
                 store.set("b", "x" * 300)
             if triggered:
-                store._log.handle.options = store._log.handle.options._replace(compact_bytes=1)
-                store._log.handle.compact_at = 0
+                log_of(store).handle.options = log_of(store).handle.options._replace(compact_bytes=1)
+                log_of(store).handle.compact_at = 0
             at = At(number, interrupt)
             try:
                 with at:
@@ -370,7 +371,7 @@ def many_at_once(path: Path, writers: int, operations: int, least: int, limit_s:
         assert int(store.get("total")) == writers * operations
         assert [int(store.get(f"writer {n}")) for n in range(writers)] == [operations] * writers
         assert len(generations(path)) == 1
-        return store._log.handle.header.generation
+        return log_of(store).handle.header.generation
 
 
 def test_writers_that_compact_lose_nothing_and_readers_never_go_back(path: Path, scale: Callable[[int], int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from faults.persistence import Acknowledged, Crash, RecordingOs, State, crashes, put_state, recording, repeatable
+from support.internals import log_of, state_of
 from support.plain_reader import read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError
@@ -62,7 +63,7 @@ OPERATIONS: dict[str, Callable[[Workload], Any]] = {
 
 def contents(store: FileStore) -> Contents:
     store.num_keys()
-    state = store._state
+    state = state_of(store)
     return {key: bytes(value) for key, value in state.values.items()}, {k: list(q) for k, q in state.queues.items()}
 
 
@@ -148,7 +149,7 @@ class Judge:
             store.set("after", "1")
             store.compact()
             store.set("behind", "2")
-            assert store._log.liveness.file is not None, "nobody can tell whether this process lives"
+            assert log_of(store).liveness.file is not None, "nobody can tell whether this process lives"
         expected = values | {b"after": b"1", b"behind": b"2"}, queues
         with FileStore(path, read_only=True, timeout=LIMIT_S) as reader:
             assert contents(reader) == expected

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 from faults.test_compaction import die_at, generations, in_child, outcome
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
@@ -42,7 +43,7 @@ def used(path: Path, compactions: int = 0) -> FileStore:
 
 def is_killed(store: FileStore) -> None:
     """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
-    store._log.close()
+    log_of(store).close()
     lifecycle.unregister(store)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from faults.persistence import State, put_state, same_files
 from support.faulty import EVERY, LOCKS, FaultyOs, faulty_system
+from support.internals import log_of
 from support.plain_reader import read_newest
 
 import fscoord
@@ -131,7 +132,7 @@ def must_void(store: FileStore, other: FileStore) -> None:
     store.set("written", "1")
     with FileStore(store.path, timeout=LIMIT_S) as third:
         third.set("torn", "x" * 100)
-    os.truncate(store._log.handle.file, os.path.getsize(store._log.handle.file) - 50)
+    os.truncate(log_of(store).handle.file, os.path.getsize(log_of(store).handle.file) - 50)
 
 
 def must_follow(store: FileStore, other: FileStore) -> None:
@@ -179,7 +180,7 @@ class Case:
         with self.open(LIMIT_S) as other, self.open(LIMIT_S) as store:
             self.condition(store, other)
             before = self.contents()
-            store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
+            log_of(store).handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
             with self.faulty.fail(number, error, names=names, for_good=for_good) as failed:
                 said = outcome(OPERATIONS[self.operation], store)
             where = failed[0] if failed else ""
@@ -214,7 +215,7 @@ class Case:
         except StoreClosedError:
             assert self.operation == "close", self.what
         except StoreError as error:
-            assert (store._log.handle.final_error[1] or "it is not over") in str(error), self.what
+            assert (log_of(store).handle.final_error[1] or "it is not over") in str(error), self.what
         if self.operation != "begin a run":
             other.set("others", "2")
         with self.open(0) as third:

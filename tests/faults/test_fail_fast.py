@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from faults.test_fork import until
+from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import (
@@ -338,11 +339,11 @@ def test_a_time_out_does_not_wait_for_a_lock_to_tell_who_is_dead(path: str) -> N
         store.append("b/arrivals", "0/2 ")
         with FileStore(path, timeout=HANG_S) as stuck:
             stuck.set("k", "v")
-            stuck._log.handle.lock.try_lock()
+            log_of(stuck).handle.lock.try_lock()
             started = time.monotonic()
             assert [member.alive for member in store.members([1])] == ["no"]
             assert time.monotonic() - started < HANG_S / 2
-            stuck._log.handle.lock.unlock()
+            log_of(stuck).handle.lock.unlock()
         assert store.dead_ranks([1]) == [1]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
+from support.internals import log_of
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
@@ -88,7 +89,7 @@ def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, e
                 is_free(both, at)
             assert number > 15
             both.check(name)
-        logs = [both.store._log, both.other._log]
+        logs = [log_of(both.store), log_of(both.other)]
         assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
             "and one for each in a later file"
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of, state_of
 from support.interrupts import At, interrupt
 from support.places import start_thread, wait_in_vain
 
@@ -115,7 +116,7 @@ def test_parent_and_child_use_one_handle(path: str, lock: str, fork: Callable[[]
         for _ in range(50):
             store.add("n", 1)
         store.append("text", "child")
-        return {"k": store.get("k"), "own": len(store._log.handle.owned_fds)}
+        return {"k": store.get("k"), "own": len(log_of(store).handle.owned_fds)}
 
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "before")
@@ -136,7 +137,7 @@ def test_a_child_is_a_session_of_its_own(path: str, fork: Callable[[], int]) -> 
         with Child(fork, store.set, "k", "child") as child:
             child.result()
             store.get("k")
-            assert [session.pid for session in store._log.sessions.values()] == [os.getpid(), child.pid]
+            assert [session.pid for session in log_of(store).sessions.values()] == [os.getpid(), child.pid]
 
 
 @every_fork
@@ -172,7 +173,7 @@ def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what:
             store.close()
 
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
-        kernel = store._log.handle.lock
+        kernel = log_of(store).handle.lock
         kernel.try_lock()
         try:
             with Child(fork, work, store) as child:
@@ -378,7 +379,7 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
 
     monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
     with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
-        kernel = other._log.handle.lock
+        kernel = log_of(other).handle.lock
         kernel.try_lock()
         try:
             with start_thread(store.add, "n", 1) as waiter:
@@ -397,7 +398,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: 
 
     def parent() -> int:
         store = FileStore(path)
-        store._log.handle.lock.try_lock()
+        log_of(store).handle.lock.try_lock()
         pid = os.fork()
         if pid == 0:
             signal.alarm(HANG_S)
@@ -427,7 +428,7 @@ def test_the_first_call_of_a_child_may_be_interrupted_anywhere(path: str, fork: 
             pass
         store.set("works", "1")
         with FileStore(store.path) as fresh:
-            state, truth = store._state, fresh._state
+            state, truth = state_of(store), state_of(fresh)
             assert (state.values, state.queues) == (truth.values, truth.queues), at.where
         return at.reached, at.where
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
+from support.internals import log_of
 
 from fscoord import FileStore, SessionDeadError, StoreError
 from fscoord._log.format.control_records import Session
@@ -137,7 +138,7 @@ def test_a_handle_may_be_several_ranks(path: str) -> None:
 
 
 def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watcher: FileStore) -> None:
-    alive = watcher._log.liveness.file
+    alive = log_of(watcher).liveness.file
     assert alive is not None
     with open(path + ".alive", "r+b", buffering=0) as stranger:
         lock = system.fcntl.F_OFD_SETLK
@@ -236,7 +237,7 @@ def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pyte
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
         other.set("k", "v")
         monkeypatch.setattr(Liveness, "is_alive", lambda *_: False)
-        assert store._log.record_death(2, HANG_S)
+        assert log_of(store).record_death(2, HANG_S)
         size = os.path.getsize(path)
         for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
             with pytest.raises(SessionDeadError, match=r"session 2 is dead.*open the store again"):
@@ -252,24 +253,24 @@ def test_a_death_is_the_verdict_whatever_its_byte_says_and_who_was_never_there_i
         store.set("k", "v")
         other.set("k", "w")
         assert store.get("k") == b"w"
-        assert store._log.liveness.is_alive(2, None) is True
-        assert store._log.liveness.is_alive(99, None) is None
+        assert log_of(store).liveness.is_alive(2, None) is True
+        assert log_of(store).liveness.is_alive(99, None) is None
         with monkeypatch.context() as patch:
             patch.setattr(Liveness, "is_alive", lambda *_: False)
-            assert store._log.record_death(2, HANG_S)
-        assert store._log.liveness.file is not None
-        assert store._log.liveness.file.is_held(2)
-        assert store._log.liveness.is_alive(2, None) is False
+            assert log_of(store).record_death(2, HANG_S)
+        assert log_of(store).liveness.file is not None
+        assert log_of(store).liveness.file.is_held(2)
+        assert log_of(store).liveness.is_alive(2, None) is False
 
 
 def test_who_has_asked_who_lives_and_wrote_nothing_looks_after_no_byte(path: str, watcher: FileStore) -> None:
     watcher.set("k", "v")
     with FileStore(path, timeout=HANG_S) as other:
         assert other.get("k") == b"v"
-        assert other._log.is_alive(1, None) is True
-        other._log.handle.path_checked_at = 0.0
+        assert log_of(other).is_alive(1, None) is True
+        log_of(other).handle.path_checked_at = 0.0
         assert other.get("k") == b"v"
-        assert other._log.session == 0
+        assert log_of(other).session == 0
 
 
 def test_that_liveness_can_t_be_told_is_said_once(
@@ -281,13 +282,13 @@ def test_that_liveness_can_t_be_told_is_said_once(
     monkeypatch.setattr(own_session, "open_liveness_file", refuse)
     with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
         store.set("k", "v")
-        store._log.liveness.take_byte()
+        log_of(store).liveness.take_byte()
     assert [text for text in caplog.messages if "can't be used" in text] == caplog.messages[:1]
 
 
 def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1) as other:
-        assert not watcher._log.record_death(other.register(), HANG_S)
+        assert not log_of(watcher).record_death(other.register(), HANG_S)
         assert "death" not in [entry.kind for entry in dump(path)]
 
 
@@ -331,7 +332,7 @@ def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_
         orphan = int(os.read(orphan_ready, 20))
         try:
             victim.kill()
-            alive = watcher._log.liveness.file
+            alive = log_of(watcher).liveness.file
             assert alive is not None
             assert alive.is_held(victim.session)
             assert watcher.dead_ranks([1]) == [1]
@@ -439,7 +440,7 @@ def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_wr
     os.replace(path + ".alive", path + ".moved")
     with FileStore(path, rank=1) as other:
         now = system.time.monotonic()
-        watcher._log.handle.path_checked_at = watcher._log.liveness.checked_at = now - 10
+        log_of(watcher).handle.path_checked_at = log_of(watcher).liveness.checked_at = now - 10
         watcher.set("k", "v")
         assert watcher.register() == 3
         assert lives(other) == {1: "unknown", 2: "yes", 3: "yes"}
@@ -533,7 +534,7 @@ def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, m
         other.set("k", "w")
         with monkeypatch.context() as patch:
             patch.setattr(Liveness, "is_alive", lambda *_: False)
-            assert store._log.record_death(2, HANG_S)
+            assert log_of(store).record_death(2, HANG_S)
         FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
         for _ in range(compactions):
             store.compact()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from faults.holder import Holder
+from support.internals import log_of
 from support.interrupts import At, interrupt
 from support.places import start_thread
 
@@ -51,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def held(path: str, lock: str) -> Iterator[Callable[[], object]]:
     """Hold the lock through a handle of its own; yields what gives it back."""
     with FileStore(path, lock=lock, timeout=HANG_S) as holder:
-        kernel = holder._log.handle.lock
+        kernel = log_of(holder).handle.lock
         until(lambda: takes(holder))
         try:
             yield kernel.unlock
@@ -127,7 +128,7 @@ def test_a_holder_that_has_written_nothing_yet_is_called_that(path: str) -> None
 
 def test_a_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
     with FileStore(path, timeout=0.05) as store, Holder(path) as holder:
-        assert not store._log.sessions
+        assert not log_of(store).sessions
         with pytest.raises(StoreTimeoutError) as caught:
             store.set("k", "1")
         assert caught.value.holder == holder.name
@@ -223,16 +224,16 @@ def test_a_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impati
                 for thread in lock_threads():
                     thread.join(0.1)
                 try:
-                    stranger._log.handle.lock.try_lock()
+                    log_of(stranger).handle.lock.try_lock()
                     found.append("a stranger got in")
                 except BlockingIOError:
                     pass
                 finally:
-                    stranger._log.handle.lock.unlock()
+                    log_of(stranger).handle.lock.unlock()
                 return None, 0, b""
 
             for _ in range(3):
-                store._log.update(1, b"k", b"v", decide, HANG_S)
+                log_of(store).update(1, b"k", b"v", decide, HANG_S)
             assert not found
         assert is_free(path, lock)
 
@@ -315,7 +316,7 @@ def test_a_wait_that_the_kernel_refuses_goes_on_by_trying(
     monkeypatch.setattr(log_lock.LogLock, "block", refuse)
     with FileStore(path, timeout=HANG_S) as store, held(path, "ofd") as release:
         with start_thread(store.add, "n", 1) as waiter:
-            until(lambda: not store._log.handle.lock.can_block)
+            until(lambda: not log_of(store).handle.lock.can_block)
             assert waiter.is_alive()
             release()
         assert waiter.result == 1
@@ -366,7 +367,7 @@ def test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not
             return fd
 
         monkeypatch.setattr(log_path, "open_descriptor", open_and_go_on)
-        os.close(store._log._reopen_for_lock())
+        os.close(log_of(store)._reopen_for_lock())
         assert store.get("k") == b"2"
         store.set("k", "3")
 
@@ -420,7 +421,7 @@ def interrupt_hand_over(path: str, lock: str, number: int) -> bool:
         store.set_timeout(0)
         with pytest.raises(StoreTimeoutError):  # for the other holds the lock
             store.set("two", at.where)
-        other._log.handle.lock.unlock()
+        log_of(other).handle.lock.unlock()
         store.set_timeout(HANG_S)
         assert store.add("m", 1) == number
     return at.reached
@@ -436,7 +437,7 @@ def interrupted(at: At, call: Callable[..., Any], *arguments: Any) -> None:
 
 def takes(store: FileStore) -> bool:
     try:
-        store._log.handle.lock.try_lock()
+        log_of(store).handle.lock.try_lock()
     except BlockingIOError:
         return False
     return True
@@ -545,7 +546,7 @@ def test_a_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
     with FileStore(path, timeout=0.05) as store, FileStore(path, read_only=True, timeout=HANG_S) as reader:
         store.set("k", "1")
         with held(path, "ofd") as release:
-            monkeypatch.setattr(reader._log, "_read", suspect)
+            monkeypatch.setattr(log_of(reader), "_read", suspect)
             with start_thread(reader.get, "k") as waiter:
                 for _ in range(10):
                     assert store.get("k") == b"1"
@@ -562,7 +563,7 @@ def test_a_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkey
         store.set("k", "1")
         with open(path, "ab") as log:
             log.write(b"torn")
-        monkeypatch.setattr(reader._log, "_read", suspect)
+        monkeypatch.setattr(log_of(reader), "_read", suspect)
         assert reader.get("k") == b"1"
         store.set("k", "2")
         assert reader.get("k") == b"2"

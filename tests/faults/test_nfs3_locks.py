@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 from support.shared_os import SharedOs, shared_os
 
@@ -87,7 +88,7 @@ class OtherHost:
         if word == b"c":
             store.compact()
             return
-        log, done = store._log, list[bool]()
+        log, done = log_of(store), list[bool]()
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
             if done:
@@ -180,7 +181,7 @@ def test_the_file_may_go_before_any_call_of_an_operation(
     def calls_left(ahead: int, times: int, number: int) -> int:
         with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
             store.set("n", "1")
-            fds, left = store._log.handle.owned_fds, number
+            fds, left = log_of(store).handle.owned_fds, number
 
             def does(call: str = "", _: object = None, given: tuple[Any, ...] = ()) -> None:
                 nonlocal left, points
@@ -248,7 +249,7 @@ def test_a_host_that_compacts_without_pause_keeps_nobody_from_writing_for_good(
     """Each time that a handle has arrived in the newest generation, that one is gone: this is no failing server."""
     with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
         store.set("n", "1")
-        fds, left = store._log.handle.owned_fds, [5 * network.TRIES]
+        fds, left = log_of(store).handle.owned_fds, [5 * network.TRIES]
 
         def compact() -> None:
             if left[0] and not any(is_locked(fd) for fd in fds):
@@ -266,7 +267,7 @@ def test_the_wait_for_a_generation_that_stays_has_an_end(
     monkeypatch.setattr(file, "LOCK_GRACE_S", 0.2)
     with FileStore(path, coherence="direct", timeout=0.1) as store:
         store.set("n", "1")
-        fds = store._log.handle.owned_fds
+        fds = log_of(store).handle.owned_fds
         locks.before = lambda: any(is_locked(fd) for fd in fds) or other.compact(2)
         with pytest.raises(StoreTimeoutError):
             store.add("n", 1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.logs import HEADER_SIZE
 from support.places import Thread, wait_in_vain
 from support.plain_reader import read_log
@@ -174,13 +175,13 @@ def test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its
         for _ in range(compactions):
             store.compact()
             store.set("k", "w")
-        file = Path(store._log.handle.file)
+        file = Path(log_of(store).handle.file)
         data = file.read_bytes()
         file.unlink()
         file.write_bytes(data + data)
         file.chmod(0o600)
-        store._log.handle.recovery = recovery.POSITION
-        store._log.handle.path_checked_at = time.monotonic() + 3600
+        log_of(store).handle.recovery = recovery.POSITION
+        log_of(store).handle.path_checked_at = time.monotonic() + 3600
         with pytest.raises(StoreGoneError):
             store.get("k")
 

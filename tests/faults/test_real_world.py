@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os, faulty_system
+from support.internals import log_of
 from support.places import Thread
 from support.plain_reader import read_log
 
@@ -328,7 +329,7 @@ def test_a_lock_outlives_another_library_that_opens_and_closes_the_log(lock: str
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
         store.set("k", "v")
         other.set("k", "w")
-        kernel = store._log.handle.lock
+        kernel = log_of(store).handle.lock
         kernel.try_lock()
         try:
             with open(path, "rb+") as stranger:
@@ -364,7 +365,7 @@ def test_two_copies_of_the_package_in_one_process_exclude_each_other(lock: str, 
         ):
             ours.set("k", "v")
             theirs.set("k", "w")
-            kernel = ours._log.handle.lock
+            kernel = log_of(ours).handle.lock
             kernel.try_lock()
             try:
                 with pytest.raises(another.StoreTimeoutError):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from faults.test_flips import LOGS, contents, flip
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
 from support.plain_reader import read_log
 
@@ -153,7 +154,9 @@ def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output
         assert store.get("k") == b"2"
         store.set("k", "3")
         assert store.register() == 3
-        assert [(one.host, one.pid) for number, one in store._log.sessions.items() if number == 2] == [("unknown", 0)]
+        assert [(one.host, one.pid) for number, one in log_of(store).sessions.items() if number == 2] == [
+            ("unknown", 0)
+        ]
 
 
 def test_who_wrote_several_records_is_introduced_and_told_of_once(path: str, output: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from faults.holder import Holder
+from support.internals import log_of, state_of
 from support.interrupts import At, interrupt
 from support.places import start_thread
 
@@ -79,19 +80,19 @@ class Pair:
 
     def check(self, where: str) -> None:
         """The lock and the mutex are free, the handle works, and knows what a fresh one knows."""
-        kernel = self.other._log.handle.lock
+        kernel = log_of(self.other).handle.lock
         try:
             kernel.try_lock()
         except BlockingIOError:
             pytest.fail(f"interrupted at {where}, it kept the lock")
         finally:
             kernel.unlock()
-        assert not self.store._log.handle.shared.is_inside, where
+        assert not log_of(self.store).handle.shared.is_inside, where
         with start_thread(self.store.set, "from another thread", where) as thread:
             thread.join()
         assert self.store.add("works", 1) == int(self.other.get("works")), where
         with FileStore(self.path, lock=self.lock, timeout=HANG_S) as fresh:
-            fresh_state, state = fresh._state, self.store._state
+            fresh_state, state = state_of(fresh), state_of(self.store)
             assert self.store.list_keys() == fresh.list_keys(), where
             assert (state.values, state.queues) == (fresh_state.values, fresh_state.queues), where
 
@@ -191,7 +192,7 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
                 both.renew()  # each time: an interrupted pop may have taken its value
                 run(at, lambda: call(both.store))
             both.check(", ".join(at.where for at in points))
-        logs = [both.store._log, both.other._log]
+        logs = [log_of(both.store), log_of(both.other)]
         assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
             "and one for each in a later file"
         )
@@ -410,7 +411,7 @@ def test_a_handler_that_calls_the_store_works_or_is_refused(
             number += step
             both.renew()
             if dirty:
-                both.store._log.handle.recovery |= recovery.POSITION
+                log_of(both.store).handle.recovery |= recovery.POSITION
             said: list[str] = []
             at = At(number, lambda: said.append(outcome(HANDLERS[handler], both.store)))  # noqa: B023
             with at:
@@ -468,7 +469,7 @@ def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
 def test_a_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
     found: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
-        kernel = other._log.handle.lock
+        kernel = log_of(other).handle.lock
 
         def disturb() -> None:
             wait_until(lock_threads)

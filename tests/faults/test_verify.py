@@ -12,6 +12,7 @@ import pytest
 from faults.test_flips import LOGS, contents, flip
 from hypothesis import given, strategies as st
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
 from support.processes import Processes, result
 
@@ -357,8 +358,8 @@ def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str
     with FileStore(path, lock=lock) as store:
         store.set("k", "v")
         whole = contents(path)
-        log_lock = store._log.handle.lock
-        with store._log.handle.mutex:
+        log_lock = log_of(store).handle.lock
+        with log_of(store).handle.mutex:
             log_lock.try_lock()
             try:
                 assert verify(path, timeout=0).verdict == "sound", "a whole log needs no lock"

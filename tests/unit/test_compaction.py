@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.faulty import FaultyOs, faulty_os
+from support.internals import log_of
 from support.logs import tear
 from support.plain_reader import read_log
 from unit.test_generations import generation, names
@@ -41,15 +42,15 @@ class Sealing(Exception):
 
 def before_the_seal(store: FileStore, monkeypatch: pytest.MonkeyPatch, does: Any) -> None:
     """Let `store` call ``does(path of the new generation)`` when all that is left to write is the seal."""
-    append = store._log.writer.append
+    append = log_of(store).writer.append
 
     def append_late(kind: int, *rest: Any) -> None:
         if kind == record.SEAL:
-            (name,) = names(Path(store._log.path))
-            does(os.path.join(os.path.dirname(store._log.path), name))
+            (name,) = names(Path(log_of(store).path))
+            does(os.path.join(os.path.dirname(log_of(store).path), name))
         append(kind, *rest)
 
-    monkeypatch.setattr(store._log.writer, "append", append_late)
+    monkeypatch.setattr(log_of(store).writer, "append", append_late)
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
@@ -143,7 +144,7 @@ def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
             store.compact()
         assert not caught.value.maybe_applied
         assert names(path) == []
-        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
         def refuse(file: str) -> None:
             raise Sealing
@@ -247,7 +248,7 @@ def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_
 ) -> None:
     """Session 1 was rank 5, and then 6; session 2, if there is one, was rank 5 after it."""
     with FileStore(path) as store:
-        log = store._log
+        log = log_of(store)
         log.table.sessions = {1: Session("h", 1, rank=6), 3: Session("h", 3)}
         log.table.sessions |= {number: Session("h", number, rank=5) for number in others}
         log.table.ranks = {5: {1} | others, 6: {1}}
@@ -265,4 +266,4 @@ def test_what_those_who_live_take_of_a_log_is_known_to_the_byte(path: Path) -> N
         other.delete_key("k")
         store.compact()
         assert store.num_keys() == 0
-        assert store._log.compactor._live_size() == os.path.getsize(store._log.handle.file)
+        assert log_of(store).compactor._live_size() == os.path.getsize(log_of(store).handle.file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import CorruptLogError, FileStore
 from fscoord._log.format import record
@@ -119,7 +120,7 @@ def test_record_after_a_seal_counts_for_nobody(late: tuple[str, bytes, bytes], f
         for store in (early, fresh, writer):
             assert store.list_keys() == ["k"]
             assert store.get("k") == b"v"
-            assert not store._log.deaths
+            assert not log_of(store).deaths
     assert verify(path).verdict == "damaged", "a writer was told that its record counts"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os, faulty_system
+from support.internals import log_of
 from support.logs import make, opened, put, steps, tear, write_every_kind
 from support.plain_reader import read_log
 
@@ -115,7 +116,7 @@ def compacted(path: str) -> str:
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        return store._log.handle.file
+        return log_of(store).handle.file
 
 
 def next_record(data: bytes, kind: int, value: bytes) -> bytes:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import (
     FileStore,
@@ -309,9 +310,9 @@ def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
         )
         for write in writes:
             write()
-        assert not store._log.handle.bell
+        assert not log_of(store).handle.bell
         assert rung == []
-        store._log.handle.bell = 1
+        log_of(store).handle.bell = 1
         for write in writes:
             write()
         assert rung == [[b"a"], [b"a"], [b"a", b"b"], [b"q"]]
@@ -371,11 +372,11 @@ def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> 
 
 def test_who_is_called_in_the_middle_of_its_own_operation_does_not_close(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
-        with store._log.handle.mutex:
-            store._log.handle.shared.is_inside = True
+        with log_of(store).handle.mutex:
+            log_of(store).handle.shared.is_inside = True
             with pytest.raises(StoreError, match="signal handler or finalizer"):
                 store.close()
-            store._log.handle.shared.is_inside = False
+            log_of(store).handle.shared.is_inside = False
         store.set("k", "v")
 
 
@@ -429,7 +430,7 @@ def test_a_store_that_is_closed_in_the_middle_of_its_own_call_stays_open(tmp_pat
     """By a signal handler, or a finalizer."""
     with FileStore(tmp_path / "store", 1) as store:
         with pytest.raises(StoreError, match="signal handler or finalizer"):
-            store._log.inspect(store.close)
+            log_of(store).inspect(store.close)
         store.set("k", "v")
         assert store.get("k") == b"v"
     assert files(tmp_path) == set()

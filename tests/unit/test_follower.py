@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of, state_of
 from support.logs import LIMIT_S, Collector
 
 from fscoord import (
@@ -46,14 +47,14 @@ def generation_file(path: str, number: int) -> Path:
 
 def held(store: FileStore) -> list[str]:
     """What the descriptors of its log lead to, by name."""
-    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in store._log.handle.owned_fds)
+    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in log_of(store).handle.owned_fds)
 
 
 def resets(store: FileStore) -> list[bool]:
     """A list that grows whenever the handle begins to read all anew."""
     seen: list[bool] = []
-    reset = store._state.reset
-    store._state.reset = lambda: (seen.append(True), reset())[1]  # type: ignore[method-assign]
+    reset = state_of(store).reset
+    state_of(store).reset = lambda: (seen.append(True), reset())[1]  # type: ignore[method-assign]
     return seen
 
 
@@ -74,7 +75,7 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
         for _ in range(compactions):
             store.compact()
         store.set("k", "2")
-        log: Any = store._log
+        log: Any = log_of(store)
         before, session, seen, old = held(store), log.session, resets(store), log.handle.lock
         be_forked(log)
         assert log.handle.mutex is log.handle.shared.mutex
@@ -97,8 +98,8 @@ def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, 
         store.set("k", "1")
         other.compact()
         assert store.get("k") == b"1"
-        be_forked(store._log)
-        store._log.handle.recovery |= trouble
+        be_forked(log_of(store))
+        log_of(store).handle.recovery |= trouble
         other.compact()
         other.compact()
         other.set("k", "2")
@@ -110,7 +111,7 @@ def test_who_has_gone_astray_before_there_was_a_second_generation_begins_at_the_
     """As who was interrupted on the way into one whose maker has died."""
     with FileStore(path) as store:
         store.set("k", "1")
-        log: Any = store._log
+        log: Any = log_of(store)
         log.handle.file, log.handle.file_identity = f"{path}.nothing", (0, 0)
         log.handle.recovery |= GENERATION
         assert store.get("k") == b"1"
@@ -151,7 +152,7 @@ def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: 
             if way == "replaced":
                 Path(path).touch()
             with pytest.raises(StoreGoneError, match=says):
-                open_root(store._log.handle)
+                open_root(log_of(store).handle)
             assert len(held(store)) == count
             with pytest.raises(StoreGoneError, match=says):
                 store.get("k")
@@ -174,7 +175,7 @@ def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_na
             Path(path).touch()
         else:
             os.symlink(elsewhere, path)
-        store._log.handle.path_checked_at = 0.0
+        log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="was replaced by another file"):
             store.check(["k"])
 
@@ -260,11 +261,11 @@ def test_a_log_is_compacted_again_when_it_is_twice_as_long(path: str) -> None:
         store.compact()
         for handle in (store, other):
             assert handle.get("k") == b"x" * 5000
-            assert handle._log.handle.compact_at == 2 * os.path.getsize(handle._log.handle.file)
+            assert log_of(handle).handle.compact_at == 2 * os.path.getsize(log_of(handle).handle.file)
     with FileStore(path, compact_bytes=1 << 20) as store:
         store.compact()
         assert store.check(["k"])
-        assert store._log.handle.compact_at == 1 << 20
+        assert log_of(store).handle.compact_at == 1 << 20
 
 
 # -- runs
@@ -276,21 +277,21 @@ def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypat
         first.set("k", "1")
     with FileStore(path, run_id=("second", 0)) as store:
         store.set("k", "2")
-        assert len(store._log.handle.header.runs) == 2
-        session = store._log.session
-        assert session in store._log.sessions
+        assert len(log_of(store).handle.header.runs) == 2
+        session = log_of(store).session
+        assert session in log_of(store).sessions
         for _ in range(2):
             store.compact()
             store.set("k", "3")
-            assert store._log.session == session, "the header names two runs, and the first one counts"
+            assert log_of(store).session == session, "the header names two runs, and the first one counts"
 
 
 def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_goes_on(path: str) -> None:
     with FileStore(path, run_id=("job", 0)) as store:
-        log = store._log
+        log = log_of(store)
         assert (log.handle.is_settled, log.follower.run, log.follower.life) == (True, ((b"job", 0),), 0)
         with FileStore(path, run_id=("job", 1)) as later:
-            assert later._log.follower.run == ((b"job", 1),)
+            assert log_of(later).follower.run == ((b"job", 1),)
             for _ in range(2):
                 with pytest.raises(StaleRunError, match="run 'job', restart 1, by now"):
                     store.get("k")
@@ -310,7 +311,7 @@ def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_go
 )
 def test_who_took_over_is_named_and_the_handle_is_over(by: tuple[bytes, int] | None, says: str, path: str) -> None:
     with FileStore(path) as store:
-        assert says in str(store._log.follower.superseded(by))
+        assert says in str(log_of(store).follower.superseded(by))
         with pytest.raises(StaleRunError, match=says):
             store.check(["k"])
 
@@ -320,7 +321,7 @@ def test_a_look_at_another_clock_is_due_when_all_has_been_read_again(
 ) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        store._log.handle.path_checked_at = system.time.monotonic() + 1e6
-        store._log.follower.restart()
-        assert store._log.handle.path_checked_at == 0.0
+        log_of(store).handle.path_checked_at = system.time.monotonic() + 1e6
+        log_of(store).follower.restart()
+        assert log_of(store).handle.path_checked_at == 0.0
         assert store.get("k") == b"1"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import tear
 from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
@@ -42,7 +43,7 @@ def names(path: Path) -> list[str]:
 
 
 def generation(store: FileStore) -> int:
-    return store._log.handle.header.generation
+    return log_of(store).handle.header.generation
 
 
 def content(store: FileStore) -> object:
@@ -195,7 +196,7 @@ def test_old_generations_are_removed_and_generation_0_stays(path: Path) -> None:
 def make_orphan(file: Path, store: FileStore) -> None:
     """What is left of a process that dies before it can seal the generation before."""
     file.touch()
-    known = store._log.handle.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
+    known = log_of(store).handle.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
     file.write_bytes(known.encode())
 
 
@@ -210,7 +211,7 @@ def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
         for file in (orphan, locked, *odd):
             make_orphan(file, store)
         with FileStore(path.with_name("holder")) as holder:
-            lock = holder._log.handle.lock.next_on(os.open(locked, os.O_RDWR))
+            lock = log_of(holder).handle.lock.next_on(os.open(locked, os.O_RDWR))
             lock.try_lock()
             store.compact()
             assert locked.exists()
@@ -231,7 +232,7 @@ def test_sessions_keep_their_numbers_and_their_names(path: Path) -> None:
         first.set("k", "4")
         with FileStore(path, label="third") as third:
             third.set("k", "5")
-            assert {number: who.label for number, who in third._log.sessions.items()} == {
+            assert {number: who.label for number, who in log_of(third).sessions.items()} == {
                 1: "first", 2: "second", 3: "third",
             }  # fmt: skip
     writers = [writer for _, kind, _, _, writer, _ in read_newest(path).records if kind == "S"]
@@ -245,9 +246,9 @@ def test_participants_that_left_and_bells_that_were_announced_are_remembered(pat
         with FileStore(path) as waiter:
             wait_in_vain(waiter)
         store.compact()
-        assert (store._log.table.left, store._log.handle.bell) == (1, 1)
+        assert (log_of(store).table.left, log_of(store).handle.bell) == (1, 1)
         with FileStore(path) as late:
-            assert (late._log.table.left, late._log.handle.bell) == (1, 1)
+            assert (log_of(late).table.left, log_of(late).handle.bell) == (1, 1)
     FileStore(path, 3).close()
     assert path.exists()
     FileStore(path, 3).close()
@@ -279,12 +280,12 @@ def test_zeros_of_one_generation_are_not_taken_for_those_of_the_next(again: bool
         store.set("k", "1")
         with FileStore(path, compact_bytes=None) as late, FileStore(path, read_only=True) as reader:
             for _ in range(1 + again):
-                os.truncate(store._log.handle.file, os.path.getsize(store._log.handle.file) + 100_000)
+                os.truncate(log_of(store).handle.file, os.path.getsize(log_of(store).handle.file) + 100_000)
                 assert late.get("k") == reader.get("k") == b"1"
                 store.compact()
                 assert store.get("k") == late.get("k") == reader.get("k") == b"1"
             store.set("long", bytes(3000))
-            kill_writer(Path(store._log.handle.file), 300)
+            kill_writer(Path(log_of(store).handle.file), 300)
             store.set("k", "2")
             assert [handle.get("k") for handle in (store, late, reader)] == [b"2"] * 3
             with FileStore(path, read_only=True) as fresh:  # which reads generation 0, if nothing leads past it
@@ -439,10 +440,10 @@ def test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets(com
                 assert store.get("k") == b"%d" % number
                 with FileStore(path, read_only=True) as late:
                     late.check(["k"])
-                    assert store._log.sessions == late._log.sessions
-                    assert store._log.deaths == late._log.deaths
-                    assert store._log.table.ranks == late._log.table.ranks
-        assert len(store._log.sessions) == 6  # the two that live, and the last of each rank
+                    assert log_of(store).sessions == log_of(late).sessions
+                    assert log_of(store).deaths == log_of(late).deaths
+                    assert log_of(store).table.ranks == log_of(late).table.ranks
+        assert len(log_of(store).sessions) == 6  # the two that live, and the last of each rank
         assert store.dead_ranks(range(4)) == other.dead_ranks(range(4)) == [2, 3]
         assert store.dead_sessions(range(3, 60)) == list(range(3, 60))
 
@@ -466,7 +467,7 @@ def test_a_generation_that_was_deleted_is_gone_and_said_so(read_only: bool, path
         store.compact()
         assert other.get("k") == b"v"
         path.with_name(names(path)[0]).unlink()
-        other._log.handle.path_checked_at = 0.0
+        log_of(other).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="generation 1"):
             other.get("k")
     with pytest.raises(StoreGoneError, match="generation 1"):
@@ -482,7 +483,7 @@ def test_a_log_that_was_removed_is_gone_whatever_its_generation(replaced: bool, 
         path.unlink()
         if replaced:
             FileStore(path).close()
-        store._log.handle.path_checked_at = 0.0
+        log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError):
             store.get("k")
 
@@ -720,7 +721,7 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
     """It is a seal that ends a generation. Nobody writes a forward record before there is one."""
     with FileStore(path) as store:
         store.set("k", "1")
-        session, root = store._log.handle.lock.session, store._log.handle.root
+        session, root = log_of(store).handle.lock.session, log_of(store).handle.root
     log = read_log(path.read_bytes())
     assert log.ends == "whole"
     named = GenerationRef(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
@@ -736,7 +737,7 @@ def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
-        root = store._log.handle.root
+        root = log_of(store).handle.root
     size = path.stat().st_size
     place = None
     for number in (2, 3):
@@ -756,10 +757,10 @@ def test_a_first_file_that_names_no_later_one_any_more_is_not_the_log(path: Path
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        os.truncate(path, store._log.handle.root.start.offset)
+        os.truncate(path, log_of(store).handle.root.start.offset)
         (name,) = names(path)
         path.with_name(name).unlink()
-        store._log.handle.path_checked_at = 0.0
+        log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="another file, which names no later generation"):
             store.get("k")
 
@@ -768,11 +769,11 @@ def test_who_does_not_know_where_it_is_begins_again_where_the_log_is(path: Path)
     with FileStore(path) as store:
         store.set("k", "1")
         for number in range(3):
-            store._log.handle.recovery |= GENERATION
+            log_of(store).handle.recovery |= GENERATION
             assert store.get("k") == b"1"
-            store._log.handle.recovery |= GENERATION
+            log_of(store).handle.recovery |= GENERATION
             assert store.add("n", 1) == number + 1
-            assert store._log.handle.owned_fds == store._log.handle.fds_in_use() - {-1}
+            assert log_of(store).handle.owned_fds == log_of(store).handle.fds_in_use() - {-1}
             store.compact()
 
 

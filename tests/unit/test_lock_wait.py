@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import LIMIT_S, Handle, opened
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
@@ -131,10 +132,10 @@ def test_who_introduced_itself_for_what_then_failed_knows_that_it_was_not_done(p
     with faulty_os() as faulty, FileStore(path) as store:
         with faulty.instead(refuse_new_files), pytest.raises(StoreUnavailableError, match="No space") as caught:
             store.compact()
-        assert len(store._log.sessions) == 1
+        assert len(log_of(store).sessions) == 1
         assert not caught.value.maybe_applied
         store.compact()
-        assert store._log.handle.header.generation == 1
+        assert log_of(store).handle.header.generation == 1
 
 
 def refuse_new_files(name: str, _: object, arguments: tuple[Any, ...]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults.test_fork import Child, fork_in_c
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import LIMIT_S, Collector, is_open, opened
 from support.plain_reader import read_log
 
@@ -57,7 +58,7 @@ def test_a_handle_that_could_not_be_opened_keeps_nothing_open_for_who_keeps_the_
         for _ in range(2):  # the second is one that generation 0 names
             store.compact()
             assert store.get("k") == b"1"
-        file = store._log.handle.file
+        file = log_of(store).handle.file
     Path(file).write_bytes(b"no log" * 100)
     with pytest.raises(CorruptLogError) as caught:
         make(path)

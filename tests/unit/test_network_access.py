@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 from support.plain_reader import read_log
 from support.shared_os import SharedOs, shared_os
@@ -136,13 +137,13 @@ def test_where_direct_reads_are_refused_a_lock_is_taken_instead(
         kernel.refuses_direct = call
         with FileStore(path) as late:
             assert late.get("k") == b"1"
-            assert late._log.access.coherence == "locked"
+            assert log_of(late).access.coherence == "locked"
             late.set("k", "2")
             if call == "read":
                 assert early.get("k") == b"2"
-                assert early._log.access.coherence == "locked"
+                assert log_of(early).access.coherence == "locked"
                 writer.set("k", "3")
-                assert writer._log.access.coherence == "locked"
+                assert log_of(writer).access.coherence == "locked"
                 assert writer.get("k") == b"3"
                 assert early.get("k") == late.get("k") == b"3"
 
@@ -182,7 +183,7 @@ def test_with_a_soft_lock_on_nfs_nothing_of_the_log_goes_through_the_cache(
 ) -> None:
     """The kernel may write back the whole page that an append begins in, with old data where others have written."""
     with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", coherence="locked") as other:
-        assert (store._log.access.coherence, other._log.access.coherence) == ("direct", "direct")
+        assert (log_of(store).access.coherence, log_of(other).access.coherence) == ("direct", "direct")
         kernel.opened.clear()
         for number in range(3):
             store.set("k", str(number))
@@ -352,7 +353,7 @@ def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, k
 
 def cut(store: FileStore) -> int:
     """Let the log lose the last record that `store` has written; return its size."""
-    path = store._log.path
+    path = log_of(store).path
     store.set("k", "1")
     size = os.path.getsize(path)
     store.set("k", "2")
@@ -559,7 +560,7 @@ def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
         with kernel.instead(does):
             log = FileStore(path, read_only=read_only)
         assert log.get("k") == b"1"
-        assert log._log.handle.owned_fds <= log._log.handle.fds_in_use()
+        assert log_of(log).handle.owned_fds <= log_of(log).handle.fds_in_use()
         log.close()
         at += 1
     assert at > 5
@@ -614,10 +615,10 @@ def test_a_lock_that_is_refused_right_behind_a_write_does_not_cast_doubt_on_that
 
     with FileStore(path) as store, FileStore(path) as other:
         store.add("n", 1)
-        store._log.handle.lock.try_lock = refuse
+        log_of(store).handle.lock.try_lock = refuse
         assert store.add("n", 1) == 2
         other.compact()
-        store._log.handle.lock.try_lock = refuse
+        log_of(store).handle.lock.try_lock = refuse
         assert store.add("n", 1) == 3
 
 
@@ -648,13 +649,13 @@ def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel:
     """After a lost lease both the write and the unlock fail; what counts is that the write may have been applied."""
     with FileStore(path) as store:
         store.add("n", 1)
-        lock = store._log.handle.lock
+        lock = log_of(store).handle.lock
 
         def unlock() -> None:
             raise OSError(system.errno.EIO, "lost")
 
         for fails in (("fdatasync",), ()):
-            lock = store._log.handle.lock
+            lock = log_of(store).handle.lock
             real, lock.unlock = lock.unlock, unlock
             failing = kernel.fail(0 if fails else 10**6, system.errno.EIO, names=fails)
             with failing, pytest.raises(StoreUnavailableError) as caught:
@@ -765,7 +766,7 @@ def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
 def look_soon(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next look of `store` at its name be due, and none after it."""
     monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
-    store._log.handle.path_checked_at = -math.inf
+    log_of(store).handle.path_checked_at = -math.inf
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
@@ -783,7 +784,7 @@ def test_a_look_opens_the_name_once_a_second_and_the_reads_between_do_not(
         assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "open", "fstat", "read"]
         assert [os.path.basename(name) for what, name in kernel.calls if what == "open"][1] == "log"
         assert calls(kernel, store.get, "k") == ["read"]
-        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
@@ -804,16 +805,16 @@ def test_who_looks_holds_its_byte_again_and_is_another_session_if_nobody_could_f
 ) -> None:
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
-        assert store._log.session == 1
+        assert log_of(store).session == 1
         os.unlink(path + ".alive")
-        store._log.liveness.checked_at = -math.inf
+        log_of(store).liveness.checked_at = -math.inf
         look_soon(store, monkeypatch)
         if does == "read":
             assert store.get("k") == b"1"
-            assert store._log.session == 0
+            assert log_of(store).session == 0
         else:
             store.set("k", "2")
-            assert store._log.session == 2
+            assert log_of(store).session == 2
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
@@ -838,7 +839,7 @@ def test_a_name_that_has_gone_by_the_time_of_the_look_behind_it_is_told_as_gone(
         for _ in range(generations):
             store.compact()
         assert store.get("k") == b"1"
-        looked, known, file = [0], kernel.fstat, store._log.handle.file_identity
+        looked, known, file = [0], kernel.fstat, log_of(store).handle.file_identity
 
         def fstat(fd: int) -> os.stat_result:
             found = known(fd)
@@ -881,11 +882,11 @@ def test_under_a_soft_lock_each_look_drops_what_this_hosts_cache_has_of_the_log(
         store.set("k", "1")
         dropped.clear()
         assert calls(kernel, store.get, "k") == ["open", "fstat", "read"]
-        assert dropped == [(store._log.handle.reader_fd, 0, 0, os.POSIX_FADV_DONTNEED)]
+        assert dropped == [(log_of(store).handle.reader_fd, 0, 0, os.POSIX_FADV_DONTNEED)]
     dropped.clear()
     with FileStore(path, lock="soft", coherence="direct") as store:
         assert calls(kernel, store.get, "k") == ["read"]
-        store._log.access._bypass_cache()
+        log_of(store).access._bypass_cache()
     assert not dropped
 
 
@@ -898,21 +899,21 @@ def test_where_reads_need_the_lock_who_has_it_keeps_readers_waiting_but_for_a_so
         ):
             holder.set("k", "1")
             assert store.get("k") == b"1"
-            holder._log.handle.lock.try_lock()
+            log_of(holder).handle.lock.try_lock()
             try:
                 if lock == "flock":
                     with pytest.raises(StoreTimeoutError, match="the log's lock did not come"):
-                        store._log.refresh(0)
+                        log_of(store).refresh(0)
                 else:
                     assert store.get("k") == b"1"
             finally:
-                holder._log.handle.lock.unlock()
+                log_of(holder).handle.lock.unlock()
 
 
 def test_whether_the_file_has_more_counts_from_behind_what_was_read(path: str) -> None:
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
-        log = store._log
+        log = log_of(store)
         with open(path, "ab") as file:
             file.write(bytes(100))
         assert (log.cursor._file_has(100), log.cursor._file_has(101)) == (True, False)
@@ -966,11 +967,11 @@ def test_no_step_leaves_a_descriptor_behind(lock: str, path: str, kernel: Shared
     with FileStore(path, lock=lock, coherence="locked") as store:
         for _ in range(3):
             store.set("k", "1")
-            assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+            assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
     failing = kernel.fail(0, system.errno.ESTALE, names=("fstat",))
     with failing as failed, FileStore(path, lock=lock, coherence="locked") as store:
         assert failed
-        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])
@@ -988,7 +989,7 @@ def test_what_does_not_arrive_at_the_server_is_an_error_of_the_write(
         assert caught.value.maybe_applied
         store.set("k", "3")
         assert store.get("k") == b"3"
-        assert store._log.access.coherence == how
+        assert log_of(store).access.coherence == how
 
 
 def test_a_log_that_can_not_be_opened_is_watched_by_nobody(path: str) -> None:
@@ -1009,18 +1010,18 @@ def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
         FileStore(path, lock=lock, coherence="locked") as other,
     ):
         other.set("k", "1")
-        call = store._log._call
+        call = log_of(store)._call
 
         def wait(*_: object, **__: object) -> None:
             seen.append(("wait", call._since > 0))
-            other._log.handle.lock.unlock()
+            log_of(other).handle.lock.unlock()
 
         monkeypatch.setattr(LogLock, "wait", wait)
         for operation in (lambda: store.set("k", "2"), lambda: store.get("k")):
             with kernel.instead(lambda name, *_: seen.append((name, call._since > 0))):
                 operation()
                 assert call._since == 0
-                other._log.handle.lock.try_lock()
+                log_of(other).handle.lock.try_lock()
                 store.set("k", "3")
             assert call._since == 0
             assert ("wait", False) in seen
@@ -1032,13 +1033,13 @@ def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
 def test_who_comes_concerns_every_waiter_and_what_it_writes_only_its_own(path: str) -> None:
     with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
         store.set("k", "1")
-        store._log.take_changed_keys()
+        log_of(store).take_changed_keys()
         other.set("k", "2")
         assert store.get("k") == b"2"
-        assert len(set(store._log.take_changed_keys())) == 4096
+        assert len(set(log_of(store).take_changed_keys())) == 4096
         other.set("k", "3")
         assert store.get("k") == b"3"
-        assert set(store._log.take_changed_keys()) == {bucket(b"k")}
+        assert set(log_of(store).take_changed_keys()) == {bucket(b"k")}
 
 
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
@@ -1072,7 +1073,7 @@ def test_a_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
             store.add("n", 1)
         assert not caught.value.maybe_applied
         assert store.add("n", 1) == 5
-        assert store._log.access.coherence == "direct"
+        assert log_of(store).access.coherence == "direct"
 
 
 def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
@@ -1083,7 +1084,7 @@ def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
         other.set("k", "1")
         kernel.refuses_direct = "read"
         store.set("k", "2")
-        assert store._log.access.coherence == "locked"
+        assert log_of(store).access.coherence == "locked"
         assert store.get("k") == b"2"
 
 
@@ -1093,12 +1094,12 @@ def test_who_has_opened_the_log_again_looks_at_its_name_at_once(
     monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
-        store._log.handle.path_checked_at = later = time.monotonic() + 500  # not due for long
+        log_of(store).handle.path_checked_at = later = time.monotonic() + 500  # not due for long
         assert store.get("k") == b"1"
-        assert store._log.handle.path_checked_at == later
-        store._log.handle.recovery |= SERVER_STATE
+        assert log_of(store).handle.path_checked_at == later
+        log_of(store).handle.recovery |= SERVER_STATE
         assert store.get("k") == b"1"
-        assert store._log.handle.path_checked_at < later
+        assert log_of(store).handle.path_checked_at < later
 
 
 def test_a_refused_argument_of_a_read_that_was_not_direct_is_an_error(path: str, kernel: SharedOs) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 from support.processes import Processes, wait_until_ready
 
@@ -66,7 +67,7 @@ def workers(place: Path) -> Iterator[Callable[..., Any]]:
 
 def write_from_afar(store: FileStore, key: str) -> None:
     """As another host does: nobody here is rung."""
-    store._log.update(record.SET, key.encode(), b"v", None, LIMIT_S)
+    log_of(store).update(record.SET, key.encode(), b"v", None, LIMIT_S)
 
 
 def post_of(store: FileStore) -> Any:
@@ -117,8 +118,8 @@ def test_who_follows_does_not_ask(place: Path) -> None:
         with start_thread(one.get, "k") as asks:
             until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
             looks: list[float] = []
-            refresh = two._log.refresh
-            two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
+            refresh = log_of(two).refresh
+            log_of(two).refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
             with start_thread(two.get, "k") as follows:
                 until(lambda: len(post_of(one)._waiting) == 2)
                 beat(one, 5)  # the asker has told of what is new since both began
@@ -226,7 +227,7 @@ def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[
 
 
 def bell_of(store: FileStore) -> str:
-    return node_bell_path(store._log.handle.root.key)
+    return node_bell_path(log_of(store).handle.root.key)
 
 
 def _beats(path: str) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.logs import opened, put
 from support.plain_reader import read_log
 
@@ -113,7 +114,7 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
     """Who waits for a lock that does not come looks meanwhile; a signal handler may interrupt that."""
     busy: list[bool] = []
     with FileStore(path) as store:
-        log = store._log
+        log = log_of(store)
         monkeypatch.setattr(log, "_read", lambda: busy.append(log.handle.shared.is_inside))
         log.read_ahead()
         assert (busy, log.handle.shared.is_inside) == ([True], False)
@@ -125,7 +126,7 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
 
 def test_a_store_can_not_be_called_while_one_of_its_answers_is_made(path: str) -> None:
     with FileStore(path) as store, pytest.raises(StoreError, match="signal handler or finalizer"):
-        store._log.inspect(lambda: store.check(["k"]))
+        log_of(store).inspect(lambda: store.check(["k"]))
 
 
 def test_a_path_that_is_replaced_all_the_time_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of, state_of
 from support.logs import LIMIT_S, Handle, make, opened, put, steps, tear
 from support.plain_reader import read_log
 
@@ -83,11 +84,11 @@ def test_who_looks_goes_on_into_the_next_generation_without_a_lock_and_in_the_sa
         store.set("k", "2")
         store.compact()
         store.set("k", "3")
-        store._log.handle.lock.try_lock()
-        reader._log.refresh(0)
-        store._log.handle.lock.unlock()
-        assert reader._state.values == {b"k": b"3"}
-        assert reader._log.handle.header.generation == 2
+        log_of(store).handle.lock.try_lock()
+        log_of(reader).refresh(0)
+        log_of(store).handle.lock.unlock()
+        assert state_of(reader).values == {b"k": b"3"}
+        assert log_of(reader).handle.header.generation == 2
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -103,11 +104,11 @@ def test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody(
         with open(path, "r+b") as file:
             data = file.read()
             file.write(record.encode(*late, 9, 1, record.chain_at_end(data))[0])
-        assert (other.get("k"), other._log.table.left) == (b"v", 0)
-        assert (store.get("k"), store._log.table.left) == (b"v", 0)
-        assert other._log.handle.header.generation == 1
+        assert (other.get("k"), log_of(other).table.left) == (b"v", 0)
+        assert (store.get("k"), log_of(store).table.left) == (b"v", 0)
+        assert log_of(other).handle.header.generation == 1
     with FileStore(path, read_only=read_only) as fresh:
-        assert (fresh.get("k"), fresh._log.table.left, fresh._log.handle.header.generation) == (b"v", 0, 1)
+        assert (fresh.get("k"), log_of(fresh).table.left, log_of(fresh).handle.header.generation) == (b"v", 0, 1)
 
 
 def test_of_a_durable_log_what_was_read_is_synced_before_one_goes_on_elsewhere(path: str) -> None:
@@ -285,7 +286,7 @@ def test_a_log_is_compacted_when_that_is_worth_it_and_not_again_too_soon(
 ) -> None:  # fmt: skip
     done: list[str] = []
     with FileStore(path, compact_bytes=1000) as store:
-        log = store._log
+        log = log_of(store)
         monkeypatch.setattr(Compactor, "_live_size", lambda _: live)
         monkeypatch.setattr(Compactor, "compact", lambda _: done.append("compacted"))
         with monkeypatch.context() as patch:
@@ -299,14 +300,14 @@ def test_a_log_is_compacted_when_that_is_worth_it_and_not_again_too_soon(
 def test_the_number_of_a_life_begins_again_when_it_is_used_up(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
-        log = store._log
+        log = log_of(store)
         log.handle.header = log.handle.header._replace(life=(1 << 32) - 1)
         log.handle.lock.try_lock()
         log.handle.is_settled, log.table.is_ended = False, True  # as for who opens a finished log
         log.compactor.begin_life(None)
         log.handle.lock.unlock()
         with FileStore(path) as other:
-            assert (other._log.handle.header.life, other._log.handle.header.generation) == (0, 1)
+            assert (log_of(other).handle.header.life, log_of(other).handle.header.generation) == (0, 1)
 
 
 # -- dump --------------------------------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def test_a_generation_that_cannot_be_dumped_is_said_and_closed(what: str, path: 
     with FileStore(path) as store:
         store.set("k", "v")
         store.compact()
-        later = store._log.handle.file
+        later = log_of(store).handle.file
     make(str(tmp_path / "other"), lambda handle: handle.write(b"k", b"v"))
     put(later, (tmp_path / "other").read_bytes() if what == "another log" else b"text")
     before = len(os.listdir("/proc/self/fd"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults.test_compaction import die_at, generations, in_child, outcome
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
@@ -213,7 +214,7 @@ def test_of_many_who_begin_a_run_at_once_one_does_and_the_others_join(path: Path
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 6
     with open_run(path, ("job", 1)) as store:
         assert store.get("n") == b"6"
-        assert store._log.handle.header.generation == 1
+        assert log_of(store).handle.header.generation == 1
 
 
 def test_a_run_can_be_named_in_an_address(path: Path) -> None:

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of
 
 from fscoord import (
     CorruptLogError,
@@ -208,7 +209,7 @@ def test_who_follows_into_a_new_file_finds_long_values_there_without_reading_the
             with faulty_os() as faulty:
                 handle.check(["queue"])
             calls = [name for name, _ in faulty.calls]
-            assert handle._log.handle.file != str(path)
+            assert log_of(handle).handle.file != str(path)
             assert calls.count("read") < 8
             assert count <= calls.count("pread") <= 8 * count  # of 4 KiB each
             assert is_left(handle, "value 0")
@@ -225,8 +226,8 @@ def test_nothing_is_held_of_a_generation_that_was_superseded(path: Path) -> None
             assert other.get("value 0") == long_value(0)
             store.compact()
         assert other.get("value 3") == long_value(3)
-        assert other._log.handle.header.generation >= 4
-        assert all(os.fstat(fd).st_nlink for fd in other._log.handle.owned_fds)
+        assert log_of(other).handle.header.generation >= 4
+        assert all(os.fstat(fd).st_nlink for fd in log_of(other).handle.owned_fds)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -312,7 +313,7 @@ def test_a_log_with_a_damaged_long_value_goes_on_growing_and_says_why(
         damage(path, value)
         for number in range(200):
             store.set("k", f"{number} {'x' * 50}")
-        assert store._log.handle.header.generation == 1
+        assert log_of(store).handle.header.generation == 1
         assert store.get("k").startswith(b"199 ")
     assert "could not be compacted" in caplog.text
     assert "a long value have changed" in caplog.text
@@ -366,13 +367,13 @@ def test_an_open_file_that_is_closed_by_another_thread_meanwhile_is_not_read(pat
     """Its descriptor may be another file's by then."""
     store = FileStore(path, spill_bytes=LEAST)
     store.set("k", bytes(LEAST))
-    inspect = store._log.inspect
+    inspect = log_of(store).inspect
 
     def close_and_inspect(answer: Callable[[], Any]) -> Any:
         store.close()
         return inspect(answer)
 
-    store._log.inspect = close_and_inspect  # type: ignore[method-assign]
+    log_of(store).inspect = close_and_inspect  # type: ignore[method-assign]
     with faulty_os() as faulty, pytest.raises(StoreClosedError):
         store.get("k")
     assert "pread" not in [name for name, _ in faulty.calls]
@@ -408,7 +409,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
             store.queue_push("queue", item)
         store.compact()
         store.check(["queue"])
-        log = store._log
+        log = log_of(store)
         with open(log.handle.file, "rb") as file:
             found = list(
                 spill.find_long(
@@ -474,7 +475,7 @@ def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: 
             assert next(spots).key == b"k"
             raise KeyboardInterrupt
 
-        log: Any = store._log
+        log: Any = log_of(store)
         log.machine.relocate_spilled, known = relocate_spilled, log.machine.relocate_spilled
         other.compact()
         with pytest.raises(KeyboardInterrupt):

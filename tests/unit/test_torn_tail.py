@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_system
+from support.internals import log_of
 from support.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, tear
 from support.plain_reader import read_log
 
@@ -369,15 +370,15 @@ def test_a_handle_without_time_for_all_zeros_says_so_and_reads_on_with_each_call
     size = os.path.getsize(path)
     os.truncate(path, size + 10 * 4096)
     with FileStore(path, timeout=0.001, read_only=read_only) as other:
-        other._log.handle.zeros.is_sparse = False
-        other._log.handle.zeros.forget()
+        log_of(other).handle.zeros.is_sparse = False
+        log_of(other).handle.zeros.forget()
         other.set_timeout(timedelta(0))
         reads.clear()
         tries = 0
         while True:
             tries += 1
             try:
-                assert other._log.refresh(-1.0) is None
+                assert log_of(other).refresh(-1.0) is None
                 break
             except StoreTimeoutError as error:
                 assert f"the {10 * 4096} bytes after offset {size} hold no complete record" in str(error)
