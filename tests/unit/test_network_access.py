@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.internals import log_of
@@ -643,6 +644,54 @@ def test_a_generation_that_another_host_has_removed_may_still_have_a_name_here_t
         with kernel.fail(number, system.errno.ESTALE):
             assert store.add("n", 1) == 2
         assert other.get("n") == b"2"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_generation_that_opens_by_a_remembered_name_and_is_stale_is_left(
+    number: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """NFS: open(2) of a file that this host still has open succeeds by the name it remembers; fstat(2) is ESTALE."""
+    known, known_fstat, stale, refused = kernel.open, kernel.fstat, set[int](), list[int]()
+
+    def open_(name: str, flags: int, *mode: int) -> int:
+        is_stale = not flags & os.O_CREAT and not os.path.exists(name)
+        fd = int(known(path if is_stale else name, flags, *mode))
+        (stale.add if is_stale else stale.discard)(fd)
+        return fd
+
+    def fstat(fd: int) -> os.stat_result:
+        if fd in stale:
+            refused.append(fd)
+            raise OSError(system.errno.ESTALE, "stale")
+        return cast("os.stat_result", known_fstat(fd))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        store.compact()
+        other.compact()
+        other.compact()
+        kernel.open, kernel.fstat = open_, fstat
+        with kernel.fail(number, system.errno.ESTALE):
+            assert store.add("n", 1) == 2
+        assert refused
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
+        assert other.get("n") == b"2"
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_recovery_that_fails_for_good_ends_at_the_timeout_and_leaks_nothing(
+    error: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """It neither spins without a pause nor keeps the descriptors of the attempts."""
+    with FileStore(path, timeout=0.2) as store:
+        store.add("n", 1)
+        with kernel.fail(0, error), kernel.fail(0, error, names=("fstat",), for_good=True) as failed:
+            with pytest.raises((StoreUnavailableError, StoreTimeoutError)):
+                store.add("n", 1)
+            assert 1 <= len(failed) < 100
+            assert len(log_of(store).handle.owned_fds) < 6
+        assert store.add("n", 1) in (2, 3)
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
 def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel: SharedOs) -> None:
