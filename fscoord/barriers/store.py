@@ -4,18 +4,81 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._arguments import Key, Timeout, check_positive, key_bytes, to_seconds
+from fscoord._arguments import (
+    Key,
+    MalformedText,
+    Timeout,
+    check_positive,
+    key_bytes,
+    key_text,
+    parse_uint63,
+    to_seconds,
+)
 from fscoord._runtime import system
 from fscoord.barriers.base import Barrier, register_barrier
-from fscoord.barriers.sequence import BarrierSequence
 from fscoord.collectives import barrier
 from fscoord.collectives.arrivals import Decoder, UsedBeforeError, check_rank
 from fscoord.environment import rank_and_world_size
-from fscoord.errors import BrokenBarrierError, FscoordError, StoreTimeoutError
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["FileStoreBarrier", "StoreBarrier"]
+__all__ = ["BarrierSequence", "FileStoreBarrier", "StoreBarrier"]
+
+
+class BarrierSequence:
+    """The sequence of barriers under `prefix`, as `rank` executes it."""
+
+    def __init__(self, store: Store, prefix: bytes, rank: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._rank = rank
+
+    def barrier(self, number: int) -> bytes:
+        """Return the prefix of one barrier."""
+        return b"%s/%d" % (self._prefix, number)
+
+    def next_of(self, rank: int) -> int:
+        """Return the number of the barrier that `rank` joins next.
+
+        Raises:
+            BarrierError: the key holds something other than a number.
+        """
+        key = self._key(rank)
+        if not self._store.check([key]):
+            return 0
+        text = self._store.get(key)
+        try:
+            return parse_uint63(text)
+        except MalformedText as error:
+            raise BarrierError(
+                f"key {key_text(key)!r} holds {text[:40]!r}, which is not a sequence number: another program wrote"
+                " it; give every sequence of barriers a prefix of its own"
+            ) from error
+
+    def advance(self, passed: int) -> None:
+        """Record that this rank has passed barrier number `passed`.
+
+        Rank 0 also removes the keys of the barrier before that. All ranks have arrived at barrier `passed`, so none
+        needs the one before.
+
+        Raises:
+            BarrierError: the recorded number is not `passed`: two callers have one rank.
+        """
+        if self._rank == 0 and passed > 0:
+            for name in (b"arrivals", b"complete"):
+                self._store.delete_key(self.barrier(passed - 1) + b"/" + name)
+        key = self._key(self._rank)
+        reached = b"%d" % (passed + 1)
+        found = self._store.compare_set(key, b"%d" % passed if passed else b"", reached)
+        if found != reached:
+            raise BarrierError(
+                f"rank {self._rank} passed barrier {passed} of {key_text(self._prefix)!r}, but is at sequence"
+                f" {found[:40].decode(errors='replace')}: two callers have one rank"
+            )
+
+    def _key(self, rank: int) -> bytes:
+        return b"%s/sequence/%d" % (self._prefix, rank)
 
 
 @register_barrier

@@ -220,7 +220,7 @@ def test_a_name_under_which_something_else_stands_is_told(fscoord, store):
     store.set("a/line", "something else")
     done = fscoord("lock", "a", "true")
     assert done.code == 69
-    assert "no line of waiters" in done.err
+    assert "not a valid line of waiters" in done.err
 
 
 def test_a_loss_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):

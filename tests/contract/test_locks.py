@@ -408,7 +408,7 @@ def test_who_is_served_while_it_gives_up_has_it(place: Place, store: Store) -> N
 
 def test_what_is_no_line_is_an_error_that_names_the_key(store: Store) -> None:
     store.set("l/line", "something")
-    with pytest.raises(FscoordError, match=r"l/line.*no line of waiters"):
+    with pytest.raises(FscoordError, match=r"l/line.*not a valid line of waiters"):
         Lock(store, "l").acquire()
 
 

@@ -118,8 +118,9 @@ def test_long_wait_is_logged(name: str, store: Store, place: Place, spoken: Any)
     begun = begin(place.open())
     with start_thread(wait, store):
         until(spoken)
+        said = spoken()  # on a busy machine more is said between the end and the moment when the waiter sees it
         end(store, begun)
-    assert told(what, spoken())
+    assert told(what, said)
 
 
 TASKS: dict[str, tuple[str, Callable[[aio.AsyncStore], Coroutine[Any, Any, object]]]] = {
@@ -151,8 +152,10 @@ def test_long_wait_of_a_task_is_logged(
             waiting = asyncio.create_task(wait(tasks))
             while not spoken():
                 await asyncio.sleep(0.001)
+            said.extend(spoken())  # on a busy machine more is said between the end and the moment when the task sees it
             await asyncio.to_thread(end, store, begun)
             await waiting
 
+    said: list[str] = []
     asyncio.run(asyncio.wait_for(run(), LIMIT))
-    assert told("(the value of )?" + what, spoken())
+    assert told("(the value of )?" + what, said)

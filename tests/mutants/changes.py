@@ -13,7 +13,7 @@ class Mutant(NamedTuple):
     """A mistake: in the definition `where`, `old`, which stands there once, becomes `new`; one of `tests` must fail.
 
     Attributes:
-        where: the qualified name of a function, a class, or an assignment, such as ``LogFile.update``; what
+        where: the qualified name of a function, a class, or an assignment, such as ``Log.update``; what
             `definitions.locate` takes. A definition that moves to another module needs no change here.
     """
 
@@ -27,24 +27,24 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "a torn tail is not voided",
-        "LogFile._update_locked",
+        "Log._update_locked",
         """\
-        self._trouble = DIRTY
-        if self._pending or self._torn:
-            self._void_tail()
-        session = self._lock.session
+        handle.recovery = POSITION
+        if handle.pending or handle.is_torn:
+            self.writer.void_tail()
+        session = handle.lock.session
 """,
         """\
-        self._trouble = DIRTY
-        session = self._lock.session
+        handle.recovery = POSITION
+        session = handle.lock.session
 """,
         (SCHEDULES,),
     ),
     Mutant(
         "the lock is given back before the write",
-        "Appender._append",
+        "LogWriter.append",
         "        size = len(data)\n        self._write(data)\n",
-        "        size = len(data)\n        self._lock.unlock()\n        self._write(data)\n",
+        "        size = len(data)\n        handle.lock.unlock()\n        self._write(data)\n",
         (SCHEDULES,),
     ),
     Mutant(
@@ -73,30 +73,28 @@ MUTANTS = (
     ),
     Mutant(
         "behind a VOID the chain goes on from the record before it",
-        "Appender._void_tail",
+        "LogWriter.void_tail",
         "            verdict = torn_tail.Skip(verdict.place + len(data), chain)",
-        "            verdict = torn_tail.Skip(verdict.place + len(data), self._chain)",
+        "            verdict = torn_tail.Skip(verdict.place + len(data), handle.chain)",
         (SCHEDULES,),
     ),
     Mutant(
         "no read to the end before a decision",
-        "LogFile._update_locked",
+        "LocalAccess.catch_up",
         """\
-            data = system.os.read(self._rfd, CHUNK)
-            if data:
-                self._advance(data, locked=True)
+        data = system.os.read(handle.reader_fd, CHUNK)
+        if data and self._cursor.advance(data, locked=True):
 """,
         """\
-            data = b""
-            if data:
-                self._advance(data, locked=True)
+        data = b""
+        if data and self._cursor.advance(data, locked=True):
 """,
         (SCHEDULES,),
     ),
     Mutant(
         "a look at the name is left out: the link count is believed",
-        "Successive._look",
-        "        if (named.st_dev, named.st_ino) != self.root.identity or (is_root and found.st_nlink == 0):",
+        "LocalAccess._check_path",
+        "        if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):",
         "        if is_root and found.st_nlink == 0:",
         ("tests/unit/test_generations.py::test_a_log_that_was_removed_is_gone_whatever_its_generation",),
     ),
@@ -105,11 +103,11 @@ MUTANTS = (
         "FileStore.set",
         """\
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((name,))
 """,
         """\
-        if self._log.bell:
+        if self._log.handle.bell:
             self._waiting.ring((name,))
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
 """,
@@ -117,9 +115,9 @@ MUTANTS = (
     ),
     Mutant(
         "the log is not opened for appending",
-        "Contender._write_flags",
-        "    _write_flags: int = system.os.O_RDWR | system.os.O_APPEND",
-        "    _write_flags: int = system.os.O_RDWR",
+        "HandleState.__init__",
+        "        self.write_flags: int = system.os.O_RDWR | system.os.O_APPEND",
+        "        self.write_flags: int = system.os.O_RDWR",
         ("tests/unit/test_file_store.py",),
     ),
     Mutant(
@@ -142,9 +140,9 @@ MUTANTS = (
     ),
     Mutant(
         "a file that was opened again need not be the same",
-        "LogReader._reopen",
-        "        if (found.st_dev, found.st_ino) != self._identity:",
-        "        if found.st_dev != self._identity[0]:",
+        "descriptors.reopen",
+        "    if (found.st_dev, found.st_ino) != handle.file_identity:",
+        "    if found.st_dev != handle.file_identity[0]:",
         (
             "tests/faults/test_paths.py::test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its_own",
         ),
@@ -193,15 +191,15 @@ MUTANTS = (
     ),
     Mutant(
         "zeros that a cache has shown are believed the next time",
-        "LogReader._examine",
-        "            if self._may_lie:\n                self._zeros.forget()\n",
+        "Cursor.examine",
+        "            if handle.may_lie:\n                handle.zeros.forget()\n",
         "",
-        ("tests/unit/test_coherence.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
+        ("tests/unit/test_network_access.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
     ),
     Mutant(
         "zeros of one file are believed of the next",
-        "Successive._use",
-        "        self._zeros.forget()\n",
+        "GenerationFollower._switch",
+        "        handle.zeros.forget()\n",
         "",
         ("tests/unit/test_generations.py::test_zeros_of_one_generation_are_not_taken_for_those_of_the_next",),
     ),
@@ -224,14 +222,14 @@ MUTANTS = (
     ),
     Mutant(
         "what was read together with a seal, and stands after it, counts",
-        "LogReader._advance",
+        "Cursor.advance",
         "                data = data[: record.end_of_first(data, record.SEAL)]\n",
         "",
-        ("tests/unit/test_following.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
+        ("tests/unit/test_recovery.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
     ),
     Mutant(
         "two records of a session may have one time",
-        "Appender._next_time",
+        "LogWriter.append",
         "        if time_ns <= self._last_time:\n            time_ns = self._last_time + 1\n",
         "",
         ("tests/unit/test_format.py",),
@@ -241,14 +239,14 @@ MUTANTS = (
         "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return header.generation <= newest\n",
-        ("tests/unit/test_signpost.py",),
+        ("tests/unit/test_forwarding.py",),
     ),
     Mutant(
         "a generation that is later than the newest goes, too",
         "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return owner.owns(header, system.os.fstat(fd).st_ino)\n",
-        ("tests/unit/test_signpost.py::test_a_later_generation_than_the_newest_stays",),
+        ("tests/unit/test_forwarding.py::test_a_later_generation_than_the_newest_stays",),
     ),
     Mutant(
         "where inode numbers do not last all files belong to the log",
@@ -267,14 +265,14 @@ MUTANTS = (
     Mutant(
         "a copy goes on in the lineage of its original",
         "Compactor._next_header",
-        "            lineage=log_id if self._is_copy else self.header.lineage,\n",
-        "            lineage=self.header.lineage,\n",
+        "            lineage=log_id if handle.is_copy else handle.header.lineage,\n",
+        "            lineage=handle.header.lineage,\n",
         ("tests/unit/test_generations.py::test_a_copy_begins_a_lineage_and_names_its_files_as_they_are",),
     ),
     Mutant(
         "a copy is written to in the generation that was copied",
-        "Successive._first_compaction",
-        "        if self._is_copy:\n            return 0\n",
+        "GenerationFollower._first_compaction",
+        "        if handle.is_copy:\n            return 0\n",
         "",
         (MOVED,),
     ),
@@ -301,39 +299,41 @@ MUTANTS = (
     ),
     Mutant(
         "what stands in the place of a generation is taken for it",
-        "Successive._checked_header",
+        "GenerationFollower._checked_header",
         "            if (header.log_id, header.generation) != (successor.log_id, successor.generation):",
         "            if header.generation != successor.generation:",
         ("tests/unit/test_generations.py::test_a_generation_that_is_another_s_is_refused",),
     ),
     Mutant(
         "a seal is appended before the generation that it names is whole",
-        "Compactor._succeed",
+        "Compactor._commit",
         """\
-            place = _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
+            place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
+            # File and directory are synced before the seal, so that a seal never names less than a whole file.
             system.os.fsync(fd)
-            safe_files.sync_directory(self.path, self._descriptors)
+            safe_files.sync_directory(handle.path, handle.owned_fds)
             successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
-            self._append(record.SEAL, b"", successor.seal(), session)
+            # The commit. A crash after this record leaves a log that is whole: all the rest can be made up for.
+            self._writer.append(record.SEAL, b"", successor.seal(), session)
 """,
         """\
             entries = list(entries)
             with open(system.os.devnull, "r+b") as nowhere:
-                place = _write(nowhere.fileno(), header._replace(inode=self._wanted.inode(fd)), entries)
+                place = _write(nowhere.fileno(), header._replace(inode=handle.options.inode(fd)), entries)
             successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
-            self._append(record.SEAL, b"", successor.seal(), session)
-            _write(fd, header._replace(inode=self._wanted.inode(fd)), entries)
+            self._writer.append(record.SEAL, b"", successor.seal(), session)
+            _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
             system.os.fsync(fd)
 """,
         ("tests/faults/test_compaction.py::test_any_call_of_a_compaction_may_fail",),
     ),
     Mutant(
         "who died is not asked again with the lock",
-        "Presence.bury.decide",
+        "Log.record_death.decide",
         """\
-            if self.lives(number, ProcessIdentity.find()) is not False:
+            if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
                 return False, 0, b""
 """,
         "",
@@ -341,8 +341,8 @@ MUTANTS = (
     ),
     Mutant(
         "session numbers are forgotten in a compaction, and given again",
-        "Roster._remembered",
-        "            if number in ranked or number == self._last_session or number not in self.deaths\n",
+        "SessionTable.remembered",
+        "            if number in ranked or number == self.last or number not in self.deaths\n",
         "            if number not in self.deaths\n",
         ("tests/unit/test_generations.py::test_the_dead_are_forgotten_when_the_log_is_compacted",),
     ),
@@ -355,8 +355,8 @@ MUTANTS = (
     ),
     Mutant(
         "damage is believed without the lock",
-        "LogReader._skip_void",
-        "            if not locked:\n                raise Suspect\n",
+        "Cursor._skip_void",
+        "            if not locked:\n                raise NeedsLock\n",
         "",
         ("tests/faults/test_lock_traps.py::test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it",),
     ),
@@ -369,13 +369,13 @@ MUTANTS = (
     ),
     Mutant(
         "an fsync that failed is forgotten",
-        "Appender._sync",
+        "FileAppender._sync",
         """\
-            self._finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
-            raise safe_files.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+            handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")
+            raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
         """\
-            raise safe_files.unavailable(error, self.path, "syncing the log", maybe_applied=True) from error
+            raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
         ("tests/faults/test_io_errors.py::test_a_handle_that_failed_to_sync_is_done_for",),
     ),
@@ -383,6 +383,7 @@ MUTANTS = (
         "a lock that came for who had given up is not given back",
         "_LockThread._run",
         """\
+                    # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
                     unblock(self.fd)
                     system.close_quietly(self.fd)
 """,
@@ -392,51 +393,51 @@ MUTANTS = (
     ),
     Mutant(
         "the lock is not taken before an update",
-        "LogFile.update",
+        "Log.update",
         "                        if handover is None:\n                            lock.try_lock()\n",
         "                        if handover is None:\n                            pass\n",
         (SCHEDULES,),
     ),
     Mutant(
         "behind a seal one goes on with the old generation's lock",
-        "LogFile._update_locked",
+        "Log._update_locked",
         """\
-                if lock is not self._lock:  # of what follows not all may have been read
-                    return MOVED
+            self.follower.follow()
+            return MOVED  # the lock was that of the generation that has ended
 """,
         """\
-                lock = self._lock
+            self.follower.follow()
 """,
         (SCHEDULES,),
     ),
     Mutant(
         "after an append the reader's offset is not moved on",
-        "Appender._append",
-        "        self._offset += size\n",
+        "LogWriter.append",
+        "        handle.offset += size\n",
         "",
         (SCHEDULES,),
     ),
     Mutant(
         "a pop does not look whether the queue is empty by now",
         "Sessions._take.decide",
-        '            return (materialize(queue[0], self._log.fetch), record.POP, b"") if queue else (None, 0, b"")',
-        '            return (materialize(queue[0], self._log.fetch) if queue else b"", record.POP, b"")',
+        '(materialize(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
+        '(materialize(queue[0], self._log.read_locked) if queue else b"", record.POP, b"")',
         (SCHEDULES,),
     ),
     Mutant(
         "where long values are is not looked up again when the log goes on in another file",
-        "Successive._enter",
+        "GenerationFollower._enter",
         """\
-                self._rehome(place)
+                self._large_values.relocate(place)
 """,
         "",
         ("tests/unit/test_spill.py",),
     ),
     Mutant(
         "a handle that follows a compaction remembers the dead",
-        "Successive._enter",
+        "GenerationFollower._enter",
         """\
-                self._forget_dead()
+                self._table.forget_dead()
 """,
         "",
         ("tests/unit/test_generations.py::test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets",),
@@ -446,7 +447,7 @@ MUTANTS = (
         "Vigil._watch",
         "        if session is None or number in self._watched or not home",
         "        if number in self._watched or not home",
-        ("tests/unit/test_presence.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
+        ("tests/unit/test_own_session.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
     ),
     Mutant(
         "a long value is given out whatever its checksum",
@@ -457,16 +458,19 @@ MUTANTS = (
     ),
     Mutant(
         "a handle that did not arrive in the next file and has lost its descriptors takes itself to be there",
-        "Successive._open_again",
-        "self._trouble &= ~ASTRAY | astray",
-        "self._trouble &= ~ASTRAY",
+        "GenerationFollower.open_again",
+        "handle.recovery &= ~GENERATION | was_on_the_way",
+        "handle.recovery &= ~GENERATION",
         ("tests/faults/test_spill.py",),
     ),
     Mutant(
         "who waits for the lock concludes that the log was replaced, from what another thread is changing",
-        "Contender._reopen_for_lock",
-        "        return safe_files.open_descriptor(self.file, self._write_flags)\n",
-        "        return self._reopen(self._write_flags, set())\n",
+        "Log._reopen_for_lock",
+        "        return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)\n",
+        "        from fscoord._log.io.descriptors import reopen\n"
+        "        fd = reopen(self.handle, self.handle.write_flags)\n"
+        "        self.handle.owned_fds.discard(fd)\n"
+        "        return fd\n",
         (
             "tests/faults/test_lock_traps.py::test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone",
         ),
@@ -480,7 +484,7 @@ MUTANTS = (
     ),
     Mutant(
         "how long the lock was waited for is read from the wall clock",
-        "Contender._wait_for_lock",
+        "Log._wait_for_lock",
         "        waited = system.time.monotonic() - started\n",
         "        waited = system.time.time() - started\n",
         ("tests/faults/test_lock_traps.py::test_a_stopped_holder_is_named_and_the_deadline_met",),

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from mutants.explained import EXPLAINED, fits
+from mutants.explained import EVERYWHERE, EXPLAINED, fits
 from mutants.forks import Lines, functions_by_file, put
 from mutants.places import PACKAGE, compile_with, module_names, places
 
@@ -115,3 +115,5 @@ def test_what_is_explained_is_there_in_one_module() -> None:
         assert modules, f"there is no such place any more: {pattern}"
         assert len(modules) == 1, f"{pattern} fits places of {', '.join(modules)}"
         assert len(why) > 10
+    for pattern in EVERYWHERE:
+        assert any(fits(pattern, key) for found in keys.values() for key in found), f"fits no place: {pattern}"

@@ -166,7 +166,7 @@ class World:
             network: {"acquire_host_mutex": self._take_name},
             file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},
-            process_mutex: {"_shared": Own(self, "shared", weakref.WeakValueDictionary), "_guard": guards},
+            process_mutex: {"_mutexes": Own(self, "mutexes", weakref.WeakValueDictionary), "_guard": guards},
             watcher: {"_watches": Own(self, "watches", weakref.WeakValueDictionary), "_guard": guards},
             Ticket: {"__hash__": lambda ticket: self._number(ticket)},
         }
