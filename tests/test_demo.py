@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fscoord import BrokenBarrierError, FileStore, FscoordError, HashStore, barrier
-from fscoord.demo import word_count, worker
+from fscoord.demo import worker
 from fscoord.demo.launcher import run
 from fscoord.demo.worker import Survivors
 
@@ -95,17 +95,19 @@ def test_every_barrier_is_reported_with_its_shortest_and_longest_wait(texts):
 
 def test_by_default_the_package_s_own_sources_are_counted():
     report, _ = demo(None, 1)
-    assert report["files"] >= len(list(Path(word_count.OWN_SOURCES).rglob("*.py")))
+    assert report["files"] >= len(list(Path(worker.OWN_SOURCES).rglob("*.py")))
     assert report["skipped"] == []
 
 
 def test_a_file_that_can_t_be_read_is_skipped_and_named(texts, monkeypatch):
     """One process is enough to see it, and any store."""
 
+    known = worker.count
+
     def count(path: str) -> Counter[str]:
         if path.endswith("b.txt"):
             raise OSError(errno.EIO, "Input/output error")
-        return word_count.count(path)
+        return known(path)
 
     events = Events()
     monkeypatch.setattr(worker, "count", count)
@@ -120,7 +122,7 @@ def test_a_file_that_may_not_be_read_is_counted_as_text_so_that_it_is_named(as_n
     for name, mode in (("open", 0o644), ("closed", 0o600)):
         (public_dir / name).write_text("word")
         (public_dir / name).chmod(mode)
-    assert as_nobody(lambda: sorted(word_count.text_files(str(public_dir)))) == ["closed", "open"]
+    assert as_nobody(lambda: sorted(worker.text_files(str(public_dir)))) == ["closed", "open"]
 
 
 def test_binary_files_links_and_pipes_are_no_text(texts):
@@ -128,12 +130,12 @@ def test_binary_files_links_and_pipes_are_no_text(texts):
     (directory / "binary").write_bytes(b"text\0text")
     (directory / "link").symlink_to(directory / "a.txt")
     os.mkfifo(directory / "pipe")
-    assert sorted(word_count.text_files(texts)) == sorted(TEXTS)
+    assert sorted(worker.text_files(texts)) == sorted(TEXTS)
 
 
 def test_bytes_that_are_no_text_separate_words(tmp_path):
     (tmp_path / "f").write_bytes(b"caf\xc3\xa9 a\xffb don't 42 x_y")
-    assert word_count.count(str(tmp_path / "f")) == Counter(["caf\u00e9", "a", "b", "don", "t", "x", "y"])
+    assert worker.count(str(tmp_path / "f")) == Counter(["caf\u00e9", "a", "b", "don", "t", "x", "y"])
 
 
 def test_file_names_may_be_any_bytes(tmp_path):

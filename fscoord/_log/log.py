@@ -17,8 +17,7 @@ from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
-from fscoord._log.format.header import LogIdentity
-from fscoord._log.format.runs import classify_run
+from fscoord._log.format.header import LogIdentity, classify_run
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower

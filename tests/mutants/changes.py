@@ -348,7 +348,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lower restart count is let in",
-        "runs.classify_run",
+        "header.classify_run",
         "        if known == job and (number == count or (number > count >= 0)):",
         "        if known == job and number == count:",
         ("tests/unit/test_runs.py",),

@@ -12,8 +12,8 @@ from support.plain_reader import read_log
 
 from fscoord._log.format import record
 from fscoord._log.format.header import Header
-from fscoord._log.inspect import copying
-from fscoord._log.inspect.copying import LogCopy
+from fscoord._log.inspect import repair
+from fscoord._log.inspect.repair import LogCopy
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
 
@@ -21,7 +21,7 @@ from fscoord._runtime import system
 def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "_BUFFER", 1000)
+    monkeypatch.setattr(repair, "_BUFFER", 1000)
     path = tmp_path / "copy"
     records = [(record.SET, b"%d" % number, bytes([number]) * 400, 1, number) for number in range(10)]
     done: list[str] = []

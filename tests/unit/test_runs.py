@@ -16,7 +16,7 @@ from support.internals import log_of
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
-from fscoord._log.format.runs import classify_run, parse_run_id, supersede
+from fscoord._log.format.header import classify_run, parse_run_id, supersede
 
 LIMIT_S = 60
 
