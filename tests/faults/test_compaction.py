@@ -83,7 +83,7 @@ def outcome(call: Callable[[], Any]) -> FscoordError | None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, memory: Path) -> None:
+def test_compaction_loses_nothing_when_any_of_its_calls_fails(error: int, compactions: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         fill(path, compactions)
@@ -135,7 +135,7 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error: int, memory: Path) -> None:
+def test_compaction_that_fails_does_not_fail_the_write_that_caused_it(error: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         fill(path, 1)
@@ -154,9 +154,7 @@ def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("slept", [1, 3])
-def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
-    error: int, slept: int, memory: Path
-) -> None:
+def test_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(error: int, slept: int, memory: Path) -> None:
     for number in range(100):
         path = memory / f"store{number}"
         fill(path, 0)
@@ -219,7 +217,7 @@ def die_at(number: int, part: float, body: Callable[[], None]) -> Callable[[], N
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, compactions: int, memory: Path) -> None:
+def test_compaction_killed_at_any_call_loses_nothing(part: float, compactions: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         fill(path, compactions)
@@ -284,7 +282,7 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(triggered: bool, mem
 # Forks
 
 
-def test_a_child_that_could_not_open_a_later_generation_does_no_harm(memory: Path) -> None:
+def test_child_that_could_not_open_a_later_generation_does_no_harm(memory: Path) -> None:
     for number in range(60):
         path = memory / f"store{number}"
         fill(path, 1)
@@ -380,7 +378,7 @@ def test_writers_that_compact_lose_nothing_and_readers_never_go_back(path: Path,
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_eight_writers_of_a_hundred_thousand_operations_each(path: Path, capsys: Any) -> None:
+def test_writers_of_a_hundred_thousand_operations_each_lose_nothing(path: Path, capsys: Any) -> None:
     compactions = many_at_once(path, 8, 50_000, 1 << 18, 1700)
     with capsys.disabled():
         print(f" {compactions} compactions")

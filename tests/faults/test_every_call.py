@@ -87,7 +87,7 @@ IN_STEPS = {"barrier"}
 """What writes several records, of which some may be there after an error."""
 
 
-def test_every_public_operation_is_tried() -> None:
+def test_operations_that_are_public_are_all_tried() -> None:
     public = {name for name in dir(FileStore) if not name.startswith("_")}
     assert public <= OPERATIONS.keys()
 
@@ -251,7 +251,7 @@ def exhaust(case: Case, errors: list[int], modes: tuple[bool, ...]) -> int:
 
 @pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_call_may_fail(operation: str, directory: Path) -> None:
+def test_operation_survives_the_failure_of_every_call(operation: str, directory: Path) -> None:
     """Once and for good, with one error after another of those there are."""
     calls = 0
     with faulty_system() as faulty:
@@ -268,7 +268,7 @@ def test_every_call_may_fail(operation: str, directory: Path) -> None:
 
 @pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.parametrize("operation", ["set", "get", "compact", "open", "begin a run"])
-def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -> None:
+def test_operation_on_a_durable_log_survives_the_failure_of_every_call(operation: str, directory: Path) -> None:
     with faulty_system() as faulty:
         base = make_base(directory, durable=True, compactions=0)
         for condition in (nothing, must_read):
@@ -280,7 +280,9 @@ def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -
 @pytest.mark.parametrize(
     ("lock", "operation"), [("flock", "set"), ("soft", "set"), ("soft", "compact"), ("soft", "list_keys")]
 )
-def test_every_call_under_other_locks_may_fail(lock: str, operation: str, directory: Path) -> None:
+def test_operation_under_other_locks_survives_the_failure_of_every_call(
+    lock: str, operation: str, directory: Path
+) -> None:
     """Once and for good each: a lock that can't be given back twice in a row is another matter than once."""
     with faulty_system() as faulty:
         base = make_base(directory, durable=False, compactions=1, lock=lock)
@@ -294,7 +296,9 @@ def test_every_call_under_other_locks_may_fail(lock: str, operation: str, direct
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_call_may_fail_with_every_error(operation: str, durable: bool, directory: Path) -> None:
+def test_operation_survives_the_failure_of_every_call_with_every_error(
+    operation: str, durable: bool, directory: Path
+) -> None:
     with faulty_system() as faulty:
         for compactions in (0, 1):
             base = make_base(directory, durable=durable, compactions=compactions)
@@ -335,7 +339,7 @@ def test_reads_and_writes_that_stop_after_a_byte_change_nothing(
             assert {"read", "write"} <= set(cut)
 
 
-def test_who_looks_through_a_log_reads_on_when_a_read_stops_after_a_byte(directory: Path) -> None:
+def test_dump_verify_and_repair_read_on_when_a_read_stops_after_a_byte(directory: Path) -> None:
     base = make_base(directory, durable=False, compactions=1)
     put_state(str(directory), base)
     path = directory / "store"
@@ -370,7 +374,7 @@ NEVER_FAIL_OF_A_DISK = {
 """What a log asks of `os` besides."""
 
 
-def test_no_call_that_may_reach_a_file_system_is_spared() -> None:
+def test_calls_that_may_reach_a_file_system_are_all_made_to_fail() -> None:
     package = Path(fscoord.__file__).parent
     sources = [*package.glob("_log/**/*.py"), *package.glob("stores/**/*.py"), package / "_runtime/file_events.py"]
     used = {name for source in sources for name in re.findall(r"system\.os\.([a-z_]+)", source.read_text("utf-8"))}
@@ -390,7 +394,7 @@ def through(real: Any, name: str) -> ModuleType:
     return module
 
 
-def test_nothing_but_the_seam_calls_the_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_is_called_through_its_seam_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a log does to files, locks and clocks, it does through what is put in the place of `_system`'s."""
     for name in ("os", "fcntl", "time", "select", "threading"):
         monkeypatch.setattr(system, name, through(getattr(system, name), name))

@@ -72,7 +72,7 @@ def is_free(both: Pair, at: At) -> None:
 
 @pytest.mark.parametrize("lock", KINDS)
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
     with pair(path, lock) as both:
         while both.store._waiting._watch is None:
             OPERATIONS["wait"](both.store)
@@ -96,7 +96,7 @@ def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, e
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_handlers_exception_comes_out_of_waits(path: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_waits(path: str, exception: type[Exception]) -> None:
     with pair(path, "ofd") as both:
         while both.store._waiting._watch is None:
             OPERATIONS["wait"](both.store)
@@ -111,7 +111,7 @@ def test_handlers_exception_comes_out_of_waits(path: str, exception: type[Except
 
 
 @pytest.mark.parametrize("exception", [AttributeError, ImportError])
-def test_handlers_exception_comes_out_of_a_first_wait(path: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_a_first_wait(path: str, exception: type[Exception]) -> None:
     """It looks for what the platform and watchdog have, and does without what they have not."""
     with FileStore(path) as store:
         wait(store)  # so that all is imported
@@ -133,7 +133,7 @@ def wait(store: FileStore) -> None:
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
 @pytest.mark.parametrize("exception", [TimeoutError, ValueError])
-def test_handlers_exception_comes_out_of_compaction(path: str, lock: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_compaction(path: str, lock: str, exception: type[Exception]) -> None:
     """Each time of another log, because the points of a compaction grow in number with those before."""
     for number in itertools.count(1):
         os.mkdir(f"{path} {number}")
@@ -157,7 +157,7 @@ def ignored_in_finalizers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_handlers_exception_comes_out_of_opening_and_closing(path: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_opening_and_closing(path: str, exception: type[Exception]) -> None:
     FileStore(path).close()
     gc.collect()
     open_before = descriptors()
@@ -170,7 +170,7 @@ def test_handlers_exception_comes_out_of_opening_and_closing(path: str, exceptio
     assert number > 50
 
 
-def test_error_is_the_systems_if_it_has_a_number() -> None:
+def test_error_with_a_number_is_of_the_system_and_not_foreign() -> None:
     for error in (OSError(5, "input/output error"), BlockingIOError(11, "again"), StoreUnavailableError("x")):
         raise_if_foreign(error)
     for error in (KeyError("x"), KeyboardInterrupt(), RuntimeError("can't start new thread")):

@@ -103,13 +103,13 @@ def kill_everywhere(directory: Path, operation: str, condition: Any) -> int:
 
 @pytest.mark.parametrize("condition", [nothing, must_void])
 @pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "announce_rank"])
-def test_who_is_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
+def test_process_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
     assert kill_everywhere(directory, operation, condition) > 5
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", WRITES)
-def test_who_is_killed_at_any_call_of_any_operation_has_done_all_or_nothing(operation: str, directory: Path) -> None:
+def test_process_killed_at_any_call_of_any_operation_has_done_all_or_nothing(operation: str, directory: Path) -> None:
     for condition in CONDITIONS:
         assert kill_everywhere(directory, operation, condition) > 5

@@ -119,7 +119,7 @@ def test_log_that_was_moved_with_its_files_is_the_same(path: Path) -> None:
     assert len(generations(other)) == 1
 
 
-def test_log_that_was_moved_without_its_files_names_the_one_that_lacks(path: Path) -> None:
+def test_log_moved_without_its_files_names_the_missing_one(path: Path) -> None:
     make(path)
     (missing,) = generations(path.parent)
     other = path.parent / "other"
@@ -205,7 +205,7 @@ def test_copied_directory_holds_a_log_of_its_own(path: Path, compactions: int) -
     assert (read(path), read(copied)) == (b"precious", b"copy")
 
 
-def test_copy_of_a_copy_is_told_apart_as_well(path: Path) -> None:
+def test_copy_of_a_copy_is_a_log_of_its_own_as_well(path: Path) -> None:
     make(path)
     second, third = path.parent / "second", path.parent / "third"
     shutil.copytree(path.parent, second, ignore=lambda *_: {"second"})
@@ -347,7 +347,7 @@ def test_later_file_restored_over_the_living_one_is_a_copy(path: Path) -> None:
     assert is_writable(path)
 
 
-def test_two_copies_of_the_first_file_are_one_store_for_the_first_writer_only(path: Path) -> None:
+def test_copies_of_the_first_file_are_one_store_for_the_first_writer_only(path: Path) -> None:
     """The original is gone, so that either may go on; and the other one is refused from then on."""
     make(path)
     copies = [path.with_name("one"), path.with_name("two")]

@@ -127,7 +127,7 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("lock", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
+def test_call_that_is_interrupted_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
     """Wherever Ctrl-C comes: no lock, no mutex, no descriptor; and the handle works, with nothing lost or doubled."""
     with pair(path, lock) as both:
         while both.store._waiting._watch is None:
@@ -147,7 +147,7 @@ def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operati
     assert number > 15
 
 
-def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
+def test_first_wait_that_is_interrupted_leaves_no_descriptor(path: str) -> None:
     """The watch is made in it, and may be interrupted half-way."""
     OPERATIONS["wait"](FileStore(path))  # imports what all later waits share
     gc.collect()
@@ -166,7 +166,7 @@ def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
     assert number > 15
 
 
-def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
+def test_birth_that_is_interrupted_leaves_no_descriptor(path: str) -> None:
     """Of a log, or a bell."""
     open_before = descriptors()
     number, reached = 0, True
@@ -180,7 +180,7 @@ def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["queue_push", "queue_pop", "get"])
-def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
+def test_recovery_from_an_interrupted_call_may_be_interrupted_too(
     path: str, operation: str, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     call = OPERATIONS[operation]
@@ -244,7 +244,9 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("lock", KERNEL_KINDS)
-def test_ctrl_c_at_random_in_a_tight_loop(path: str, lock: str, seed: int, scale: Callable[[int], int]) -> None:
+def test_ctrl_c_at_random_in_a_tight_loop_frees_the_lock_and_loses_nothing(
+    path: str, lock: str, seed: int, scale: Callable[[int], int]
+) -> None:
     """Thousands, and this process looks in between: the lock is free, and what was acknowledged is there."""
     count = scale(2000)
     with FileStore(path, lock=lock, timeout=HANG_S) as store, interrupted_loop(path, lock, count, seed) as process:
@@ -335,7 +337,7 @@ def handling(number: int, handler: Callable[..., Any]) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait(path: str) -> None:
+def test_signal_without_effect_neither_ends_nor_prolongs_a_wait(path: str) -> None:
     seen: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, handling(signal.SIGUSR1, lambda *_: seen.append(1)):
 
@@ -351,7 +353,7 @@ def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait(path: str)
 
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
-def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait_for_the_lock(path: str, lock: str) -> None:
+def test_signal_without_effect_neither_ends_nor_prolongs_a_wait_for_the_lock(path: str, lock: str) -> None:
     """Whether the handler lets the kernel repeat what it interrupts (SA_RESTART) or not."""
     seen: list[int] = []
     stop = threading.Event()
@@ -398,7 +400,7 @@ CASES += [(operation, True) for operation in ("queue_push", "get")]
 
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize(("operation", "dirty"), CASES)
-def test_a_handler_that_calls_the_store_works_or_is_refused(
+def test_signal_handler_that_calls_the_store_works_or_is_refused(
     path: str, operation: str, dirty: bool, handler: str, rng: random.Random
 ) -> None:
     """At every point of a call: never a hang; the call goes on as if nothing had been; nothing is lost or doubled."""
@@ -445,7 +447,7 @@ def outcome(call: Callable[[FileStore], Any], store: FileStore) -> str:
     return "works"
 
 
-def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
+def test_signal_handler_may_wait_while_its_thread_waits(path: str) -> None:
     """Really asleep, in the very call that listens for events; and the wait that it interrupted is woken afterwards."""
     found: list[bytes] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
@@ -466,7 +468,7 @@ def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
         assert found == [b"1"]
 
 
-def test_a_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
+def test_signal_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
     found: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         kernel = log_of(other).handle.lock

@@ -58,7 +58,7 @@ def in_child(body: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 3])
-def test_a_forked_child_has_the_long_values_wherever_the_log_goes(
+def test_forked_child_has_the_long_values_wherever_the_log_goes(
     compactions: int, opened: Callable[..., FileStore]
 ) -> None:
     with opened() as store:
@@ -205,7 +205,7 @@ def test_zeros_from_a_cache_are_not_taken_for_a_long_value_nor_for_damage(
             assert set(emptied) == {(0, 0, os.POSIX_FADV_DONTNEED)}
 
 
-def test_a_name_that_leads_nowhere_while_a_long_value_is_looked_for_is_looked_at_again(
+def test_long_value_whose_file_name_is_missing_is_looked_for_again(
     opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence="locked") as store:
@@ -220,12 +220,12 @@ def test_a_name_that_leads_nowhere_while_a_long_value_is_looked_for_is_looked_at
         assert read[0] != read[-1], "it was looked where the log goes on"
 
 
-def test_who_interrupts_a_look_at_long_values_cannot_look_itself(opened: Callable[..., FileStore]) -> None:
+def test_look_that_interrupts_a_look_at_long_values_is_refused(opened: Callable[..., FileStore]) -> None:
     with opened() as store, pytest.raises(StoreError, match="by a signal handler or finalizer"):
         log_of(store).inspect(lambda: log_of(store).inspect(dict))
 
 
-def test_a_long_value_that_is_damaged_at_the_server_is_told(
+def test_long_value_that_is_damaged_at_the_server_is_reported(
     path: Path, opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence="locked") as store:
@@ -243,7 +243,7 @@ def test_a_long_value_that_is_damaged_at_the_server_is_told(
 @pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize("how", ["direct", "locked"])
 @pytest.mark.parametrize("compacted", [False, True])
-def test_a_server_that_forgets_the_file_is_asked_again(
+def test_server_that_forgets_the_file_is_asked_again(
     compacted: bool, how: str, error: int, opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence=how) as store, opened(coherence=how) as other:
@@ -269,7 +269,7 @@ def test_a_server_that_forgets_the_file_is_asked_again(
             assert left == [0]
 
 
-def test_a_server_that_goes_on_forgetting_the_file_is_an_error(
+def test_server_that_goes_on_forgetting_the_file_is_an_error(
     opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence="direct") as store:
@@ -279,7 +279,7 @@ def test_a_server_that_goes_on_forgetting_the_file_is_an_error(
         assert store.get("k") == VALUE
 
 
-def test_a_file_that_another_host_has_removed_meanwhile_is_followed_and_not_missed(
+def test_generation_removed_by_another_host_is_followed_and_not_missed(
     path: Path, opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     """The server knows the old generation no more: the read is ESTALE, and so is every attempt to open it."""

@@ -63,7 +63,7 @@ def until_asleep(store: FileStore, name: str = "_for_all") -> None:
 @pytest.mark.usefixtures("only_events_wake")
 @pytest.mark.parametrize("options", [{"read_only": True}, {}, {"watch": "poll"}], ids=["reads", "writes", "polls"])
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
-def test_every_change_ends_the_wait(path: str, options: dict[str, object], is_nested: bool) -> None:
+def test_wait_ends_at_every_change(path: str, options: dict[str, object], is_nested: bool) -> None:
     with FileStore(path) as writer, FileStore(path, **options) as watcher:
         view: Store = PrefixStore("view", watcher) if is_nested else watcher
         writer.set("k", "1")
@@ -78,7 +78,7 @@ def test_every_change_ends_the_wait(path: str, options: dict[str, object], is_ne
 
 
 @pytest.mark.usefixtures("only_events_wake")
-def test_what_came_before_the_wait_ends_it_too(path: str) -> None:
+def test_change_before_the_wait_ends_it_too(path: str) -> None:
     with FileStore(path) as store:
         known = store._await_change(None, HANG_S)
         store.set("k", "1")
@@ -86,7 +86,7 @@ def test_what_came_before_the_wait_ends_it_too(path: str) -> None:
 
 
 @pytest.mark.usefixtures("only_events_wake")
-def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
+def test_threads_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
     with FileStore(path) as writer, FileStore(path, timeout=HANG_S) as store:
         with start_thread(store.get, "key") as getter:
             until_asleep(store, "_waiting")
@@ -100,7 +100,7 @@ def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> N
 
 
 @pytest.mark.usefixtures("only_events_wake")
-def test_closing_the_store_ends_the_wait(path: str) -> None:
+def test_wait_ends_when_the_store_is_closed(path: str) -> None:
     with FileStore(path) as store:
         known = store._await_change(None, HANG_S)
         thread = start_thread(store._await_change, known, LONG_S)
@@ -110,7 +110,7 @@ def test_closing_the_store_ends_the_wait(path: str) -> None:
             thread.join()
 
 
-def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_news(
+def test_poller_on_a_mount_of_several_hosts_still_gets_the_changes_itself(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
@@ -127,7 +127,7 @@ def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_
         assert not list(tmp_path.glob("*.bell"))
 
 
-def test_a_store_that_hears_of_nothing_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_without_notification_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     with HashStore() as store:
         monkeypatch.setattr(contract, "POLL_INTERVAL_S", LONG_S)
         known = store._await_change(None, HANG_S)

@@ -54,7 +54,7 @@ def before_the_seal(store: FileStore, monkeypatch: pytest.MonkeyPatch, does: Any
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_until_it_is_sealed_a_generation_is_locked_in_the_name_of_its_maker(
+def test_generation_is_locked_in_the_name_of_its_maker_until_it_is_sealed(
     lock: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An orphan that nobody locks is removed by the next to compact."""
@@ -78,7 +78,7 @@ def test_until_it_is_sealed_a_generation_is_locked_in_the_name_of_its_maker(
             assert other.add("n", 1) == 1  # and it is locked no more
 
 
-def test_under_a_soft_lock_a_generation_is_born_without_a_marker_or_a_lock(
+def test_generation_under_a_soft_lock_is_born_without_a_marker_or_a_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
@@ -99,7 +99,7 @@ def noted(seen: list[object], bind: Any) -> Any:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_generation_and_its_name_are_on_disk_before_the_seal_names_it(
+def test_generation_and_its_name_are_on_disk_before_the_seal_names_it(
     durable: bool, path: Path, kernel: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -119,7 +119,7 @@ def test_a_generation_and_its_name_are_on_disk_before_the_seal_names_it(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
-def test_a_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_it_has_not(
+def test_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_not(
     mode: int, path: Path, kernel: FaultyOs
 ) -> None:
     with FileStore(path) as store:
@@ -132,7 +132,7 @@ def test_a_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_it_h
         assert ("chmod" in [call for call, _ in kernel.calls]) is (mode != 0o600)
 
 
-def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
+def test_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
     path: Path, kernel: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path) as store:
@@ -156,7 +156,7 @@ def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_generation_stays_if_its_seal_may_have_been_written(error: int, path: Path, kernel: FaultyOs) -> None:
+def test_generation_stays_if_its_seal_may_have_been_written(error: int, path: Path, kernel: FaultyOs) -> None:
     """No space means that it was not."""
     with FileStore(path) as store:
         store.set("k", "1")
@@ -171,7 +171,9 @@ def test_a_generation_stays_if_its_seal_may_have_been_written(error: int, path: 
         assert len(names(path)) == 1
 
 
-def test_a_compaction_keeps_no_descriptor_of_what_it_has_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_keeps_no_descriptor_of_the_files_it_has_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[set[int]] = []
     compact = Compactor.compact
 
@@ -188,7 +190,7 @@ def test_a_compaction_keeps_no_descriptor_of_what_it_has_written(path: Path, mon
     assert left == [set()] * 3
 
 
-def test_a_long_snapshot_is_written_piece_by_piece(
+def test_snapshot_that_is_long_is_written_piece_by_piece(
     path: Path, kernel: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "_BUFFER", 1000)
@@ -202,7 +204,7 @@ def test_a_long_snapshot_is_written_piece_by_piece(
         assert read_log(path.with_name(names(path)[0]).read_bytes()).ends == "whole"
 
 
-def test_a_new_run_voids_what_the_one_before_left_torn(path: Path) -> None:
+def test_new_run_voids_the_torn_tail_of_the_one_before(path: Path) -> None:
     with FileStore(path, run_id=("job", 0)) as store:
         store.set("k", "1")
     tear(str(path), 20, b"torn", b"v" * 50)
@@ -214,7 +216,7 @@ def test_a_new_run_voids_what_the_one_before_left_torn(path: Path) -> None:
     assert log.successor is not None
 
 
-def test_a_log_that_is_removed_before_its_next_life_begins_is_left_and_another_made(
+def test_log_removed_before_its_next_life_begins_is_left_and_another_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Compactor.begin_life
@@ -243,7 +245,7 @@ def test_a_log_that_is_removed_before_its_next_life_begins_is_left_and_another_m
         ([1, 2], {2}, [(1, 6), (2, 5), (3, None)]),
     ],
 )
-def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_or_is_the_last_of(
+def test_snapshot_keeps_the_ranks_that_a_session_lives_in_or_is_the_last_of(
     dead: list[int], others: set[int], kept: list[tuple[int, int | None]], path: Path
 ) -> None:
     """Session 1 was rank 5, and then 6; session 2, if there is one, was rank 5 after it."""
@@ -260,7 +262,7 @@ def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_
     assert [kind for kind, *_ in entries].count(record.DEATH) == len(dead)
 
 
-def test_what_those_who_live_take_of_a_log_is_known_to_the_byte(path: Path) -> None:
+def test_live_size_of_a_log_is_known_to_the_byte(path: Path) -> None:
     with FileStore(path, label="a name of some length", rank=3) as store, FileStore(path, rank=4) as other:
         store.set("k", "1")
         other.delete_key("k")

@@ -24,7 +24,7 @@ def meaning(kind: str, value: bytes = b"", writer: int = 1, generation: int = 0,
     return decode_control((ord(kind), b"", value, writer, 9), generation, is_sealed=sealed)
 
 
-def test_meaning_of_each_kind() -> None:
+def test_record_of_each_kind_has_its_meaning() -> None:
     assert meaning("s", SESSION.encode()) == SESSION._replace(since_ns=9)
     assert meaning("X", encode_death(3, bytes(16))) == 3
     assert meaning("Z", NEXT.seal()) == NEXT
@@ -130,6 +130,6 @@ def test_forward_in_a_later_generation_is_malformed() -> None:
 
 
 @pytest.mark.parametrize("kind", "SsXZEM")
-def test_only_a_forward_follows_a_seal(kind: str) -> None:
+def test_seal_is_followed_by_a_forward_only(kind: str) -> None:
     with pytest.raises(MalformedRecord, match="after the seal"):
         meaning(kind, sealed=True)

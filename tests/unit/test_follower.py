@@ -69,7 +69,7 @@ def be_forked(log: Any) -> None:
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 2])
-def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compactions: int, path: str) -> None:
+def test_forked_child_opens_its_own_descriptors_and_is_a_new_session(compactions: int, path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         for _ in range(compactions):
@@ -93,7 +93,7 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
 
 
 @pytest.mark.parametrize("trouble", [0, APPLYING, GENERATION])
-def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, path: str) -> None:
+def test_forked_child_that_missed_generations_finds_the_newest(trouble: int, path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -107,7 +107,7 @@ def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, 
         assert held(store) == held(other)
 
 
-def test_who_has_gone_astray_before_there_was_a_second_generation_begins_at_the_first(path: str) -> None:
+def test_handle_that_lost_its_generation_begins_again_at_generation_0(path: str) -> None:
     """As who was interrupted on the way into one whose maker has died."""
     with FileStore(path) as store:
         store.set("k", "1")
@@ -121,7 +121,7 @@ def test_who_has_gone_astray_before_there_was_a_second_generation_begins_at_the_
 # -- opening
 
 
-def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(path: str) -> None:
+def test_consumer_drops_the_records_it_held_before_the_log_was_opened(path: str) -> None:
     """What was there first may have been removed, and another log be opened in its place."""
     FileStore(path).close()
     collector = Collector()
@@ -134,7 +134,7 @@ def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(p
         log.close()
 
 
-def test_a_hint_that_leads_nowhere_is_none(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hint_to_a_missing_generation_is_ignored(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
     gone = GenerationRef(9, b"9" * 16, 0, 0, b"log.9." + b"0" * 12)
@@ -143,7 +143,7 @@ def test_a_hint_that_leads_nowhere_is_none(path: str, monkeypatch: pytest.Monkey
         assert store.get("k") == b"1"
 
 
-def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: str) -> None:
+def test_generation_0_is_reopened_only_if_it_still_has_the_name_of_the_log(path: str) -> None:
     for way, says in (("deleted", "was deleted"), ("replaced", "was replaced by another file")):
         with FileStore(path) as store:
             store.compact()
@@ -162,9 +162,7 @@ def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: 
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("way", ["another file", "a link to it"])
-def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_name(
-    way: str, compacted: bool, path: str
-) -> None:
+def test_log_is_gone_when_its_name_leads_elsewhere_though_its_file_exists(way: str, compacted: bool, path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         if compacted:
@@ -183,7 +181,7 @@ def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_na
 # -- following
 
 
-def test_nothing_is_held_open_of_what_is_not_in_use(path: str) -> None:
+def test_generation_no_longer_in_use_is_not_held_open(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -196,7 +194,7 @@ def test_nothing_is_held_open_of_what_is_not_in_use(path: str) -> None:
         assert len(held(store)) == 3
 
 
-def test_a_generation_that_goes_while_it_is_opened_is_passed_over_and_not_kept_open(path: str) -> None:
+def test_generation_removed_while_it_is_opened_is_skipped_and_not_kept_open(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -206,7 +204,7 @@ def test_a_generation_that_goes_while_it_is_opened_is_passed_over_and_not_kept_o
         assert held(store) == held(other)
 
 
-def test_a_generation_that_can_not_be_opened_is_an_error_and_the_next_attempt_may_succeed(path: str) -> None:
+def test_generation_that_fails_to_open_is_an_error_and_opens_at_the_next_try(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -217,7 +215,7 @@ def test_a_generation_that_can_not_be_opened_is_an_error_and_the_next_attempt_ma
         assert store.get("k") == b"1"
 
 
-def test_a_generation_that_others_can_write_is_refused(path: str) -> None:
+def test_generation_that_others_can_write_is_refused(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -233,7 +231,7 @@ def test_a_generation_that_others_can_write_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["lock_kind", "durable"])
-def test_a_generation_with_another_lock_or_durability_is_refused(field: str, path: str) -> None:
+def test_generation_with_another_lock_kind_or_durability_is_refused(field: str, path: str) -> None:
     with FileStore(path) as store:
         store.compact()
     file = generation_file(path, 1)
@@ -244,7 +242,7 @@ def test_a_generation_with_another_lock_or_durability_is_refused(field: str, pat
     assert caught.value.path == str(file)
 
 
-def test_a_generation_with_a_bad_header_is_damaged_at_its_beginning(path: str) -> None:
+def test_generation_with_a_bad_header_is_damaged_at_offset_0(path: str) -> None:
     with FileStore(path) as store:
         store.compact()
     file = generation_file(path, 1)
@@ -254,7 +252,7 @@ def test_a_generation_with_a_bad_header_is_damaged_at_its_beginning(path: str) -
     assert caught.value.offset == 0
 
 
-def test_a_log_is_compacted_again_when_it_is_twice_as_long(path: str) -> None:
+def test_compaction_is_due_again_at_twice_the_size_of_the_snapshot(path: str) -> None:
     with FileStore(path, compact_bytes=6000) as store, FileStore(path, compact_bytes=6000) as other:
         store.set("k", b"x" * 5000)
         assert other.check(["k"])
@@ -271,7 +269,7 @@ def test_a_log_is_compacted_again_when_it_is_twice_as_long(path: str) -> None:
 # -- runs
 
 
-def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_keeps_its_number_through_compactions_of_its_run(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "ATTEMPTS", 1)  # who begins a run goes on in it
     with FileStore(path, run_id=("first", 0)) as first:
         first.set("k", "1")
@@ -286,7 +284,7 @@ def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypat
             assert log_of(store).session == session, "the header names two runs, and the first one counts"
 
 
-def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_goes_on(path: str) -> None:
+def test_handle_of_a_superseded_run_is_stale_and_that_of_the_new_run_goes_on(path: str) -> None:
     with FileStore(path, run_id=("job", 0)) as store:
         log = log_of(store)
         assert (log.handle.is_settled, log.follower.run, log.follower.life) == (True, ((b"job", 0),), 0)
@@ -309,16 +307,14 @@ def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_go
         ((b"job", 7), "belongs to run 'job', restart 7, by now"),
     ],
 )
-def test_who_took_over_is_named_and_the_handle_is_over(by: tuple[bytes, int] | None, says: str, path: str) -> None:
+def test_superseding_run_is_named_in_the_stale_run_error(by: tuple[bytes, int] | None, says: str, path: str) -> None:
     with FileStore(path) as store:
         assert says in str(log_of(store).follower.superseded(by))
         with pytest.raises(StaleRunError, match=says):
             store.check(["k"])
 
 
-def test_a_look_at_another_clock_is_due_when_all_has_been_read_again(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_check_is_due_at_once_after_the_follower_restarts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         log_of(store).handle.path_checked_at = system.time.monotonic() + 1e6

@@ -93,7 +93,7 @@ def beat(store: FileStore, times: int) -> None:
 # Threads
 
 
-def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
+def test_poller_thread_rings_the_waiters_of_its_process(place: Path) -> None:
     path = str(place / "log")
     with ExitStack() as stack:
         afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
@@ -112,7 +112,7 @@ def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
         assert not post._held
 
 
-def test_who_follows_does_not_ask(place: Path) -> None:
+def test_waiter_beside_a_poller_does_not_poll(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as asks:
@@ -131,7 +131,7 @@ def test_who_follows_does_not_ask(place: Path) -> None:
         assert asks.result == b"v"
 
 
-def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() -> None:
+def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops() -> None:
     class Sleeps:
         """A watch whose sleeps are over in vain, and then by a ring; and a post that is another's."""
 
@@ -161,7 +161,7 @@ def test_a_follower_sleeps_on_while_the_asker_asks_and_looks_when_it_does_not() 
     assert stopped.slept == []
 
 
-def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
+def test_waiter_beside_a_poller_keeps_its_deadline_without_a_ring(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
         until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
@@ -171,7 +171,7 @@ def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> N
     assert asks.result == b"1"
 
 
-def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_wait_makes_a_slow_poller_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "SHARED_POLL_LAST_S", SLEEPS_S)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
@@ -196,7 +196,7 @@ def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.Mo
 # Processes
 
 
-def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Callable[..., Any]) -> None:
+def test_poller_that_dies_is_replaced_at_once(place: Path, workers: Callable[..., Any]) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar:
         first = workers("one", "two")
@@ -211,7 +211,7 @@ def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Calla
         assert second.stdout.readline() == "two\n"
 
 
-def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[..., Any]) -> None:
+def test_waiter_beside_a_stopped_poller_polls_itself(place: Path, workers: Callable[..., Any]) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar:
         first = workers("one", slow=0.05)
@@ -234,7 +234,7 @@ def _beats(path: str) -> int:
     return Path(path).read_bytes()[node_poller.HEARTBEAT_BYTE : node_poller.HEARTBEAT_BYTE + 1] not in (b"", b"\0")
 
 
-def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
+def test_forked_child_holds_no_election_descriptor_of_its_parent(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as store, start_thread(store.get, "k") as thread:
         until(lambda: post_of(store) is not None and post_of(store)._held)
@@ -254,7 +254,7 @@ def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
 # The directory
 
 
-def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
+def test_node_bell_directory_is_private_and_names_differ_by_log_and_host(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(node_bell_path(KEY))
@@ -267,7 +267,7 @@ def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
     assert Path(node_bell_path(KEY)).parent == path.parent
 
 
-def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = place / "runtime"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     assert node_bell_path(KEY).startswith(str(place / "node"))
@@ -280,7 +280,7 @@ def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monk
 
 
 @pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
-def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
+def test_node_bell_directory_open_to_others_is_unused_and_waits_still_end(
     trap: str, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = place / "node" / f"fscoord-{os.geteuid()}"
@@ -308,9 +308,7 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
 
 
 @pytest.mark.parametrize("harm", ["truncate", "remove", "make a link"])
-def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
-    harm: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_node_bell_only_delays_a_waiter(harm: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.05)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:

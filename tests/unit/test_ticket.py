@@ -57,13 +57,13 @@ def doubled(first: float, last: float, times: int) -> list[float]:
     return [min(first * 2**number, last) for number in range(times)]
 
 
-def test_who_hears_sleeps_twice_as_long_each_time_up_to_a_limit() -> None:
+def test_sleep_with_a_watch_doubles_up_to_a_limit() -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch)
     assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.SLOW_FIRST_S, waiter.SLOW_LAST_S, 9)
 
 
-def test_who_keeps_a_vigil_sleeps_for_as_long_as_that_says() -> None:
+def test_sleep_with_a_death_watch_doubles_up_to_its_limit() -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch, lambda: 7.0)
     assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.VIGIL_FIRST_S, 7.0, 9)
@@ -72,7 +72,7 @@ def test_who_keeps_a_vigil_sleeps_for_as_long_as_that_says() -> None:
     assert max(sleep(deaf, polling) for _ in range(12)) <= 1.25 * deaf.poll_last
 
 
-def test_who_hears_nothing_polls_out_of_step_with_others() -> None:
+def test_polls_without_events_have_random_intervals() -> None:
     watch: Any = Sleeps(hears=False)
     waiting = Ticket(watch)
     pauses = [sleep(watch, waiting) for _ in range(30)]
@@ -82,14 +82,14 @@ def test_who_hears_nothing_polls_out_of_step_with_others() -> None:
 
 
 @pytest.mark.parametrize("hears", [False, True])
-def test_no_sleep_is_longer_than_what_is_left(hears: bool) -> None:
+def test_sleep_is_never_longer_than_the_time_left(hears: bool) -> None:
     watch: Any = Sleeps(hears=hears)
     waiting = Ticket(watch)
     for left in (0.0, 1e-6):
         assert sleep(watch, waiting, left) <= left
 
 
-def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
+def test_sleep_is_not_lengthened_after_a_ring() -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch)
     watch.rings = True
@@ -97,7 +97,7 @@ def test_who_is_woken_sleeps_no_longer_the_next_time() -> None:
 
 
 @pytest.mark.parametrize("keeps_vigil", [False, True])
-def test_what_was_heard_before_it_was_armed_rings_no_more(keeps_vigil: bool) -> None:
+def test_event_from_before_the_arming_does_not_ring(keeps_vigil: bool) -> None:
     watch: Any = Sleeps(hears=True)
     waiting = Ticket(watch, (lambda: 7.0) if keeps_vigil else None)
     assert not waiting.is_rung()
@@ -170,7 +170,7 @@ class Node(Sleeps):
         self.post = self.bell = None
 
 
-def test_who_asks_for_all_asks_ever_more_rarely_until_there_is_news_or_a_nudge() -> None:
+def test_poller_slows_down_until_there_is_news_or_a_hurry_request() -> None:
     post = Asker()
     node: Any = Node(post)
     waiting = Ticket(node)
@@ -191,7 +191,7 @@ def test_who_asks_for_all_asks_ever_more_rarely_until_there_is_news_or_a_nudge()
     assert node.slept[-1] <= 1.25 * waiter.POLL_FIRST_S
 
 
-def test_news_that_nobody_waits_for_do_not_hurry_who_asks() -> None:
+def test_poller_is_not_hurried_by_news_without_a_waiter() -> None:
     post = Asker(marked=False)
     node: Any = Node(post)
     waiting = Ticket(node)
@@ -204,7 +204,7 @@ def test_news_that_nobody_waits_for_do_not_hurry_who_asks() -> None:
     assert node.slept[-1] >= 0.75 * node.poll_last
 
 
-def test_who_does_not_ask_passes_nothing_on() -> None:
+def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:
     post = Asker(is_mine=False)
     node: Any = Node(post)
     Ticket(node).pass_on([7])
@@ -212,7 +212,7 @@ def test_who_does_not_ask_passes_nothing_on() -> None:
 
 
 @pytest.mark.parametrize("doing", ["join", "pass on", "sleep", "is rung", "arm"])
-def test_a_bell_of_the_node_that_fails_is_used_no_more_and_the_log_is_looked_at(doing: str) -> None:
+def test_node_bell_that_fails_is_dropped_and_the_log_is_read(doing: str) -> None:
     post = Asker()
     post.fails = doing == "join"
     node: Any = Node(post)
@@ -240,7 +240,7 @@ class BrokenBell:
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_who_follows_looks_itself_now_and_then_and_believes_the_asker_meanwhile(
+def test_waiter_beside_a_poller_looks_itself_at_intervals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Frozen()

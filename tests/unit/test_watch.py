@@ -54,13 +54,13 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
         ("poll", False, True, False),
     ],
 )
-def test_events_are_listened_to_where_they_tell_of_all_writers_or_somebody_insists(
+def test_events_are_used_where_they_show_all_writers_or_on_request(
     mode: str, is_local: bool, is_node: bool, hears: bool, make: Callable[..., Watch]
 ) -> None:
     assert make(mode, is_local=is_local, is_node=is_node).hears is hears
 
 
-def test_a_process_is_watched_where_there_are_events(make: Callable[..., Watch]) -> None:
+def test_process_is_watched_where_there_are_events(make: Callable[..., Watch]) -> None:
     watch = make("auto", is_local=True)
     assert watch.watch_process(os.getpid())
     assert watch.watches(os.getpid())
@@ -70,7 +70,7 @@ def test_a_process_is_watched_where_there_are_events(make: Callable[..., Watch])
     assert not deaf.watches(os.getpid())
 
 
-def test_who_hears_of_nothing_has_no_bell(tmp_path: Path) -> None:
+def test_watch_without_events_has_no_bell(tmp_path: Path) -> None:
     """It would mark it at each look, and writers would ring for nobody."""
     with closing(Doorbell(str(tmp_path / "bell"), 0o600)) as bell:
         for mode, rings in (("poll", None), ("auto", bell)):
@@ -92,7 +92,7 @@ class Woken:
         return False
 
 
-def test_who_hears_of_nothing_sleeps_until_it_is_woken(
+def test_watch_without_events_sleeps_until_it_is_woken(
     make: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = make("poll", is_local=True)
@@ -106,7 +106,7 @@ def test_who_hears_of_nothing_sleeps_until_it_is_woken(
     assert not sleep_through(watch.sleep(ticket, time.monotonic() - 1))
 
 
-def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Watch]) -> None:
+def test_watch_that_is_closed_is_no_longer_shared(make: Callable[..., Watch]) -> None:
     watch = make("auto", is_local=True)
     assert not watch.is_stale
     watch.close()
@@ -114,7 +114,7 @@ def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Watch
     assert not watch.hears
 
 
-def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: Callable[..., Watch]) -> None:
+def test_fork_while_a_watch_is_made_lets_the_child_make_its_own(make: Callable[..., Watch]) -> None:
     """The thread that was making it is not there in the child, and never lets go."""
     is_making, may_end = threading.Event(), threading.Event()
 
@@ -136,7 +136,7 @@ def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: C
         thread.join()
 
 
-def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., Watch], tmp_path: Path) -> None:
+def test_listener_thread_wakes_all_sleepers(make: Callable[..., Watch], tmp_path: Path) -> None:
     watch = make("auto", is_local=True)
     sleepers: list[Any] = []
     with ExitStack() as stack:
@@ -170,7 +170,7 @@ class Loop(Sleepers):
         super().give_back(events)
 
 
-def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Watch], tmp_path: Path) -> None:
+def test_watch_in_an_event_loop_reads_events_without_waiting(make: Callable[..., Watch], tmp_path: Path) -> None:
     loop = Loop()
     watch = make("auto", is_local=True, sleepers=loop)
     (heard,) = loop.heard
@@ -190,7 +190,7 @@ def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Watch]
     assert end.value.value is True
 
 
-def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(make: Callable[..., Watch]) -> None:
+def test_watch_in_an_event_loop_listens_again_after_its_first_process(make: Callable[..., Watch]) -> None:
     for listens in (True, False):
         loop = Loop(listens=listens)
         watch = make("auto", is_local=True, sleepers=loop)
@@ -201,7 +201,9 @@ def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(mak
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_who_is_told_too_late_gives_the_events_back(how: str, make: Callable[..., Watch], tmp_path: Path) -> None:
+def test_event_callback_of_a_closed_watch_gives_the_events_back(
+    how: str, make: Callable[..., Watch], tmp_path: Path
+) -> None:
     """Or it would be called again and again."""
     loop = Loop()
     watch = make("auto", is_local=True, sleepers=loop) if how == "closed" else _watch(tmp_path, loop)
@@ -221,7 +223,7 @@ def _watch(tmp_path: Path, loop: Loop) -> Any:
     return Watch(str(tmp_path / "log"), None, "auto", is_local=True, sleepers=loop)
 
 
-def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> None:
+def test_watch_that_is_closed_holds_no_election_and_no_bell(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     post, ticket = watch.post, Ticket(watch)
@@ -232,7 +234,7 @@ def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> 
     assert bell.is_lost
 
 
-def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
+def test_watch_that_loses_the_node_bell_leaves_the_election_and_polls(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = Watch(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     try:
@@ -250,11 +252,11 @@ def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: 
 
 
 @given(st.binary(max_size=40))
-def test_every_key_has_a_byte_of_the_bell_that_others_can_compute(key: bytes) -> None:
+def test_bucket_of_a_key_is_its_crc_modulo_the_bell_size(key: bytes) -> None:
     assert bucket(key) == zlib.crc32(key) % 4096
 
 
-def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
+def test_bell_is_new_only_to_its_creator(tmp_path: Path) -> None:
     path = str(tmp_path / "bell")
     first, second = Doorbell(path, 0o600), Doorbell(path, 0o600)
     assert (first.is_new, second.is_new) == (True, False)
@@ -264,7 +266,7 @@ def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
         assert bell.is_lost
 
 
-def test_a_bell_rings_for_who_has_marked_and_for_nobody_twice(tmp_path: Path) -> None:
+def test_bell_rings_once_for_each_arming(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     try:
         bell.ring(7)
@@ -317,7 +319,7 @@ class Heard:
         return self._ended
 
 
-def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., Watch]) -> None:
+def test_listener_wakes_the_rung_sleepers_and_not_itself(make: Callable[..., Watch]) -> None:
     watch: Any = make("poll", is_local=True)
     woken: list[Sleeper] = []
     listener, rung, other = (Sleeper(woken, is_rung=rings) for rings in (True, True, False))
@@ -328,7 +330,7 @@ def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., W
 
 
 @pytest.mark.parametrize(("sleeps", "count"), [(True, 1), (False, 3)])
-def test_who_leaves_wakes_one_who_sleeps_to_listen_in_its_place(
+def test_listener_that_leaves_wakes_a_sleeper_to_take_its_place(
     sleeps: bool, count: int, make: Callable[..., Watch]
 ) -> None:
     """Who was woken before is about to leave, too."""
@@ -339,7 +341,7 @@ def test_who_leaves_wakes_one_who_sleeps_to_listen_in_its_place(
     assert len(woken) == count
 
 
-def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_calls(
+def test_sleepers_are_all_woken_by_wake_all_and_by_a_call(
     make: Callable[..., Watch],
 ) -> None:
     watch: Any = make("poll", is_local=True)
@@ -354,14 +356,14 @@ def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_cal
 
 
 @pytest.mark.parametrize("readable", [False, True])
-def test_who_listens_is_interrupted_when_all_are_to_look_about(readable: bool, make: Callable[..., Watch]) -> None:
+def test_listener_is_interrupted_by_look_about(readable: bool, make: Callable[..., Watch]) -> None:
     watch: Any = make("poll", is_local=True)
     watch._events = heard = Heard(readable=readable)
     watch.look_about()
     assert heard.interruptions == readable
 
 
-def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(make: Callable[..., Watch]) -> None:
+def test_watches_made_at_once_leave_one_shared_and_close_the_other(make: Callable[..., Watch]) -> None:
     log_id = os.urandom(16)
     inner: list[Watch] = []
     outer = make("auto", is_local=True)
@@ -376,7 +378,7 @@ def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed
     assert log_watch.shared_watch(log_id, "auto", THREADS, make_slowly) is watch
 
 
-def test_a_forked_child_shares_no_watch_of_its_parent_s(
+def test_fork_closes_the_shared_watches_of_the_parent_in_the_child(
     make: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_watch, "_watches", weakref.WeakValueDictionary())
