@@ -26,6 +26,7 @@ from fscoord.errors import (
     StoreUnavailableError,
 )
 from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
+from fscoord.stores.tcp.deadline import Deadline
 
 pytestmark = pytest.mark.torch
 
@@ -219,6 +220,22 @@ def test_wait_that_times_out_prints_nothing(use_libuv: bool, capfd: pytest.Captu
             with pytest.raises(StoreTimeoutError):
                 store.queue_pop("never")
     assert capfd.readouterr().err == ""
+
+
+def test_queue_pop_counts_the_whole_call_as_waited(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the server has queues is asked first, and a busy server takes long to answer."""
+    refuse = store._refuse_without_queues
+
+    def refuse_late(deadline: Deadline) -> None:
+        refuse(deadline)
+        while deadline.waited() < 0.2:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(store, "_refuse_without_queues", refuse_late)
+    store.set_timeout(0.3)
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.queue_pop("never")
+    assert caught.value.waited >= 0.3
 
 
 def test_clone_with_timeout_zero_still_has_time_to_connect(store: TCPStore) -> None:
