@@ -106,7 +106,7 @@ def spans() -> list[str]:
 
 
 @pytest.mark.parametrize("span", spans())
-def test_architecture_names_only_what_is_there(span: str) -> None:
+def test_architecture_names_only_paths_and_names_that_are_there(span: str) -> None:
     assert is_there(span), f"docs/architecture.md says `{span}`: there is no such path, and no such name in the package"
 
 

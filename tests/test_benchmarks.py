@@ -68,7 +68,7 @@ def run_benchmarks(directory: Path, *arguments: str) -> tuple[str, dict[str, Any
 
 
 @pytest.mark.timeout(LIMIT_S + 10)
-def test_every_benchmark_runs_without_torch_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_benchmarks_run_without_torch_and_report_the_missing_part(tmp_path: Path) -> None:
     shown, found = run_benchmarks(tmp_path, "-c", HIDE_TORCH)
     assert [row["work"] for row in found["results"]] == WORKS
     for row in found["results"]:
@@ -86,7 +86,7 @@ def test_every_benchmark_runs_without_torch_and_says_what_is_missing(tmp_path: P
 
 @pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.torch
-def test_every_benchmark_measures_torch_where_it_is_installed(tmp_path: Path) -> None:
+def test_benchmarks_measure_torch_where_it_is_installed(tmp_path: Path) -> None:
     _, found = run_benchmarks(tmp_path, "-m", "benchmarks")
     assert [row["work"] for row in found["results"] if row["work"] not in WORKS] == THROUGH_TORCH
     for row in found["results"]:
@@ -96,7 +96,7 @@ def test_every_benchmark_measures_torch_where_it_is_installed(tmp_path: Path) ->
     assert {"torch FileStore", "torch TCPStore", "torch HashStore"} <= peers
 
 
-def test_an_unknown_benchmark_is_refused_with_the_names_of_all() -> None:
+def test_benchmark_that_is_unknown_is_refused_with_the_names_of_all() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--only", "nothing"],
         cwd=REPOSITORY,

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 ELSEWHERE = {"mounts", "with_etcd", "with_torch"}
 
 
-def test_every_test_with_a_large_size_is_a_part_of_the_campaign() -> None:
+def test_campaign_includes_every_test_with_a_large_size() -> None:
     large = {
         path.relative_to(TESTS).as_posix()
         for path in TESTS.rglob("test_*.py")
@@ -46,7 +46,7 @@ def test_nothing_ends_it():
 """
 
 
-def test_who_ends_the_campaign_ends_the_tests_that_it_runs(tmp_path: Path) -> None:
+def test_campaign_that_is_terminated_ends_the_tests_that_it_runs(tmp_path: Path) -> None:
     said = tmp_path / "said"
     os.mkfifo(said)
     (tmp_path / "tests").mkdir()

@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def test_a_run_in_which_each_version_ran_what_it_should_is_good(run: Run) -> None:
+def test_count_is_good_when_each_version_ran_its_tests(run: Run) -> None:
     run.put("torch", "3.11", {"store": ""})
     good, said = run.count()
     assert good
@@ -64,7 +64,7 @@ def test_a_run_in_which_each_version_ran_what_it_should_is_good(run: Run) -> Non
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
-def test_a_test_without_a_mark_that_is_missing_between_is_named(run: Run, version: str) -> None:
+def test_count_names_a_test_without_a_mark_that_a_version_left_out(run: Run, version: str) -> None:
     for each, tests in SELECTED.items():
         run.put(f"py{each.replace('.', '')}", each, tests | {"another": ""})
     run.put(f"py{version.replace('.', '')}", version, PLAIN)
@@ -75,13 +75,13 @@ def test_a_test_without_a_mark_that_is_missing_between_is_named(run: Run, versio
     assert "tidy" not in said
 
 
-def test_a_test_that_only_later_versions_have_is_not_missed_on_earlier_ones(run: Run) -> None:
+def test_count_does_not_expect_tests_of_later_versions_on_earlier_ones(run: Run) -> None:
     for version in ("3.12", "3.13"):
         run.put(f"py{version.replace('.', '')}", version, SELECTED[version] | {"monitoring": ""})
     assert run.count()[0]
 
 
-def test_a_test_whose_parameter_is_named_otherwise_is_missed_as_a_whole(run: Run) -> None:
+def test_count_misses_a_test_with_a_renamed_parameter_as_a_whole(run: Run) -> None:
     for version, name in zip(VERSIONS, ["kill[SIGKILL]", "kill[9]", "kill[9]", "kill[9]"], strict=True):
         run.put(f"py{version.replace('.', '')}", version, SELECTED[version] | {name: ""})
     assert run.count()[0]
@@ -91,7 +91,7 @@ def test_a_test_whose_parameter_is_named_otherwise_is_missed_as_a_whole(run: Run
     assert "left out on 3.12, and not marked: tests.t::kill\n" in said
 
 
-def test_what_is_exhaustive_runs_on_the_oldest_version_too(run: Run) -> None:
+def test_count_expects_exhaustive_tests_on_the_oldest_version_too(run: Run) -> None:
     run.put("py310", "3.10", PLAIN)
     good, said = run.count()
     assert not good
@@ -99,7 +99,7 @@ def test_what_is_exhaustive_runs_on_the_oldest_version_too(run: Run) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_version_without_a_report_or_with_skipped_tests_alone_fails(run: Run, version: str) -> None:
+def test_count_fails_for_a_version_without_a_report_or_with_skipped_tests_alone(run: Run, version: str) -> None:
     name = f"py{version.replace('.', '')}"
     run.put(name, version, {"plain": ""}, plain="<skipped message='no root'/>")
     good, said = run.count()
@@ -111,14 +111,14 @@ def test_a_version_without_a_report_or_with_skipped_tests_alone_fails(run: Run, 
     assert f"no tests ran on Python {version}" in said
 
 
-def test_the_tests_of_one_version_that_ran_on_another_fail(run: Run) -> None:
+def test_count_fails_for_tests_of_one_version_that_ran_on_another(run: Run) -> None:
     run.put("py312", "3.13", PLAIN)
     good, said = run.count()
     assert not good
     assert "the tests for Python 3.12 ran on Python 3.13" in said
 
 
-def test_a_skipped_test_fails_and_its_reason_is_named(run: Run) -> None:
+def test_count_fails_for_a_skipped_test_and_names_its_reason(run: Run) -> None:
     run.put("etcd", "3.10", {"server": "", "client": ""}, server="<skipped message='no etcd'/>")
     good, said = run.count()
     assert not good
@@ -126,7 +126,7 @@ def test_a_skipped_test_fails_and_its_reason_is_named(run: Run) -> None:
     assert said.splitlines()[-1] == "8 passed, 1 failed"
 
 
-def test_a_failed_test_is_named_with_the_end_of_what_it_said(run: Run) -> None:
+def test_count_names_a_failed_test_with_the_end_of_its_output(run: Run) -> None:
     run.put("py313", "3.13", SELECTED["3.13"], plain="<failure message='assert 1 == 2'>the trace</failure>")
     good, said = run.count()
     assert not good
@@ -134,7 +134,7 @@ def test_a_failed_test_is_named_with_the_end_of_what_it_said(run: Run) -> None:
     assert said.splitlines()[-1] == "6 passed, 1 failed"
 
 
-def test_a_failed_stage_fails_although_each_test_passed(run: Run) -> None:
+def test_count_fails_for_a_failed_stage_although_each_test_passed(run: Run) -> None:
     run.stages.write_text("lint   3 s  failed\n")
     good, said = run.count()
     assert not good

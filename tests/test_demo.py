@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fscoord import BrokenBarrierError, FileStore, FscoordError, HashStore, barrier
-from fscoord.demo import word_count, worker
+from fscoord.demo import worker
 from fscoord.demo.launcher import run
 from fscoord.demo.worker import Survivors
 
@@ -65,7 +65,7 @@ def demo(directory: str | None, processes: int = 2, **options: Any) -> tuple[dic
 # The work
 
 
-def test_the_words_of_all_files_are_counted_once_whoever_counts_them(texts):
+def test_words_of_all_files_are_counted_exactly_once(texts):
     report, events = demo(texts)
     assert (report["input"], report["files"], report["words"]) == (texts, len(TEXTS), COUNTS.total())
     assert report["distinct_words"] == len(COUNTS)
@@ -74,7 +74,7 @@ def test_the_words_of_all_files_are_counted_once_whoever_counts_them(texts):
     assert report["lost"] == []
 
 
-def test_every_process_is_reported_with_its_share(texts):
+def test_processes_are_each_reported_with_their_share(texts):
     report, events = demo(texts)
     assert [each["rank"] for each in report["processes"]] == [0, 1]
     assert sum(each["files"] for each in report["processes"]) == len(TEXTS)
@@ -87,25 +87,27 @@ def test_every_process_is_reported_with_its_share(texts):
         assert each["files"] == len(mine)
 
 
-def test_every_barrier_is_reported_with_its_shortest_and_longest_wait(texts):
+def test_barriers_are_each_reported_with_their_shortest_and_longest_wait(texts):
     report, _ = demo(texts)
     assert [each["name"] for each in report["barriers"]] == ["queue filled", "first files taken", "work done"]
     assert all(0 < each["shortest_wait_s"] <= each["longest_wait_s"] for each in report["barriers"])
 
 
-def test_by_default_the_package_s_own_sources_are_counted():
+def test_sources_of_the_package_are_counted_by_default():
     report, _ = demo(None, 1)
-    assert report["files"] >= len(list(Path(word_count.OWN_SOURCES).rglob("*.py")))
+    assert report["files"] >= len(list(Path(worker.OWN_SOURCES).rglob("*.py")))
     assert report["skipped"] == []
 
 
-def test_a_file_that_can_t_be_read_is_skipped_and_named(texts, monkeypatch):
+def test_file_that_can_not_be_read_is_skipped_and_named(texts, monkeypatch):
     """One process is enough to see it, and any store."""
+
+    known = worker.count
 
     def count(path: str) -> Counter[str]:
         if path.endswith("b.txt"):
             raise OSError(errno.EIO, "Input/output error")
-        return word_count.count(path)
+        return known(path)
 
     events = Events()
     monkeypatch.setattr(worker, "count", count)
@@ -116,11 +118,11 @@ def test_a_file_that_can_t_be_read_is_skipped_and_named(texts, monkeypatch):
     assert told["report"]["words"] == COUNTS.total() - 3
 
 
-def test_a_file_that_may_not_be_read_is_counted_as_text_so_that_it_is_named(as_nobody, public_dir):
+def test_file_without_read_permission_is_counted_as_text_so_that_it_is_named(as_nobody, public_dir):
     for name, mode in (("open", 0o644), ("closed", 0o600)):
         (public_dir / name).write_text("word")
         (public_dir / name).chmod(mode)
-    assert as_nobody(lambda: sorted(word_count.text_files(str(public_dir)))) == ["closed", "open"]
+    assert as_nobody(lambda: sorted(worker.text_files(str(public_dir)))) == ["closed", "open"]
 
 
 def test_binary_files_links_and_pipes_are_no_text(texts):
@@ -128,12 +130,12 @@ def test_binary_files_links_and_pipes_are_no_text(texts):
     (directory / "binary").write_bytes(b"text\0text")
     (directory / "link").symlink_to(directory / "a.txt")
     os.mkfifo(directory / "pipe")
-    assert sorted(word_count.text_files(texts)) == sorted(TEXTS)
+    assert sorted(worker.text_files(texts)) == sorted(TEXTS)
 
 
 def test_bytes_that_are_no_text_separate_words(tmp_path):
     (tmp_path / "f").write_bytes(b"caf\xc3\xa9 a\xffb don't 42 x_y")
-    assert word_count.count(str(tmp_path / "f")) == Counter(["caf\u00e9", "a", "b", "don", "t", "x", "y"])
+    assert worker.count(str(tmp_path / "f")) == Counter(["caf\u00e9", "a", "b", "don", "t", "x", "y"])
 
 
 def test_file_names_may_be_any_bytes(tmp_path):
@@ -150,7 +152,7 @@ def test_file_names_may_be_any_bytes(tmp_path):
 # The loss
 
 
-def test_the_others_name_the_one_that_is_killed_and_do_its_work(texts):
+def test_process_that_is_killed_is_named_by_the_others_which_do_its_work(texts):
     report, events = demo(texts, 3, kill=True)
     (loss,) = report["lost"]
     (holding,) = events.named("holding")
@@ -169,7 +171,7 @@ def test_the_others_name_the_one_that_is_killed_and_do_its_work(texts):
     assert report["words"] == COUNTS.total()
 
 
-def test_a_process_that_is_killed_unasked_is_named_too(texts):
+def test_process_that_is_killed_unasked_is_named_too(texts):
     """It is killed when the launcher is about to kill another one, so that the rest waits for that one anyway."""
 
     def kill_another(event: dict[str, Any]) -> None:
@@ -188,7 +190,7 @@ def test_a_process_that_is_killed_unasked_is_named_too(texts):
     assert report["words"] == COUNTS.total()
 
 
-def test_those_who_are_left_count_anew_and_each_one_s_death_is_told_all_the_same(tmp_path):
+def test_survivors_are_numbered_anew_and_each_death_is_still_reported(tmp_path):
     path = tmp_path / "store"
     handles = [FileStore(path, timeout=PATIENCE_S, rank=rank) for rank in range(4)]
     handles[0].close()  # a closed handle counts as dead
@@ -206,7 +208,7 @@ def test_those_who_are_left_count_anew_and_each_one_s_death_is_told_all_the_same
         handle.close()
 
 
-def test_barrier_that_breaks_again_and_again_for_none_of_the_living_ends_the_work(monkeypatch):
+def test_barrier_that_keeps_breaking_for_none_of_the_living_ends_the_work(monkeypatch):
     one = worker.Worker.__new__(worker.Worker)
     one._store, one._rank, one._timeout, one._waits = HashStore(), 0, 5.0, {}
     one._living, one._facts = [0, 1], [{"pid": 1, "host": "h"}, {"pid": 2, "host": "h"}]
@@ -219,13 +221,13 @@ def test_barrier_that_breaks_again_and_again_for_none_of_the_living_ends_the_wor
         one._meet("name")
 
 
-def test_a_process_that_dies_before_all_have_met_ends_the_demonstration(texts, monkeypatch, tmp_path):
+def test_process_that_dies_before_all_have_met_ends_the_demonstration(texts, monkeypatch, tmp_path):
     block_workers(monkeypatch, tmp_path, "os._exit(7)")
     with pytest.raises(FscoordError, match=r"process \d+ ended with exit code 7"):
         demo(texts)
 
 
-def test_processes_that_can_t_meet_say_why(texts, monkeypatch, tmp_path):
+def test_processes_that_can_not_meet_report_the_reason(texts, monkeypatch, tmp_path):
     gate = tmp_path / "gate"  # one process makes it and waits for its end; the other passes
     block_workers(monkeypatch, tmp_path, f"try: os.mkdir({str(gate)!r}); os.read(0, 1)\nexcept FileExistsError: pass")
     with pytest.raises(FscoordError, match=r"StoreTimeoutError: .*on rank 0.*missing_ranks=\[1\]"):
@@ -253,7 +255,7 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_every_process_and_leaves_nothing(texts, monkeypatch, tmp_path, number, code):
+def test_signal_ends_every_process_and_leaves_nothing(texts, monkeypatch, tmp_path, number, code):
     block_workers(monkeypatch, tmp_path, "os.read(0, 1)")
     child = subprocess.Popen(
         [sys.executable, "-m", "fscoord", "demo", "-v", "-n", "3", "--input", texts],
@@ -273,7 +275,7 @@ def test_a_signal_ends_every_process_and_leaves_nothing(texts, monkeypatch, tmp_
     assert not any(map(is_there, pids))
 
 
-def test_an_error_while_they_work_ends_every_process(texts):
+def test_error_during_the_work_ends_every_process(texts):
     def refuse(event: dict[str, Any]) -> None:
         raise LookupError("enough")
 
@@ -281,7 +283,7 @@ def test_an_error_while_they_work_ends_every_process(texts):
         run(3, texts, kill=True, timeout=PATIENCE_S, on_event=refuse)
 
 
-def test_a_process_ends_when_the_one_that_started_it_has_gone(texts, tmp_path):
+def test_process_ends_when_the_one_that_started_it_has_gone(texts, tmp_path):
     path = str(tmp_path / "store")
     with FileStore(path):
         pass
@@ -310,7 +312,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_says_who_did_what_and_how_long_each_barrier_took(texts):
+def test_command_reports_the_work_of_each_process_and_the_time_of_each_barrier(texts):
     done = command("-n", "2", "--input", texts)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{COUNTS.total()} words ({len(COUNTS)} different ones) in {len(TEXTS)} files below {texts}" in done.stdout
@@ -320,7 +322,7 @@ def test_the_command_says_who_did_what_and_how_long_each_barrier_took(texts):
     assert "LOST" not in done.stdout
 
 
-def test_the_command_exits_with_1_when_a_process_was_lost_and_the_others_name_it(texts):
+def test_command_exits_with_1_when_a_process_was_lost_and_the_others_name_it(texts):
     done = command("-n", "2", "--kill", "--input", texts)
     assert done.returncode == 1
     assert "fscoord: rank 0 names the lost: Barrier broken on rank 0" in done.stderr
@@ -330,7 +332,7 @@ def test_the_command_exits_with_1_when_a_process_was_lost_and_the_others_name_it
     assert "LOST" in done.stdout
 
 
-def test_a_full_disk_under_the_report_is_an_output_error(texts):
+def test_report_to_a_full_disk_is_an_output_error(texts):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "fscoord", "demo", "-n", "1", "--input", texts],
@@ -342,7 +344,7 @@ def test_a_full_disk_under_the_report_is_an_output_error(texts):
     assert (done.returncode, done.stderr) == (74, b"fscoord: standard output: No space left on device\n")
 
 
-def test_the_command_prints_the_report_as_json(texts):
+def test_command_prints_the_report_as_json(texts):
     done = command("-n", "2", "--json", "--input", texts)
     report = json.loads(done.stdout)
     assert (done.returncode, report["words"], len(report["processes"])) == (0, COUNTS.total(), 2)
@@ -358,14 +360,14 @@ def test_the_command_prints_the_report_as_json(texts):
         (["--timeout", "-1"], "no number of seconds"),
     ],
 )
-def test_the_command_refuses_what_makes_no_sense(tmp_path, monkeypatch, words, reason):
+def test_command_refuses_arguments_that_make_no_sense(tmp_path, monkeypatch, words, reason):
     monkeypatch.chdir(tmp_path)
     done = command(*words)
     assert (done.returncode, done.stdout) == (64, "")
     assert reason in done.stderr
 
 
-def test_a_directory_named_like_the_package_does_not_get_in_the_way(texts, tmp_path):
+def test_directory_named_like_the_package_does_not_get_in_the_way(texts, tmp_path):
     decoy = tmp_path / "decoy" / "fscoord"
     decoy.mkdir(parents=True)
     (decoy / "__init__.py").write_text("raise SystemExit('the wrong one')")

@@ -53,7 +53,7 @@ def named(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_block_is_of_a_kind_that_is_run_or_shown(page: Path) -> None:
+def test_code_block_is_of_a_kind_that_is_run_or_shown(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^\s*```", text, re.MULTILINE)
     assert len(fences) == 2 * len(blocks(page)), "a fence is indented or not closed"
@@ -61,11 +61,11 @@ def test_every_block_is_of_a_kind_that_is_run_or_shown(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_no_page_has_the_marks_of_a_conflict(page: Path) -> None:
+def test_pages_have_no_marks_of_a_conflict(page: Path) -> None:
     assert re.findall(r"^[<>]{7} .*", page.read_text(encoding="utf-8"), re.MULTILINE) == []
 
 
-def test_the_readme_has_two_commands_for_a_stranger_and_the_continuous_check_runs_them() -> None:
+def test_readme_has_two_commands_for_a_stranger_which_the_check_runs() -> None:
     """`.ci/run` takes every line of a `sh` block of the README for one; what is only shown there is `bash`."""
     commands = [
         line for block in blocks(REPOSITORY / "README.md") if block.language == "sh" for line in block.text.splitlines()
@@ -73,13 +73,13 @@ def test_the_readme_has_two_commands_for_a_stranger_and_the_continuous_check_run
     assert [command.rpartition("/bin/")[2] for command in commands] == ["fscoord demo", "tox run -e py"]
 
 
-def test_every_how_to_is_in_their_index() -> None:
+def test_how_to_pages_are_all_in_their_index() -> None:
     index = (REPOSITORY / "docs" / "how-to.md").read_text(encoding="utf-8")
     missing = [page.name for page in (REPOSITORY / "docs" / "how-to").iterdir() if f"(how-to/{page.name})" not in index]
     assert missing == [], "docs/how-to.md has no line for these"
 
 
-def test_every_recipe_is_in_a_how_to() -> None:
+def test_recipes_are_all_in_a_how_to() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "how-to").glob("*.md"))
     imported = set(re.findall(r"\w+", " ".join(re.findall(r"^from fscoord.recipes import (.+)$", text, re.MULTILINE))))
     told_of = {name for name in recipes.__all__ if name[0].isupper()} - {"Item", "Leader", "Participant", "Contender"}
@@ -87,7 +87,7 @@ def test_every_recipe_is_in_a_how_to() -> None:
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
-def test_the_code_of_a_page_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
+def test_code_of_a_page_runs_as_the_page_says(page: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "tmp").mkdir()

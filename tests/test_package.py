@@ -39,14 +39,14 @@ print(*{{name.partition(".")[0] for name in set(sys.modules) - before}})
 """
 
 
-def test_importing_fscoord_loads_no_dependency() -> None:
+def test_import_of_fscoord_loads_no_dependency() -> None:
     heavy = {"asyncio", "click", "ctypes", "filelock", "multiprocessing", "portalocker", "rich", "torch", "watchdog"}
     loaded = set(run(NEW_MODULES.format("import fscoord")).split())
     assert "fscoord" in loaded
     assert not loaded & heavy
 
 
-def test_the_functions_that_inspect_a_log_have_one_home_which_a_store_does_not_load(tmp_path: Path) -> None:
+def test_functions_that_inspect_a_log_have_one_home_that_a_store_does_not_load(tmp_path: Path) -> None:
     from fscoord import inspect
 
     assert {"copy", "dump", "repair", "verify"} <= set(inspect.__all__)
@@ -56,7 +56,7 @@ def test_the_functions_that_inspect_a_log_have_one_home_which_a_store_does_not_l
     assert not [name for name in loaded if name == "fscoord.inspect" or name.startswith("fscoord._log.inspect")]
 
 
-def test_a_store_that_nobody_waits_on_loads_no_dependency_either(tmp_path: Path) -> None:
+def test_store_that_nobody_waits_on_loads_no_dependency_either(tmp_path: Path) -> None:
     code = "import fscoord; fscoord.FileStore(sys.argv[1]).set('k', 'v')"
     loaded = set(run(NEW_MODULES.format(code), str(tmp_path / "store")).split())
     assert "fscoord" in loaded
@@ -64,7 +64,7 @@ def test_a_store_that_nobody_waits_on_loads_no_dependency_either(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("lock", "events"), [("ofd", "inotify"), ("flock", "observer"), ("soft", "inotify")])
-def test_what_is_first_imported_by_a_wait_is_imported_where_no_ctrl_c_reaches(
+def test_modules_first_imported_by_a_wait_are_imported_out_of_reach_of_ctrl_c(
     lock: str, events: str, tmp_path: Path
 ) -> None:
     """Ctrl-C within an import by the main thread left the lock of all imports taken: every other thread hung there."""
@@ -93,7 +93,7 @@ def test_what_is_first_imported_by_a_wait_is_imported_where_no_ctrl_c_reaches(
     assert run(textwrap.dedent(code), str(tmp_path / "store"), lock, events) == "[]\n"
 
 
-def test_without_fcntl_the_package_imports_and_file_store_names_the_platform(tmp_path: Path) -> None:
+def test_package_imports_without_fcntl_and_file_store_names_the_platform(tmp_path: Path) -> None:
     """This is how Windows looks to fscoord."""
     said = run(
         """
@@ -120,7 +120,7 @@ for arguments in [(sys.argv[1],), ()]:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_extra_the_command_says_which_one_to_install() -> None:
+def test_command_without_the_extra_names_the_one_to_install() -> None:
     said = run(
         "import sys, runpy; sys.modules['click'] = None; runpy.run_module('fscoord', run_name='__main__')", status=69
     )
@@ -128,17 +128,17 @@ def test_without_the_extra_the_command_says_which_one_to_install() -> None:
     assert "Traceback" not in said
 
 
-def test_the_version_comes_from_one_place() -> None:
+def test_version_comes_from_one_place() -> None:
     assert metadata.version("fscoord") == fscoord.__version__
     changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\S+)", changelog, re.MULTILINE)[0] == fscoord.__version__
 
 
-def test_type_checkers_are_told_that_the_package_is_typed() -> None:
+def test_type_checkers_see_that_the_package_is_typed() -> None:
     assert (Path(fscoord.__file__).parent / "py.typed").exists()
 
 
-def test_the_lower_environment_pins_what_the_metadata_allow_at_least() -> None:
+def test_lower_environment_pins_the_lowest_versions_that_the_metadata_allow() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     core = project.partition("\ndependencies = [")[2].partition("]")[0]
     cli = project.partition("\ncli = [")[2].partition("]")[0]

@@ -30,7 +30,7 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def test_a_soak_of_a_few_seconds_ends_well(tmp_path: Path, seed: int) -> None:
+def test_soak_of_a_few_seconds_ends_well(tmp_path: Path, seed: int) -> None:
     result = tmp_path / "result"
     with start(tmp_path / "soak", "--minutes=0.1", f"--seed={seed}", f"--json={result}") as soak:
         said, _ = soak.communicate()
@@ -42,7 +42,7 @@ def test_a_soak_of_a_few_seconds_ends_well(tmp_path: Path, seed: int) -> None:
     assert len(facts["samples"]) > 2
 
 
-def test_an_acknowledged_operation_that_the_store_has_not_fails_the_soak(tmp_path: Path, seed: int) -> None:
+def test_soak_fails_if_the_store_lacks_an_acknowledged_operation(tmp_path: Path, seed: int) -> None:
     (tmp_path / "soak" / "journals").mkdir(parents=True)
     (tmp_path / "soak" / "journals" / "forged").write_text("B 1.0 own 77 5\nA 1.0 own 77 5\n")
     with start(tmp_path / "soak", "--minutes=0.03", f"--seed={seed}") as soak:
@@ -127,7 +127,7 @@ def test_journals_and_a_store_that_disagree_are_found(lines: list[str], left: di
 LINES = ["lock/line", "places/line", "both/line", "office/line"]
 
 
-def test_the_documented_keys_are_good() -> None:
+def test_documented_keys_are_good() -> None:
     assert judge_keys([*LINES, "office/term/7", "jobs/number", "group/changed/9", "once/3/result", "sum"], 3) == []
 
 
@@ -136,12 +136,12 @@ def test_keys_that_are_not_documented_are_found(key: str) -> None:
     assert [f"the key {key!r} is left, which no page lists"] == judge_keys([*LINES, key], 3)
 
 
-def test_more_keys_than_are_documented_are_found() -> None:
+def test_keys_in_larger_number_than_documented_are_found() -> None:
     assert "2 keys like" in judge_keys([*LINES, "office/term/7", "office/term/8"], 3)[0]
     assert judge_keys(LINES[1:], 3) == ["the key 'lock/line' is gone"]
 
 
-def test_the_page_on_the_recipes_lists_the_keys_of_all_that_are_soaked() -> None:
+def test_page_on_the_recipes_lists_the_keys_of_all_that_are_soaked() -> None:
     for name, recipe in [*SINGLE.items(), *MANY.items()]:
         assert re.match(r"\(\?:", key_patterns(name, recipe)), recipe
 
@@ -149,7 +149,7 @@ def test_the_page_on_the_recipes_lists_the_keys_of_all_that_are_soaked() -> None
 @pytest.mark.parametrize(
     ("rss", "fds", "number"), [((100, 200, 100, 100.9), 9, 0), ((100, 100, 100, 101), 9, 1), ((1, 1, 1, 1), 8, 1)]
 )
-def test_an_observer_that_grows_is_found(rss: tuple[float, ...], fds: int, number: int) -> None:
+def test_observer_that_grows_is_found(rss: tuple[float, ...], fds: int, number: int) -> None:
     samples = [
         {"at": at, "rss": size, "watched": 2, "fds": 9 if at < 2000 else fds}
         for at, size in zip((0, 60, 600, 3600), rss, strict=True)

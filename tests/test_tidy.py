@@ -371,14 +371,14 @@ def layer_of(name: str) -> int:
     return next(place for place, (pattern, _) in enumerate(LAYERS) if fnmatchcase(name, pattern))
 
 
-def test_every_layer_holds_a_module() -> None:
+def test_layers_each_hold_a_module() -> None:
     held = {layer_of(name) for name in MODULES if name not in PACKAGES}
     empty = [pattern for place, (pattern, _) in enumerate(LAYERS) if place not in held and pattern not in PACKAGES]
     assert empty == []
 
 
 @every_module
-def test_the_system_is_touched_in_one_module_only(name: str) -> None:
+def test_system_is_touched_in_one_module_only(name: str) -> None:
     used = {dotted.partition(".")[0] for dotted in imports(name)} & SYSTEM
     used |= {"open"} & {
         node.func.id for node in ast.walk(tree(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
@@ -396,13 +396,13 @@ def test_extras_are_asked_for_only_where_they_belong(name: str) -> None:
 
 
 @every_module
-def test_everything_imported_is_declared(name: str) -> None:
+def test_imported_packages_are_all_declared(name: str) -> None:
     known = sys.stdlib_module_names | SYSTEM | EXTRAS.keys() | {"fscoord"}
     assert {dotted.partition(".")[0] for dotted in imports(name)} <= known
 
 
 @every_module
-def test_a_module_says_its_responsibility_in_its_first_line(name: str) -> None:
+def test_module_states_its_responsibility_in_its_first_line(name: str) -> None:
     docstring = ast.get_docstring(tree(name))
     assert docstring, f"{MODULES[name]} has no docstring"
     first = docstring.splitlines()[0]
@@ -418,7 +418,7 @@ def test_long_modules_say_why_they_are_one_thing(name: str) -> None:
 
 
 @every_module
-def test_no_body_stands_for_one_that_is_missing(name: str) -> None:
+def test_function_body_does_not_stand_for_one_that_is_missing(name: str) -> None:
     """What others must give is abstract, or declared for the type checker only."""
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.FunctionDef) and node.body[-1:] and isinstance(node.body[-1], ast.Raise):
@@ -475,7 +475,7 @@ PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launc
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
-def test_the_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -> None:
+def test_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -> None:
     """From the sources, for torch may not be here. Names of `fscoord` itself stand there once, as those."""
     reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
     prefix = rf"^\.\. (?:auto\w+|py:\w+):: fscoord\.{re.escape(name)}\.(\w+)\b"
@@ -487,7 +487,7 @@ def test_the_names_of_the_other_public_modules_are_in_the_reference_too(name: st
     assert sorted(documented) == sorted(set(ast.literal_eval(named[0].value)) - others)
 
 
-def test_nothing_stands_in_the_reference_twice() -> None:
+def test_reference_has_no_name_twice() -> None:
     reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
     names = re.findall(r"^\.\. (?:auto\w+|py:\w+):: ([\w.]+)", reference, re.MULTILINE)
     # The names of `fscoord.aio` are those of what they stand for: each of these stands there once, and those once.
@@ -496,13 +496,13 @@ def test_nothing_stands_in_the_reference_twice() -> None:
     assert sorted(set(things)) == sorted(things)
 
 
-def test_the_page_on_the_tests_knows_every_folder_of_them() -> None:
+def test_page_on_the_tests_lists_every_folder_of_them() -> None:
     folders = {path.parent.name for path in REPOSITORY.glob("tests/*/*.py")}
     page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^  (\w+)/  ", page, re.MULTILINE)) == folders
 
 
-def test_the_tests_that_the_page_on_them_names_are_there() -> None:
+def test_page_on_the_tests_names_only_tests_that_are_there() -> None:
     page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
     sources = [path.read_text(encoding="utf-8") for folder in ("tests", "fscoord") for path in walk(folder)]
     there = set(re.findall(r"^ *def (test_\w+)", "\n".join(sources), re.MULTILINE))

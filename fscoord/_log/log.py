@@ -17,8 +17,7 @@ from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
-from fscoord._log.format.header import LogIdentity
-from fscoord._log.format.runs import classify_run
+from fscoord._log.format.header import LogIdentity, classify_run
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower
@@ -57,6 +56,10 @@ LOCK_GRACE_S: Final = 0.03
 
 SHARED_CHECK_S: Final = 1.0
 """As `PATH_CHECK_S`, while the lock of a log that hosts share is waited for: each check is a request to the server."""
+
+STALE_PAUSE_S: Final = 0.01
+STALE_PAUSE_MAX_S: Final = 0.1
+"""The pauses between the attempts to open a file again that the server has forgotten: the first is made at once."""
 
 _handles: weakref.WeakSet[Log] = weakref.WeakSet()
 
@@ -187,7 +190,8 @@ class Log:
             system.recover_from_fork()
         handle = self.handle
         shared = handle.shared
-        with shared.mutex:
+        mutex = shared.mutex
+        with mutex:
             if shared.is_inside:
                 raise self._entered_twice()
             try:
@@ -206,7 +210,7 @@ class Log:
                 raise
             except OSError as error:
                 raise_if_foreign(error)
-                if not self.access.retries_read(error) and not self._is_cut_by_fork():
+                if not self.access.retries_read(error) and not self._is_cut_by_fork(mutex):
                     raise safe_files.unavailable(error, self.path, "reading the log") from error
             finally:
                 shared.is_inside = False
@@ -232,8 +236,9 @@ class Log:
             if not system.fork_marker[0]:
                 system.recover_from_fork()
             shared = handle.shared
+            mutex = shared.mutex
             first: BaseException | None = None  # what ended the transaction, should the unlock fail as well
-            with shared.mutex:
+            with mutex:
                 if shared.is_inside:
                     raise self._entered_twice()
                 try:
@@ -271,7 +276,7 @@ class Log:
                         handle.lock.unlock()
                         raise
                     cause = _cause_of(first, error)
-                    if cause is not None and not self._is_cut_by_fork():
+                    if cause is not None and not self._is_cut_by_fork(mutex):
                         self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind > 0)
                 except GenerationUnlinked:  # the next attempt recovers
                     pass
@@ -373,32 +378,34 @@ class Log:
 
     def _recover_parts(self) -> None:
         handle = self.handle
-        if handle.recovery & (DESCRIPTORS | SERVER_STATE):
-            self.follower.open_again()
-            self.access.reopened()
-        if handle.recovery & GENERATION:
-            self.follower.restart()
-        elif handle.recovery & APPLYING:
-            self.cursor.reset()
         try:
-            if handle.seal is None:
-                self.cursor.move(handle.offset, handle.chain)
-            else:
-                self.follower.follow()
-        except GenerationUnlinked:
-            self.follower.restart()
-        for fd in handle.owned_fds - handle.fds_in_use():  # an interruption came between opening and use, or close
-            handle.close_fd(fd)
+            if handle.recovery & (DESCRIPTORS | SERVER_STATE):
+                self.follower.open_again()
+                self.access.reopened()
+            if handle.recovery & GENERATION:
+                self.follower.restart()
+            elif handle.recovery & APPLYING:
+                self.cursor.reset()
+            try:
+                if handle.seal is None:
+                    self.cursor.move(handle.offset, handle.chain)
+                else:
+                    self.follower.follow()
+            except GenerationUnlinked:
+                self.follower.restart()
+        finally:  # an interruption came between opening and use, or close; or this attempt fails
+            for fd in handle.owned_fds - handle.fds_in_use():
+                handle.close_fd(fd)
 
-    def _is_cut_by_fork(self) -> bool:
+    def _is_cut_by_fork(self, mutex: Any) -> bool:
         """Return whether a signal handler has forked in the middle of an operation, which goes on in the child.
 
-        Its descriptors are closed there. So the child's next attempt opens its own.
+        Its descriptors are closed there, and it holds `mutex`, which the child has replaced. So the child's next
+        attempt opens its own.
         """
-        handle = self.handle
-        is_cut = handle.reader_fd < 0 or handle.lock.fd < 0
+        is_cut = self.handle.shared.mutex is not mutex
         if is_cut:
-            handle.recovery |= DESCRIPTORS
+            self.handle.recovery |= DESCRIPTORS
         return is_cut
 
     # -- the wait for the lock -------------------------------------------------------------------------------------
@@ -424,6 +431,7 @@ class Log:
         if waited >= limit:
             raise self._lock_timeout(waited)
         if handle.recovery & SERVER_STATE:  # no process holds the lock of a file that is gone
+            system.time.sleep(min(STALE_PAUSE_S * (attempt - 1), STALE_PAUSE_MAX_S))
             return
         oldest = SHARED_CHECK_S if handle.is_shared else PATH_CHECK_S
         if not handle.lock.can_block and system.time.monotonic() - handle.path_checked_at > oldest:

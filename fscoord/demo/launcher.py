@@ -13,7 +13,7 @@ from typing import Any
 
 from fscoord._runtime import system
 from fscoord._runtime.signals import defer_signals, raise_on_termination
-from fscoord.demo.word_count import OWN_SOURCES, text_files
+from fscoord.demo.worker import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore
 

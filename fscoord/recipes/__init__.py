@@ -6,12 +6,10 @@ from fscoord.recipes.double_barrier import DoubleBarrier
 from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.fenced import Fenced
 from fscoord.recipes.latch import Latch
-from fscoord.recipes.lock import Lock, RLock
+from fscoord.recipes.lock import Lock, ReadWriteLock, RLock, Semaphore
 from fscoord.recipes.membership import Membership, Participant
 from fscoord.recipes.once import once
 from fscoord.recipes.queue import Item, PriorityQueue, Queue
-from fscoord.recipes.rwlock import ReadWriteLock
-from fscoord.recipes.semaphore import Semaphore
 
 __all__ = [
     "Contender",

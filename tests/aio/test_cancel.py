@@ -42,9 +42,7 @@ def nobody_is_in_line(store: Store, hold: Any) -> bool:
 
 
 @persistence
-def test_a_free_hold_whose_acquisition_is_cancelled_is_free(
-    kind: str, persists: bool, every_call_is_an_await: Make
-) -> None:
+def test_hold_whose_acquisition_is_cancelled_is_free(kind: str, persists: bool, every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             hold = KINDS[kind](every_call_is_an_await(store))
@@ -61,7 +59,7 @@ def test_a_free_hold_whose_acquisition_is_cancelled_is_free(
 
 @persistence
 @pytest.mark.parametrize("way", ["acquire", "async with"])
-def test_a_wait_in_line_that_is_cancelled_leaves_the_line(
+def test_waiter_in_line_that_is_cancelled_leaves_the_line(
     kind: str, way: str, persists: bool, every_call_is_an_await: Make
 ) -> None:
     """Also where the hold comes at the same time: whoever had it gives it back while the other waits."""
@@ -96,7 +94,7 @@ def test_a_wait_in_line_that_is_cancelled_leaves_the_line(
 
 
 @persistence
-def test_a_release_that_is_cancelled_is_done(kind: str, persists: bool, every_call_is_an_await: Make) -> None:
+def test_release_that_is_cancelled_is_done(kind: str, persists: bool, every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             hold = KINDS[kind](every_call_is_an_await(store))
@@ -111,7 +109,7 @@ def test_a_release_that_is_cancelled_is_done(kind: str, persists: bool, every_ca
     assert asyncio.run(at_each_await(act)) >= 1
 
 
-def test_the_body_of_a_with_that_is_cancelled_gives_the_hold_back(kind: str, every_call_is_an_await: Make) -> None:
+def test_body_of_a_with_that_is_cancelled_releases_the_hold(kind: str, every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             hold = KINDS[kind](every_call_is_an_await(store))
@@ -128,7 +126,7 @@ def test_the_body_of_a_with_that_is_cancelled_gives_the_hold_back(kind: str, eve
 
 @persistence
 @pytest.mark.parametrize("block", [False, True], ids=["there", "to come"])
-def test_what_a_cancelled_task_took_from_a_queue_comes_back(
+def test_queue_item_taken_by_a_cancelled_task_comes_back(
     block: bool, persists: bool, every_call_is_an_await: Make
 ) -> None:
     async def act(cancelled: Any) -> None:
@@ -151,7 +149,9 @@ def test_what_a_cancelled_task_took_from_a_queue_comes_back(
 
 @persistence
 @pytest.mark.parametrize("block", [False, True], ids=["there", "to come"])
-def test_what_a_cancelled_task_popped_comes_back(block: bool, persists: bool, every_call_is_an_await: Make) -> None:
+def test_queue_value_popped_by_a_cancelled_task_comes_back(
+    block: bool, persists: bool, every_call_is_an_await: Make
+) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             asynchronous = every_call_is_an_await(store)
@@ -168,7 +168,7 @@ def test_what_a_cancelled_task_popped_comes_back(block: bool, persists: bool, ev
     assert asyncio.run(at_each_await(act)) >= 1
 
 
-def test_an_item_whose_end_is_cancelled_is_done_or_given_back(every_call_is_an_await: Make) -> None:
+def test_item_whose_end_is_cancelled_is_done_or_given_back(every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             queue = aio.Queue(every_call_is_an_await(store), "q")
@@ -189,7 +189,9 @@ def test_an_item_whose_end_is_cancelled_is_done_or_given_back(every_call_is_an_a
 
 
 @persistence
-def test_who_is_cancelled_while_it_joins_takes_no_part(persists: bool, every_call_is_an_await: Make) -> None:
+def test_member_that_is_cancelled_while_it_joins_does_not_take_part(
+    persists: bool, every_call_is_an_await: Make
+) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             group = aio.Membership(every_call_is_an_await(store), "g")
@@ -200,7 +202,7 @@ def test_who_is_cancelled_while_it_joins_takes_no_part(persists: bool, every_cal
 
 
 @persistence
-def test_work_that_is_cancelled_is_left_to_the_next(persists: bool, every_call_is_an_await: Make) -> None:
+def test_once_that_is_cancelled_leaves_the_work_to_the_next(persists: bool, every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             asynchronous = every_call_is_an_await(store)
@@ -216,7 +218,7 @@ def test_work_that_is_cancelled_is_left_to_the_next(persists: bool, every_call_i
     assert asyncio.run(at_each_await(act)) > 3
 
 
-def test_waits_that_are_cancelled_leave_no_bell_behind(every_call_is_an_await: Make) -> None:
+def test_waits_that_are_cancelled_leave_no_readers_behind(every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             asynchronous = every_call_is_an_await(store)
@@ -229,7 +231,7 @@ def test_waits_that_are_cancelled_leave_no_bell_behind(every_call_is_an_await: M
     assert asyncio.run(at_each_await(act)) > 1
 
 
-def test_a_cancellation_comes_out_although_the_call_failed(every_call_is_an_await: Make) -> None:
+def test_cancellation_is_raised_although_the_call_failed(every_call_is_an_await: Make) -> None:
     async def act(cancelled: Any) -> None:
         with HashStore() as store:
             store.set("k", "text")

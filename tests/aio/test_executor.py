@@ -23,7 +23,7 @@ def threads_take_turns_often() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_take_turns_often")
 @pytest.mark.parametrize("idle_s", [0.0, 0.0001])
-def test_no_call_is_lost_when_it_comes_as_a_thread_is_about_to_end(idle_s: float) -> None:
+def test_executor_loses_no_call_that_comes_as_a_thread_is_about_to_end(idle_s: float) -> None:
     executor = CallExecutor(2, 0.0)
     executor._idle_s = idle_s
 

@@ -36,16 +36,16 @@ def named(pair: Any) -> str:
     return str(pair[1].__name__)
 
 
-def test_every_recipe_is_there_for_tasks() -> None:
+def test_recipes_all_have_a_version_for_tasks() -> None:
     assert set(recipes.__all__) - DATA == set(aio.__all__) - OWN
 
 
-def test_every_collective_is_there_for_tasks() -> None:
+def test_collectives_all_have_a_version_for_tasks() -> None:
     assert {name for name in fscoord.collectives.__all__ if name != "store_timeout"} == set(COLLECTIVES)
 
 
 @pytest.mark.parametrize("pair", [pair for pair in CLASSES if inspect.isclass(pair[1])], ids=named)
-def test_a_class_has_the_same_members(pair: tuple[Any, Any]) -> None:
+def test_class_for_tasks_has_the_same_members(pair: tuple[Any, Any]) -> None:
     usual, asynchronous = pair
     own = {name for kind, name in OWN_MEMBERS if kind == asynchronous.__name__}
     assert members(asynchronous) - own == members(usual)
@@ -59,7 +59,7 @@ def test_a_class_has_the_same_members(pair: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     "pair", [pair for pair in CLASSES if pair[1] is not aio.AsyncStore and inspect.isclass(pair[1])], ids=named
 )
-def test_a_class_is_made_of_the_same_arguments(pair: tuple[Any, Any]) -> None:
+def test_class_for_tasks_is_made_of_the_same_arguments(pair: tuple[Any, Any]) -> None:
     if pair[1] is aio.Item:
         return  # it comes from a queue
     assert arguments(pair[1]) == arguments(pair[0])
@@ -68,11 +68,11 @@ def test_a_class_is_made_of_the_same_arguments(pair: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     "pair", [*FUNCTIONS, (recipes.once, aio.once), (recipes.force_release, aio.force_release)], ids=named
 )
-def test_a_function_has_the_same_arguments(pair: tuple[Any, Any]) -> None:
+def test_function_for_tasks_has_the_same_arguments(pair: tuple[Any, Any]) -> None:
     assert arguments(pair[1]) == arguments(pair[0])
 
 
-def test_what_asks_the_store_is_a_call_in_both() -> None:
+def test_properties_never_ask_the_store() -> None:
     """A property is what the object itself knows."""
     for usual, _ in CLASSES:
         if inspect.isclass(usual):
@@ -80,7 +80,7 @@ def test_what_asks_the_store_is_a_call_in_both() -> None:
             assert properties <= {"name", "token", "term", "timeout", "has_liveness", "capabilities"}
 
 
-def test_both_sides_of_a_lock_have_the_same_members() -> None:
+def test_reader_and_writer_sides_have_the_same_members() -> None:
     with fscoord.HashStore() as store:
         one, other = recipes.ReadWriteLock(store, "l"), aio.ReadWriteLock(aio.AsyncStore(store), "l")
         for side in ("reader", "writer"):

@@ -11,7 +11,7 @@ from fscoord import StoreClosedError, StoreUnavailableError
 from fscoord.aio import AsyncStore, open_store
 
 
-def test_a_store_is_closed_at_the_end_of_the_with(tmp_path: Path) -> None:
+def test_store_is_closed_at_the_end_of_the_with(tmp_path: Path) -> None:
     async def run() -> None:
         async with open_store(tmp_path / "log", timeout=5) as store:
             await store.set("k", "v")
@@ -22,7 +22,7 @@ def test_a_store_is_closed_at_the_end_of_the_with(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_store_is_closed_when_the_body_raises(tmp_path: Path) -> None:
+def test_store_is_closed_when_the_body_raises(tmp_path: Path) -> None:
     opened: list[AsyncStore] = []
 
     async def run() -> None:
@@ -36,7 +36,7 @@ def test_a_store_is_closed_when_the_body_raises(tmp_path: Path) -> None:
         opened[0].store.check(["k"])
 
 
-def test_a_store_that_is_awaited_stays_open(tmp_path: Path) -> None:
+def test_store_that_is_awaited_stays_open(tmp_path: Path) -> None:
     async def run() -> None:
         store = await open_store(tmp_path / "log")
         await store.set("k", "v")
@@ -48,7 +48,7 @@ def test_a_store_that_is_awaited_stays_open(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_store_is_opened_by_a_task(tmp_path: Path) -> None:
+def test_store_is_opened_by_a_task(tmp_path: Path) -> None:
     async def run() -> None:
         one = asyncio.create_task(open_store(tmp_path / "log"))
         stores = [await one, *await asyncio.gather(open_store(tmp_path / "log"), open_store("mem:"))]
@@ -59,7 +59,7 @@ def test_a_store_is_opened_by_a_task(tmp_path: Path) -> None:
     asyncio.run(asyncio.run(open_store("mem:")).close())
 
 
-def test_a_task_that_is_cancelled_opens_nothing(tmp_path: Path) -> None:
+def test_task_that_is_cancelled_opens_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         task = asyncio.create_task(open_store(tmp_path / "log"))
         task.cancel()
@@ -70,7 +70,7 @@ def test_a_task_that_is_cancelled_opens_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_what_can_not_be_opened_raises_where_it_is_awaited(tmp_path: Path) -> None:
+def test_store_that_cannot_be_opened_raises_where_it_is_awaited(tmp_path: Path) -> None:
     async def run() -> None:
         opening = open_store(tmp_path / "missing" / "log")
         with pytest.raises(StoreUnavailableError):

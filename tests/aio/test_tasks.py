@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import log_of
 from support.places import HANG_S, Place
 from support.third_party import ThirdPartyStore
 
@@ -68,7 +69,7 @@ def is_asleep(asynchronous: AsyncStore, count: int) -> bool:
     return not hasattr(listener, "_waiters") or len(listener._waiters) == count
 
 
-def test_hundreds_of_tasks_wait_on_one_handle_with_a_few_threads(store: Store) -> None:
+def test_tasks_by_the_hundred_wait_on_one_handle_with_a_few_threads(store: Store) -> None:
     threads = Threads()
 
     async def main() -> None:
@@ -85,7 +86,7 @@ def test_hundreds_of_tasks_wait_on_one_handle_with_a_few_threads(store: Store) -
     assert threads.most <= HANDS_MAX
 
 
-def test_hundreds_of_tasks_have_a_lock_one_after_the_other(store: Store) -> None:
+def test_tasks_by_the_hundred_hold_a_lock_one_after_the_other(store: Store) -> None:
     threads = Threads()
     tokens: list[int] = []
 
@@ -112,7 +113,7 @@ def test_hundreds_of_tasks_have_a_lock_one_after_the_other(store: Store) -> None
     assert tokens == list(range(1, TASKS // 4 + 2))
 
 
-def test_a_hold_that_is_broken_goes_to_the_task_that_is_next_in_line(store: Store) -> None:
+def test_hold_that_is_broken_goes_to_the_next_task_in_line(store: Store) -> None:
     async def main() -> None:
         asynchronous = AsyncStore(store)
         first, second = aio.Lock(asynchronous, "l"), aio.Lock(asynchronous, "l")
@@ -156,7 +157,7 @@ def test_values_are_not_asked_for_before_they_are_there(monkeypatch: pytest.Monk
     assert asked == [True]
 
 
-def test_more_tasks_than_threads_wait_on_a_store_that_waits_in_its_calls() -> None:
+def test_tasks_beyond_the_threads_wait_on_a_store_that_waits_in_its_calls() -> None:
     threads = Threads()
 
     async def main() -> None:
@@ -192,7 +193,7 @@ def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_deadline_is_met_and_the_error_names_what_was_missing(store: Store) -> None:
+def test_deadline_is_met_and_the_error_names_the_missing_key_or_the_holder(store: Store) -> None:
     async def main() -> None:
         asynchronous = AsyncStore(store)
         await asynchronous.set("there", "1")
@@ -210,7 +211,7 @@ def test_a_deadline_is_met_and_the_error_names_what_was_missing(store: Store) ->
     asyncio.run(main())
 
 
-def test_closing_the_store_ends_the_waits_of_its_tasks(store: Store) -> None:
+def test_store_that_is_closed_ends_the_waits_of_its_tasks(store: Store) -> None:
     if isinstance(store, PrefixStore):
         store = store.underlying_store
 
@@ -226,7 +227,7 @@ def test_closing_the_store_ends_the_waits_of_its_tasks(store: Store) -> None:
     asyncio.run(main())
 
 
-def test_a_handle_is_used_in_one_loop_after_the_other(store: Store) -> None:
+def test_handle_is_used_in_one_loop_after_the_other(store: Store) -> None:
     asynchronous = AsyncStore(store)
 
     async def main(key: str) -> None:
@@ -242,7 +243,7 @@ def test_a_handle_is_used_in_one_loop_after_the_other(store: Store) -> None:
         asyncio.run(main(f"k{number}"))
 
 
-def test_a_loop_that_is_closed_under_a_wait_leaves_nobody_in_line(
+def test_loop_that_is_closed_under_a_wait_leaves_no_waiter_in_line(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = recipes.Lock(store, "l")
@@ -264,14 +265,14 @@ def test_a_loop_that_is_closed_under_a_wait_leaves_nobody_in_line(
     assert not lock.holders()
 
 
-def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_path: Path) -> None:
+def test_loop_goes_on_while_another_process_holds_the_log_lock(tmp_path: Path) -> None:
     path = tmp_path / "store"
 
     async def main() -> None:
         async with aio.open_store(path, timeout=HANG_S) as asynchronous:
             with FileStore(path) as other:
                 other.set("k", "1")
-                lock = other._log.handle.lock
+                lock = log_of(other).handle.lock
                 lock.try_lock()
                 try:
                     writes = [asyncio.ensure_future(asynchronous.set(f"k{number}", "2")) for number in range(9)]
@@ -286,7 +287,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_lock_of_the_log(tmp_pa
     asyncio.run(main())
 
 
-def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: Path) -> None:
+def test_loop_learns_of_the_death_of_a_watched_process(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_store(tmp_path / "store") as asynchronous:
             task = asyncio.ensure_future(asynchronous.get("k"))
@@ -306,7 +307,7 @@ def test_the_loop_hears_of_the_death_of_a_process_that_is_waited_for(tmp_path: P
     asyncio.run(main())
 
 
-def test_a_loop_does_not_listen_for_ever_to_a_bell_that_has_failed(tmp_path: Path) -> None:
+def test_loop_stops_listening_to_a_bell_that_has_failed(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_store(tmp_path / "store") as asynchronous:
             task = asyncio.ensure_future(asynchronous.get("k"))
@@ -325,7 +326,7 @@ def test_a_loop_does_not_listen_for_ever_to_a_bell_that_has_failed(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_what_a_killed_process_held_is_a_tasks(tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_goes_to_a_waiting_task(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     asynchronous = AsyncStore(place.open())
 
@@ -348,7 +349,7 @@ def test_what_a_killed_process_held_is_a_tasks(tmp_path: Path) -> None:
     place.close()
 
 
-def test_a_forked_child_uses_the_handle_in_a_loop_of_its_own_and_leaves_its_parents_alone(store: Store) -> None:
+def test_forked_child_uses_the_handle_in_its_own_loop_beside_its_parents(store: Store) -> None:
     is_shared = not isinstance(store, HashStore)
 
     async def in_the_child(asynchronous: AsyncStore) -> None:
@@ -391,7 +392,7 @@ asyncio.run(main())
 """
 
 
-def test_ctrl_c_leaves_nobody_in_line(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_waiter_in_line(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     with FileStore(path) as store, recipes.Lock(store, "l") as lock:
         child = subprocess.Popen([sys.executable, "-c", INTERRUPTED, path], stderr=subprocess.PIPE)
@@ -410,7 +411,7 @@ def test_ctrl_c_leaves_nobody_in_line(tmp_path: Path) -> None:
         assert not lock.waiters()
 
 
-def test_a_wait_that_is_cancelled_in_its_sleep_can_be_begun_again(store: Store) -> None:
+def test_wait_that_is_cancelled_in_its_sleep_can_be_begun_again(store: Store) -> None:
     async def main() -> None:
         asynchronous = AsyncStore(store)
         for _ in range(3):
@@ -426,7 +427,7 @@ def test_a_wait_that_is_cancelled_in_its_sleep_can_be_begun_again(store: Store) 
     asyncio.run(main())
 
 
-def test_a_task_finds_out_whether_its_item_has_gone_to_another() -> None:
+def test_item_check_raises_when_the_item_has_gone_to_another() -> None:
     async def work() -> None:
         async with AsyncStore(HashStore()) as store:
             queue = aio.Queue(store, "q")
@@ -451,7 +452,7 @@ def test_a_task_finds_out_whether_its_item_has_gone_to_another() -> None:
     ],
     ids=["unranked barrier", "barrier", "synchronize", "broadcast", "gather"],
 )
-def test_timeout_of_the_store_holds_where_a_task_gives_none(store: Store, call: Callable[..., Any]) -> None:
+def test_timeout_of_the_store_holds_for_a_task_that_gives_none(store: Store, call: Callable[..., Any]) -> None:
     async def run() -> None:
         handle = AsyncStore(store)
         handle.set_timeout(0.03)

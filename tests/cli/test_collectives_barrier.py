@@ -5,7 +5,7 @@ from __future__ import annotations
 from fscoord import FileStore, barrier
 
 
-def test_those_who_have_all_come_pass(process, line_with, path):
+def test_barrier_is_passed_when_all_ranks_have_come(process, line_with, path):
     child = process("barrier", "-v", "-n", "2", "--rank", "1", "start")
     line_with(child, "waiting at barrier b'start'")
     with FileStore(path) as store:
@@ -13,7 +13,7 @@ def test_those_who_have_all_come_pass(process, line_with, path):
     assert child.wait() == 0
 
 
-def test_without_ranks_it_is_the_barrier_of_the_store(process, line_with, path):
+def test_barrier_without_ranks_is_the_barrier_of_the_store(process, line_with, path):
     child = process("barrier", "-v", "-n", "2", "start")
     line_with(child, "waiting at barrier b'start'")
     with FileStore(path) as store:
@@ -21,26 +21,26 @@ def test_without_ranks_it_is_the_barrier_of_the_store(process, line_with, path):
     assert child.wait() == 0
 
 
-def test_when_time_runs_out_the_missing_ranks_are_named(fscoord):
+def test_timeout_names_the_missing_ranks(fscoord):
     result = fscoord("barrier", "-n", "4", "--rank", "1", "--timeout", "0", "start")
     assert (result.code, result.out) == (75, b"")
     assert "missing_ranks=[0, 2, 3]" in result.err
 
 
-def test_a_rank_that_comes_again_counts_once(fscoord):
+def test_rank_that_comes_again_counts_once(fscoord):
     for _ in range(3):
         assert fscoord("barrier", "-n", "2", "--rank", "1", "--timeout", "0", "start").code == 75
     assert fscoord("barrier", "-n", "2", "--rank", "0", "start") == (0, b"", "")
 
 
-def test_a_finished_barrier_is_not_used_again(fscoord):
+def test_barrier_that_is_finished_is_not_used_again(fscoord):
     assert fscoord("barrier", "-n", "1", "start").code == 0
     result = fscoord("barrier", "-n", "1", "start")
     assert result.code == 64
     assert "used before" in result.err
 
 
-def test_a_rank_that_is_none_of_them_is_refused(fscoord):
+def test_rank_outside_the_world_is_refused(fscoord):
     assert fscoord("barrier", "-n", "2", "--rank", "2", "start").code == 64
     assert fscoord("barrier", "-n", "0", "start").code == 64
     assert fscoord("barrier", "start").code == 64

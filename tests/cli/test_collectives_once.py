@@ -14,7 +14,7 @@ from fscoord.recipes import Lock, once
 PATIENCE_S = 60
 
 
-def test_all_get_the_output_and_the_exit_code_of_one(fscoord, tmp_path):
+def test_once_gives_all_the_output_and_the_exit_code_of_one_run(fscoord, tmp_path):
     text = f"echo ran >> {tmp_path}/ran; printf '\\377said'; echo aside >&2; exit 3"
     for _ in range(2):
         assert fscoord("once", "w", "--", "sh", "-c", text) == (3, b"\xffsaid", "")
@@ -23,7 +23,7 @@ def test_all_get_the_output_and_the_exit_code_of_one(fscoord, tmp_path):
     assert fscoord("once", "w", "-c", "echo anew") == (0, b"anew\n", "")
 
 
-def test_who_comes_meanwhile_waits_and_gets_it_too(process, line_with, path, tmp_path):
+def test_caller_that_comes_during_the_run_waits_and_gets_its_result(process, line_with, path, tmp_path):
     child = process("once", "-v", "w", "--", "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo done")
     line_with(child, "runs the command of 'w' for all")
     late = process("once", "-v", "w", "false")
@@ -36,7 +36,7 @@ def test_who_comes_meanwhile_waits_and_gets_it_too(process, line_with, path, tmp
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_command_that_is_interrupted_is_run_by_the_next(process, fscoord, number, code):
+def test_command_that_is_interrupted_is_run_by_the_next_caller(process, fscoord, number, code):
     child = process("once", "w", "--", "sh", "-c", "trap 'exit 4' INT TERM; echo on >&2; while :; do sleep 0.02; done")
     assert child.stderr.readline() == b"on\n"
     child.send_signal(number)
@@ -44,14 +44,14 @@ def test_a_command_that_is_interrupted_is_run_by_the_next(process, fscoord, numb
     assert fscoord("once", "w", "echo", "next") == (0, b"next\n", "")
 
 
-def test_a_command_that_can_not_be_run_here_is_run_by_the_next(fscoord):
+def test_command_that_cannot_be_run_here_is_run_by_the_next_caller(fscoord):
     done = fscoord("once", "w", "nothing-of-this-name")
     assert done.code == 69
     assert "can't run nothing-of-this-name" in done.err
     assert fscoord("once", "w", "echo", "next") == (0, b"next\n", "")
 
 
-def test_too_much_output_is_no_result(fscoord, monkeypatch):
+def test_output_over_the_limit_is_no_result(fscoord, monkeypatch):
     monkeypatch.setattr(verb, "OUTPUT_MAX", 1000)
     done = fscoord("once", "w", "-c", "while :; do echo more; done")
     assert (done.code, done.out) == (64, b"")
@@ -59,7 +59,7 @@ def test_too_much_output_is_no_result(fscoord, monkeypatch):
     assert fscoord("once", "w", "echo", "next").out == b"next\n"
 
 
-def test_a_result_that_was_not_written_by_the_command_is_told(fscoord, path):
+def test_result_that_no_command_wrote_is_reported(fscoord, path):
     with FileStore(path) as store:
         once(store, "w", lambda: b"a value")
     done = fscoord("once", "w", "true")
@@ -67,5 +67,5 @@ def test_a_result_that_was_not_written_by_the_command_is_told(fscoord, path):
     assert "the result of 'w' names no exit code" in done.err
 
 
-def test_without_a_command_nothing_is_run(fscoord):
+def test_once_without_a_command_is_a_usage_error(fscoord):
     assert fscoord("once", "w").code == 64

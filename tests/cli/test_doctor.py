@@ -56,14 +56,14 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("safe", 0), ("not proven", 1), ("not safe", 69)])
-def test_the_verdict_is_the_exit_code(fscoord, examined, verdict, code):
+def test_verdict_is_the_exit_code(fscoord, examined, verdict, code):
     examined["report"]["verdict"] = verdict
     done = fscoord("doctor", "/mnt/x")
     assert (done.code, done.err) == (code, "")
     assert done.out.decode().splitlines()[0] == f"/mnt/x: {verdict.upper()}"
 
 
-def test_the_report_says_why_what_to_do_and_what_was_found_between_whom(fscoord, examined):
+def test_report_gives_the_reasons_the_advice_and_the_findings_by_scope(fscoord, examined):
     text = fscoord("doctor", "/mnt/x").out.decode()
     for line in (
         "  nfs4 at /mnt (rw)",
@@ -77,7 +77,7 @@ def test_the_report_says_why_what_to_do_and_what_was_found_between_whom(fscoord,
         assert line in text.splitlines()
 
 
-def test_json_is_one_line_that_holds_everything(fscoord, examined):
+def test_json_report_is_one_line_that_holds_everything(fscoord, examined):
     out = fscoord("doctor", "--json", "/mnt/x").out
     assert out.count(b"\n") == 1
     report = json.loads(out)
@@ -87,14 +87,14 @@ def test_json_is_one_line_that_holds_everything(fscoord, examined):
     assert "presided" not in report
 
 
-def test_only_who_presides_prints_and_all_have_the_exit_code(fscoord, examined):
+def test_report_is_printed_by_one_instance_and_all_have_the_exit_code(fscoord, examined):
     examined["report"] |= {"presided": False, "verdict": "not safe"}
     done = fscoord("doctor", "--json", "/mnt/x")
     assert (done.code, done.out) == (69, b"")
     assert "not safe; another instance prints the report" in done.err
 
 
-def test_how_many_come_is_what_the_launcher_says_unless_it_is_given(fscoord, examined, monkeypatch):
+def test_number_of_instances_comes_from_the_launcher_unless_it_is_given(fscoord, examined, monkeypatch):
     fscoord("doctor", "/mnt/x")
     assert (examined["expected"], examined["wait"], examined["lock"], examined["group"]) == (None, None, "ofd", "")
     for name, value in {"PROCID": "0", "NTASKS": "2", "STEP_NUM_TASKS": "2", "STEP_ID": "3", "JOB_ID": "77"}.items():
@@ -106,23 +106,23 @@ def test_how_many_come_is_what_the_launcher_says_unless_it_is_given(fscoord, exa
     assert (examined["expected"], examined["wait"], examined["lock"]) == (3, 5.0, "flock")
 
 
-def test_workers_of_pytest_xdist_are_no_hosts(fscoord, examined, monkeypatch):
+def test_workers_of_pytest_xdist_are_not_counted_as_hosts(fscoord, examined, monkeypatch):
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "4")
     fscoord("doctor", "/mnt/x")
     assert examined["expected"] is None
 
 
-def test_progress_is_told_with_v(fscoord, examined):
+def test_progress_is_reported_with_v(fscoord, examined):
     assert "fscoord: tries the locks" in fscoord("doctor", "-v", "/mnt/x").err
 
 
-def test_an_examination_that_could_not_be_finished_is_no_verdict(fscoord, examined):
+def test_examination_that_could_not_be_finished_is_no_verdict(fscoord, examined):
     examined["error"] = StoreUnavailableError("it was broken off")
     assert fscoord("doctor", "/mnt/x").code == 74
 
 
-def test_the_command_itself_never_looks_at_the_directory_for_that_may_hang(fscoord, examined, monkeypatch):
+def test_command_itself_never_looks_at_the_directory(fscoord, examined, monkeypatch):
     looked = []
 
     def note(name: str, real: Any) -> Any:
@@ -135,14 +135,14 @@ def test_the_command_itself_never_looks_at_the_directory_for_that_may_hang(fscoo
     assert examined["path"] == "/mnt/x"
 
 
-def test_a_directory_that_is_not_there_is_an_error(fscoord, tmp_path):
+def test_directory_that_is_not_there_is_an_error(fscoord, tmp_path):
     done = fscoord("doctor", str(tmp_path / "nothing"))
     assert (done.code, done.out) == (74, b"")
     assert "nothing" in done.err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_leaves_nothing_in_the_directory(process, line_with, tmp_path, number, code):
+def test_interruption_leaves_nothing_in_the_directory(process, line_with, tmp_path, number, code):
     directory = Path(tmp_path, "x")
     directory.mkdir()
     child = process("doctor", "-v", str(directory))

@@ -85,16 +85,16 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("error", "code"), EXAMPLES, ids=lambda value: repr(value))
-def test_every_error_has_its_exit_code(error, code):
+def test_errors_all_have_their_exit_codes(error, code):
     assert exit_codes.exit_code(error) == code
 
 
-def test_every_error_of_the_library_is_among_the_examples():
+def test_errors_of_the_library_are_all_among_the_examples():
     kinds = {type(error) for error, _ in EXAMPLES}
     assert {getattr(errors, name) for name in errors.__all__} <= kinds
 
 
-def test_an_error_is_one_line_on_standard_error(fscoord):
+def test_error_is_one_line_on_standard_error(fscoord):
     for words in (["get", "--timeout", "0", "two\nlines"], ["nonsense"], ["get"], ["set", "k" * 2000, "v"]):
         done = fscoord(*words)
         assert done.out == b""
@@ -103,26 +103,26 @@ def test_an_error_is_one_line_on_standard_error(fscoord):
         assert "Traceback" not in done.err
 
 
-def test_a_traceback_comes_only_with_vv(fscoord):
+def test_traceback_comes_only_with_vv(fscoord):
     assert "Traceback" not in fscoord("get", "-v", "--timeout", "0", "k").err
     assert "Traceback" in fscoord("get", "-vv", "--timeout", "0", "k").err
 
 
-def test_a_bug_is_called_one(fscoord, monkeypatch):
+def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):
     monkeypatch.setattr(options, "open_store", lambda *_, **__: {}["oops"])
     done = fscoord("get", "k")
     assert done.code == 70
     assert done.err == "fscoord: a bug in fscoord, please report it with what -vv prints: KeyError: 'oops'\n"
 
 
-def test_no_store_is_a_usage_error_that_says_how_to_give_one(fscoord, monkeypatch):
+def test_store_not_given_is_a_usage_error_that_names_the_option(fscoord, monkeypatch):
     monkeypatch.delenv("FSCOORD_STORE")
     done = fscoord("get", "k")
     assert done.code == 64
     assert "--store URL or set FSCOORD_STORE" in done.err
 
 
-def test_the_store_of_the_command_line_counts_more_than_the_environment_and_the_last_one_most(fscoord, tmp_path):
+def test_store_of_the_command_line_overrides_the_environment_and_the_last_wins(fscoord, tmp_path):
     for number, words in enumerate(
         (
             ["set", "k", "0"],
@@ -137,40 +137,40 @@ def test_the_store_of_the_command_line_counts_more_than_the_environment_and_the_
 
 
 @pytest.mark.parametrize("timeout", ["-1", "nan", "soon", ""])
-def test_a_time_out_that_is_none_is_refused(fscoord, timeout):
+def test_timeout_that_is_not_a_number_is_refused(fscoord, timeout):
     done = fscoord("get", "--timeout", timeout, "k")
     assert done.code == 64
     assert "no number of seconds" in done.err
 
 
-def test_no_limit_is_a_time_out_too(fscoord):
+def test_timeout_of_inf_waits_without_limit(fscoord):
     fscoord("set", "k", "v")
     assert fscoord("get", "--timeout", "inf", "k").out == b"v"
 
 
 @pytest.mark.parametrize("url", ["tcp://host", "nowhere:x", "file:x?colour=red", "file://host/x"])
-def test_an_address_that_makes_no_sense_is_a_usage_error(fscoord, url):
+def test_address_that_makes_no_sense_is_a_usage_error(fscoord, url):
     assert fscoord("get", "--store", url, "k").code == 64
 
 
-def test_a_value_over_the_limit_is_a_usage_error(fscoord):
+def test_value_over_the_limit_is_a_usage_error(fscoord):
     done = fscoord("set", "k", "-", stdin=bytes(VALUE_MAX + 2))
     assert done.code == 64
     assert "limit" in done.err
 
 
-def test_a_directory_that_is_not_there_is_an_input_error(fscoord):
+def test_directory_that_is_not_there_is_an_input_error(fscoord):
     assert fscoord("get", "--store", "/nowhere/at/all", "k").code == 74
 
 
-def test_a_file_that_is_no_log_is_damaged(fscoord, tmp_path):
+def test_file_that_is_no_log_is_damaged(fscoord, tmp_path):
     other = tmp_path / "other"
     other.write_bytes(b"not a log at all, but long enough to be one" * 10)
     other.chmod(0o600)
     assert fscoord("get", "--store", str(other), "k").code == 65
 
 
-def test_a_file_of_somebody_else_is_not_permitted(fscoord, as_nobody, public_dir):
+def test_file_of_another_user_is_not_permitted(fscoord, as_nobody, public_dir):
     path = str(public_dir / "store")
     with FileStore(path):
         pass
@@ -179,12 +179,12 @@ def test_a_file_of_somebody_else_is_not_permitted(fscoord, as_nobody, public_dir
     assert path in done.err
 
 
-def test_a_link_is_not_followed(fscoord, path, tmp_path):
+def test_symbolic_link_is_not_followed(fscoord, path, tmp_path):
     (tmp_path / "link").symlink_to(path)
     assert fscoord("get", "--store", str(tmp_path / "link"), "k").code == 77
 
 
-def test_a_store_that_is_deleted_under_a_wait_is_gone(process, line_with, path):
+def test_store_that_is_deleted_under_a_wait_is_gone(process, line_with, path):
     child = process("get", "-v", "k")
     line_with(child, "waiting for b'k'")
     os.unlink(path)
@@ -193,7 +193,7 @@ def test_a_store_that_is_deleted_under_a_wait_is_gone(process, line_with, path):
 
 
 @pytest.mark.parametrize("words", [["get", "k"], ["wait", "k"], ["pop", "k"], ["barrier", "-n", "2", "k"]])
-def test_ctrl_c_ends_a_wait_without_a_word_and_with_130(process, line_with, words):
+def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, words):
     child = process(words[0], "-v", *words[1:])
     line_with(child, "waiting")
     child.send_signal(signal.SIGINT)
@@ -219,7 +219,7 @@ main()
 """
 
 
-def test_a_ctrl_c_that_python_loses_at_the_beginning_of_a_wait_ends_it_all_the_same(path):
+def test_ctrl_c_that_python_loses_at_the_beginning_of_a_wait_still_ends_it(path):
     """The first wait imports what it needs, and each import ends with a callback in which Ctrl-C is lost."""
     done = subprocess.run(
         [sys.executable, "-c", LOSE_CTRL_C, "get", "--store", path, "k"], capture_output=True, timeout=200, check=False
@@ -253,14 +253,14 @@ def test_ctrl_c_ends_reading_standard_input(process, line_with):
     assert child.wait() == 130
 
 
-def test_a_reader_that_has_enough_gets_no_complaint(process, fscoord):
+def test_broken_pipe_on_standard_output_is_not_reported(process, fscoord):
     fscoord("set", "k", "-", stdin=bytes(1_000_000))
     child = process("get", "k")
     child.stdout.close()
     assert (child.wait(), child.stderr.read()) == (74, b"")
 
 
-def test_a_full_disk_under_standard_output_is_told(process, fscoord):
+def test_full_disk_under_standard_output_is_reported(process, fscoord):
     fscoord("set", "k", "v")
     with open("/dev/full", "wb") as full:
         child = process("get", "k", stdout=full)
@@ -269,7 +269,7 @@ def test_a_full_disk_under_standard_output_is_told(process, fscoord):
 
 
 @pytest.mark.parametrize(("redirect", "code"), [(">&-", 74), ("<&-", 0), ("2>&-", 0)])
-def test_closed_streams_are_told_or_not_needed(process, fscoord, path, redirect, code):
+def test_closed_streams_are_reported_or_not_needed(process, fscoord, path, redirect, code):
     fscoord("set", "k", "v")
     command = f'"$0" -m fscoord get k {redirect}'
     done = subprocess.run(
@@ -282,7 +282,7 @@ def test_closed_streams_are_told_or_not_needed(process, fscoord, path, redirect,
     assert b"Traceback" not in done.stderr
 
 
-def test_closed_standard_input_is_a_usage_error_where_a_value_is_to_come_from_it(path):
+def test_closed_standard_input_is_a_usage_error_for_a_value_from_it(path):
     command = '"$0" -m fscoord set k - <&-'
     environment = {**os.environ, "FSCOORD_STORE": path}
     done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, env=environment, check=False)
@@ -291,7 +291,7 @@ def test_closed_standard_input_is_a_usage_error_where_a_value_is_to_come_from_it
 
 
 @pytest.mark.parametrize(("module", "words"), [("click", ["--version"]), ("rich", ["demo", "-n", "1"])])
-def test_without_the_extra_the_command_says_what_to_install(tmp_path, module, words):
+def test_command_without_the_extra_reports_the_package_to_install(tmp_path, module, words):
     code = f"import sys; sys.modules[{module!r}] = None; from fscoord.cli import main; main({words!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 69

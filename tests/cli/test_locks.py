@@ -32,7 +32,7 @@ def sh(text):
     return ["--", "sh", "-c", text]
 
 
-def test_a_command_runs_under_the_lock_and_ends_with_its_own_code(fscoord, store, path, tmp_path, said):
+def test_command_runs_under_the_lock_and_ends_with_its_own_code(fscoord, store, path, tmp_path, said):
     look = f"echo $FSCOORD_TOKEN $FSCOORD_STORE > {tmp_path}/said; exit 5"
     assert fscoord("lock", "a", *sh(look)) == (5, b"", "")
     assert said() == f"1 {path}\n"
@@ -41,7 +41,7 @@ def test_a_command_runs_under_the_lock_and_ends_with_its_own_code(fscoord, store
     assert Lock(store, "a").holders() == []
 
 
-def test_a_relative_path_is_told_in_full(fscoord, tmp_path, said, monkeypatch):
+def test_relative_path_is_passed_on_in_full(fscoord, tmp_path, said, monkeypatch):
     monkeypatch.chdir(tmp_path)
     look = sh("echo $FSCOORD_STORE > said")
     assert fscoord("lock", "--store", "s", "a", *look).code == 0
@@ -62,7 +62,7 @@ def test_a_relative_path_is_told_in_full(fscoord, tmp_path, said, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_the_command_may_stand_there_in_several_ways(fscoord, words):
+def test_command_may_be_given_in_several_ways(fscoord, words):
     assert fscoord("lock", *words) == (0, b"", "")
 
 
@@ -81,20 +81,20 @@ def test_the_command_may_stand_there_in_several_ways(fscoord, words):
         (["k" * 2000, "true"], "limit"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_run(fscoord, words, hint):
+def test_wrong_usage_is_reported_before_a_command_is_run(fscoord, words, hint):
     done = fscoord("lock", *words)
     assert (done.code, done.out) == (64, b"")
     assert hint in done.err
 
 
-def test_the_shell_of_the_user_runs_a_text(fscoord, monkeypatch, tmp_path):
+def test_command_text_is_run_by_the_shell_of_the_user(fscoord, monkeypatch, tmp_path):
     monkeypatch.setenv("SHELL", "/bin/sh")
     assert fscoord("lock", "a", "-c", "exit $(( 2 + 4 ))").code == 6
     monkeypatch.delenv("SHELL")
     assert fscoord("lock", "a", "-c", "exit 7").code == 7
 
 
-def test_what_is_not_to_be_had_in_time_has_flock_s_exit_codes(fscoord, store):
+def test_lock_not_acquired_in_time_has_the_exit_codes_of_flock(fscoord, store):
     with Lock(store, "a"):
         assert fscoord("lock", "-n", "a", "true") == (1, b"", "")
         assert fscoord("lock", "-w", "0.01", "a", "true") == (1, b"", "")
@@ -110,7 +110,7 @@ def test_what_is_not_to_be_had_in_time_has_flock_s_exit_codes(fscoord, store):
     assert fscoord("lock", "-n", "a", "true").code == 0
 
 
-def test_a_lock_is_shared_by_those_who_say_so(fscoord, store):
+def test_lock_is_shared_by_readers(fscoord, store):
     lock = ReadWriteLock(store, "a")
     with lock.reader:
         assert fscoord("lock", "-n", "-s", "a", "true").code == 0
@@ -124,7 +124,7 @@ def test_a_lock_is_shared_by_those_who_say_so(fscoord, store):
     assert "for reading (-s) or for writing (-x)?" in done.err
 
 
-def test_so_many_have_a_semaphore(fscoord, store):
+def test_semaphore_admits_as_many_as_its_value(fscoord, store):
     with Semaphore(store, "a", 2):
         assert fscoord("sem", "-j", "2", "-n", "a", "true").code == 0
         with Semaphore(store, "a", 2):
@@ -136,14 +136,14 @@ def test_so_many_have_a_semaphore(fscoord, store):
 
 
 @pytest.mark.parametrize("name", ["nothing-of-this-name", "/dev/null"])
-def test_a_command_that_can_not_be_run_is_told_and_gives_the_lock_back(fscoord, store, name):
+def test_command_that_cannot_be_run_is_reported_and_releases_the_lock(fscoord, store, name):
     done = fscoord("lock", "a", name)
     assert (done.code, done.out) == (69, b"")
     assert done.err.startswith(f"fscoord: can't run {name}: ")
     assert Lock(store, "a").holders() == []
 
 
-def test_who_comes_while_it_is_held_waits_until_it_is_given_back(fscoord, process, line_with, tmp_path, store, said):
+def test_lock_that_is_held_is_waited_for_until_it_is_released(fscoord, process, line_with, tmp_path, store, said):
     with Lock(store, "a") as lock:
         child = process("lock", "-v", "a", *sh(f"echo child >> {tmp_path}/said"))
         line_with(child, "waiting for the lock 'a'")
@@ -163,7 +163,7 @@ def test_ctrl_c_and_sigterm_end_the_wait_and_leave_the_line(process, line_with, 
         assert lock.waiters() == []
 
 
-def test_signals_are_passed_on_and_the_lock_is_given_back_behind_them(process, store):
+def test_signals_are_passed_on_and_then_the_lock_is_released(process, store):
     text = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
     child = process("lock", "a", *sh(text))
     assert child.stdout.readline() == b"ready\n"
@@ -172,7 +172,7 @@ def test_signals_are_passed_on_and_the_lock_is_given_back_behind_them(process, s
     assert Lock(store, "a").holders() == []
 
 
-def test_who_is_killed_takes_the_command_and_all_of_its_own_along_and_loses_the_lock(process, store):
+def test_lock_whose_process_is_killed_is_free_and_its_whole_command_is_killed(process, store):
     child = process("lock", "a", *sh("sh -c 'sleep 600 & echo $!'; sleep 600 & echo $! $$; wait"))
     pids = [int(word) for _ in range(2) for word in child.stdout.readline().split()]
     assert len(pids) == 3
@@ -181,7 +181,7 @@ def test_who_is_killed_takes_the_command_and_all_of_its_own_along_and_loses_the_
     assert Lock(store, "a").acquire(timeout=PATIENCE_S)
 
 
-def test_a_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, monkeypatch):
+def test_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, monkeypatch):
     monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     text = f"trap 'echo told > {tmp_path}/said; exit 0' TERM; fscoord_break; while :; do sleep 0.02; done"
     breaks = f"{os.sys.executable} -m fscoord break-lock --yes a > {tmp_path}/broken 2>&1"
@@ -192,7 +192,7 @@ def test_a_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said,
     assert (tmp_path / "broken").read_text().startswith("holds     1 yes ")
 
 
-def test_whoever_loses_it_at_the_last_moment_is_told(fscoord, store, monkeypatch):
+def test_lock_that_is_lost_as_the_command_ends_is_reported(fscoord, store, monkeypatch):
     def run_and_lose(*_, **__):
         assert force_release(store, "a", 1)
         return held.Ending(0, frozenset(), b"")
@@ -203,7 +203,7 @@ def test_whoever_loses_it_at_the_last_moment_is_told(fscoord, store, monkeypatch
     assert "no longer in line" in done.err
 
 
-def test_with_a_ttl_it_can_be_had_when_it_shows_no_sign_of_life(fscoord, store, monkeypatch):
+def test_lock_with_a_ttl_renews_its_lease_while_the_command_runs(fscoord, store, monkeypatch):
     seen = []
 
     def look(_, __, check, *, patience, **___):
@@ -216,14 +216,14 @@ def test_with_a_ttl_it_can_be_had_when_it_shows_no_sign_of_life(fscoord, store, 
     assert seen == [(90.0, "90.0:0")]
 
 
-def test_a_name_under_which_something_else_stands_is_told(fscoord, store):
+def test_lock_whose_key_holds_something_else_is_an_error(fscoord, store):
     store.set("a/line", "something else")
     done = fscoord("lock", "a", "true")
     assert done.code == 69
     assert "not a valid line of waiters" in done.err
 
 
-def test_a_loss_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):
+def test_lock_that_is_lost_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):
     def lose(*_, **__):
         raise LockLostError("it was taken; the command was stopped")
 

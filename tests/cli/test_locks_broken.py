@@ -20,7 +20,7 @@ def store(path):
         yield store
 
 
-def test_nobody_holds_what_was_never_held(fscoord, store):
+def test_lock_that_was_never_held_has_no_holders(fscoord, store):
     assert fscoord("holders", "a") == (1, b"", "")
     assert fscoord("break-lock", "--yes", "a") == (1, b"", "fscoord: nobody holds a\n")
     with Lock(store, "a"):
@@ -28,7 +28,7 @@ def test_nobody_holds_what_was_never_held(fscoord, store):
         assert fscoord("holders", "a").code == 0
 
 
-def test_holders_are_told_with_their_tokens_and_whether_they_live(fscoord, store, path):
+def test_holders_are_listed_with_their_tokens_and_whether_they_live(fscoord, store, path):
     gone = FileStore(path)
     assert Semaphore(store, "a", 2).acquire()
     assert Semaphore(gone, "a", 2).acquire()
@@ -42,7 +42,7 @@ def test_holders_are_told_with_their_tokens_and_whether_they_live(fscoord, store
     assert told["waiters"] == []
 
 
-def test_where_nobody_can_be_asked_nothing_is_changed_without_yes(fscoord, store):
+def test_break_lock_without_a_terminal_changes_nothing_without_yes(fscoord, store):
     with Lock(store, "a") as lock:
         done = fscoord("break-lock", "a")
         assert (done.code, done.out) == (1, b"")
@@ -53,7 +53,7 @@ def test_where_nobody_can_be_asked_nothing_is_changed_without_yes(fscoord, store
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
-def test_on_a_terminal_it_is_asked(fscoord, store, monkeypatch, answer, code):
+def test_break_lock_asks_on_a_terminal(fscoord, store, monkeypatch, answer, code):
     lock = Lock(store, "a")
     lock.acquire()
     monkeypatch.setattr(locks, "_is_asked", lambda: True)
@@ -67,7 +67,7 @@ def test_on_a_terminal_it_is_asked(fscoord, store, monkeypatch, answer, code):
             lock.check()
 
 
-def test_only_the_hold_that_is_meant_is_taken_away(fscoord, store):
+def test_break_lock_takes_away_only_the_hold_of_the_given_token(fscoord, store):
     first, second = Semaphore(store, "a", 2), Semaphore(store, "a", 2)
     assert first.acquire()
     assert second.acquire()
@@ -78,7 +78,7 @@ def test_only_the_hold_that_is_meant_is_taken_away(fscoord, store):
         second.check()
 
 
-def test_who_gives_it_back_meanwhile_is_told(fscoord, store, monkeypatch):
+def test_break_lock_reports_a_hold_released_meanwhile(fscoord, store, monkeypatch):
     lock = Lock(store, "a")
     lock.acquire()
     monkeypatch.setattr(locks, "_is_asked", lambda: True)

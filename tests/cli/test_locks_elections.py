@@ -22,7 +22,7 @@ def store(path):
         yield store
 
 
-def test_the_command_runs_while_it_leads_and_others_are_told(fscoord, tmp_path, store):
+def test_leader_runs_its_command_and_is_shown_to_others(fscoord, tmp_path, store):
     look = f"{os.sys.executable} -m fscoord leader --json o > {tmp_path}/said; echo $FSCOORD_TOKEN > {tmp_path}/term"
     assert fscoord("elect", "--data", "there:80", "o", "--", "sh", "-c", look) == (0, b"", "")
     told = json.loads((tmp_path / "said").read_text())
@@ -31,7 +31,7 @@ def test_the_command_runs_while_it_leads_and_others_are_told(fscoord, tmp_path, 
     assert Election(store, "o").holders() == []
 
 
-def test_who_leads_is_told_on_a_line(fscoord, store):
+def test_leader_is_shown_on_one_line(fscoord, store):
     with Election(store, "o", b"a\nb"):
         assert fscoord("leader", "o").out == f"1 {os.uname().nodename}:{os.getpid()} a\\nb\n".encode()
         assert fscoord("leader", "--timeout", "0", "--after", "1", "o").code == 75
@@ -45,14 +45,14 @@ def at_once(monkeypatch):
     monkeypatch.setattr(locks, "PAUSE_S", 0)
 
 
-def test_who_fails_stands_again_until_it_succeeds(fscoord, at_once, tmp_path):
+def test_candidate_whose_command_fails_campaigns_again_until_it_succeeds(fscoord, at_once, tmp_path):
     text = f"echo $FSCOORD_TOKEN >> {tmp_path}/terms; [ $FSCOORD_TOKEN = 3 ]"
     assert fscoord("elect", "o", "-c", text).code == 1
     assert fscoord("elect", "--again", "o", "-c", text).code == 0
     assert (tmp_path / "terms").read_text() == "1\n2\n3\n"
 
 
-def test_who_loses_the_office_stands_again(fscoord, at_once, tmp_path, monkeypatch):
+def test_leader_that_loses_its_term_campaigns_again(fscoord, at_once, tmp_path, monkeypatch):
     monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     breaks = f"{os.sys.executable} -m fscoord break-lock --yes o > {tmp_path}/said 2>&1"
     text = f"[ $FSCOORD_TOKEN = 2 ] && exit 0; {breaks}; while :; do sleep 0.02; done"
@@ -60,7 +60,7 @@ def test_who_loses_the_office_stands_again(fscoord, at_once, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_told_to_end_does_not_stand_again(fscoord, monkeypatch, number):
+def test_leader_that_is_ended_by_a_signal_does_not_campaign_again(fscoord, monkeypatch, number):
     endings = iter([Ending(128 + number, frozenset([number]), b"")])
     monkeypatch.setattr("fscoord.cli.run_command.run_held", lambda *_, **__: next(endings))
     assert fscoord("elect", "--again", "o", "true").code == 128 + number

@@ -16,7 +16,7 @@ def records(text: bytes) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_every_record_is_a_line_with_offset_time_writer_kind_key_and_value(fscoord, path):
+def test_record_is_a_line_with_offset_time_writer_kind_key_and_value(fscoord, path):
     with FileStore(path) as store:
         store.set("k", "v")
         store.queue_push("q", "job 1")
@@ -31,7 +31,7 @@ def test_every_record_is_a_line_with_offset_time_writer_kind_key_and_value(fscoo
     assert offsets == sorted(set(offsets))
 
 
-def test_json_has_the_same_records_one_on_a_line(fscoord, path):
+def test_json_has_the_same_records_one_per_line(fscoord, path):
     with FileStore(path) as store:
         store.set(b"k\xff", "v")
     last = records(fscoord("dump", "--json").out)[-1]
@@ -39,7 +39,7 @@ def test_json_has_the_same_records_one_on_a_line(fscoord, path):
     assert (last["kind"], last["key_base64"], last["value"], last["value_size"]) == ("set", "a/8=", "v", 1)
 
 
-def test_long_values_are_shortened_between_signs_unless_asked_for(fscoord, path):
+def test_long_values_are_shortened_unless_asked_for(fscoord, path):
     value = "x" * 59 + "\u20ac" * 10
     with FileStore(path) as store:
         store.set("k", value)
@@ -50,7 +50,7 @@ def test_long_values_are_shortened_between_signs_unless_asked_for(fscoord, path)
     assert fscoord("dump", "--full").out.decode().endswith(f"k {value}\n")
 
 
-def test_a_terminal_never_gets_what_a_value_could_do_to_it(fscoord, path):
+def test_terminal_never_gets_control_characters_of_a_value(fscoord, path):
     with FileStore(path) as store:
         store.set("k\n ", "\x1b[2J\x9b\u202e\xff")
     line = fscoord("dump").out.decode()
@@ -72,7 +72,7 @@ def damaged(path: str) -> int:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_damaged_log_is_printed_up_to_the_damage(fscoord, damaged, options):
+def test_damaged_log_is_printed_up_to_the_damage(fscoord, damaged, options):
     done = fscoord("dump", *options)
     assert done.code == 65
     assert b"value of first" in done.out
@@ -81,13 +81,13 @@ def test_a_damaged_log_is_printed_up_to_the_damage(fscoord, damaged, options):
     assert done.err.count("\n") == 1
 
 
-def test_other_verbs_refuse_a_damaged_log_and_name_the_offset(fscoord, damaged):
+def test_verbs_other_than_dump_refuse_a_damaged_log_and_name_the_offset(fscoord, damaged):
     done = fscoord("get", "first")
     assert (done.code, done.out) == (65, b"")
     assert f"{damaged}" in done.err
 
 
-def test_only_file_stores_have_a_log(fscoord):
+def test_dump_is_refused_for_stores_without_a_log(fscoord):
     done = fscoord("dump", "--store", "mem:x")
     assert done.code == 64
     assert "file store" in done.err
@@ -101,6 +101,6 @@ def test_dump_takes_the_store_as_a_url_and_writes_nothing(fscoord, path, tmp_pat
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == before
 
 
-def test_a_file_that_is_not_there_is_not_made(fscoord, tmp_path):
+def test_file_that_is_not_there_is_not_made(fscoord, tmp_path):
     assert fscoord("dump").code == 74
     assert list(tmp_path.iterdir()) == []

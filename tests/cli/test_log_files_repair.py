@@ -24,7 +24,7 @@ def damaged(path: str) -> None:
     Path(path).write_bytes(data)
 
 
-def test_without_yes_it_only_says_what_would_be_left_out(fscoord, path, damaged, tmp_path):
+def test_repair_without_yes_only_reports_the_records_it_would_leave_out(fscoord, path, damaged, tmp_path):
     before = sorted(os.listdir(tmp_path))
     done = fscoord("repair", "--output", path + ".new")
     assert done.code == 1
@@ -36,7 +36,7 @@ def test_without_yes_it_only_says_what_would_be_left_out(fscoord, path, damaged,
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_with_yes_the_copy_is_a_store_and_the_log_is_as_it_was(fscoord, path, damaged):
+def test_repair_with_yes_writes_a_store_and_leaves_the_log_as_it_was(fscoord, path, damaged):
     before = Path(path).read_bytes()
     done = fscoord("repair", path, "-o", path + ".new", "--yes")
     assert (done.code, done.err) == (0, "")
@@ -48,7 +48,7 @@ def test_with_yes_the_copy_is_a_store_and_the_log_is_as_it_was(fscoord, path, da
     assert fscoord("--store", path + ".more", "keys").out == b"first\nthird\n"
 
 
-def test_nothing_is_overwritten(fscoord, path, damaged):
+def test_repair_overwrites_no_file(fscoord, path, damaged):
     Path(path + ".new").write_text("mine")
     done = fscoord("repair", "-o", path + ".new", "--yes")
     assert (done.code, done.out) == (64, b"")
@@ -67,7 +67,7 @@ def test_json_has_a_line_for_each_record_and_the_report_on_the_last(fscoord, pat
     assert (report["kept"], report["dropped"], report["is_written"]) == (2, 2, True)
 
 
-def test_what_can_only_be_salvaged_is_refused_with_the_word_for_it(fscoord, path, damaged):
+def test_log_that_can_only_be_salvaged_is_refused_with_the_option_for_it(fscoord, path, damaged):
     data = bytearray(Path(path).read_bytes())
     data[20] ^= 1
     Path(path).write_bytes(data)
@@ -77,7 +77,7 @@ def test_what_can_only_be_salvaged_is_refused_with_the_word_for_it(fscoord, path
     assert fscoord("repair", "-o", path + ".new", "--yes", "--salvage").code == 0
 
 
-def test_a_wrong_use_says_so(fscoord, path, damaged):
+def test_wrong_use_of_repair_is_reported(fscoord, path, damaged):
     assert fscoord("repair", path).code == 64
     assert fscoord("repair", "mem:x", "-o", path + ".new").code == 64
     assert fscoord("repair", path + ".other", "-o", path + ".new").code == 74

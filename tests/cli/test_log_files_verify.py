@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import FileStore
 from fscoord.cli import output
@@ -27,7 +28,7 @@ def damaged(path: str) -> tuple[int, int]:
     return sizes[-2], sizes[-1] - sizes[-2]
 
 
-def test_a_sound_store_is_said_so_whichever_way_it_is_named(fscoord, path):
+def test_store_that_is_sound_is_reported_so_under_each_of_its_names(fscoord, path):
     with FileStore(path) as store:
         store.set("k", "v")
     for words in (["verify"], ["verify", path], ["verify", "file:" + path], ["verify", "--store", path]):
@@ -38,7 +39,7 @@ def test_a_sound_store_is_said_so_whichever_way_it_is_named(fscoord, path):
         assert second.split() == ["generation", "0:", "2", "records,", *second.split()[4:7], f"{path}"]
 
 
-def test_damage_is_told_with_its_place_its_size_and_what_to_do(fscoord, path, damaged):
+def test_damage_is_reported_with_its_place_its_size_and_advice(fscoord, path, damaged):
     done = fscoord("verify")
     assert done.code == 65
     text = done.out.decode()
@@ -47,7 +48,7 @@ def test_damage_is_told_with_its_place_its_size_and_what_to_do(fscoord, path, da
     assert done.err == ""
 
 
-def test_json_says_the_same(fscoord, path, damaged):
+def test_json_report_says_the_same(fscoord, path, damaged):
     done = fscoord("verify", "--json")
     assert done.code == 65
     report = json.loads(done.out)
@@ -58,7 +59,7 @@ def test_json_says_the_same(fscoord, path, damaged):
     assert (finding["offset"], finding["size"], finding["is_damage"]) == (*damaged, True)
 
 
-def test_a_torn_tail_is_noted_and_no_failure(fscoord, path):
+def test_torn_tail_is_noted_and_no_failure(fscoord, path):
     with FileStore(path) as store:
         store.set("k", "v" * 50)
     Path(path).write_bytes(Path(path).read_bytes()[:-20])
@@ -68,14 +69,14 @@ def test_a_torn_tail_is_noted_and_no_failure(fscoord, path):
     assert "never finished" in done.out.decode()
 
 
-def test_other_verbs_tell_of_this_one(fscoord, path, damaged):
+def test_verbs_that_meet_damage_point_to_verify(fscoord, path, damaged):
     for words in (["get", "first"], ["dump"], ["set", "k", "v"]):
         done = fscoord(*words)
         assert done.code == 65
         assert f"fscoord verify {path}" in done.err
 
 
-def test_what_has_no_log_is_a_wrong_use_and_no_file_an_error(fscoord, path):
+def test_store_without_a_log_is_a_wrong_use_and_a_missing_file_an_error(fscoord, path):
     assert fscoord("verify", "mem:x").code == 64
     assert fscoord("verify", path).code == 74
     assert not Path(path).exists()
@@ -86,21 +87,21 @@ def verify_while_somebody_keeps_the_lock(fscoord, path):
     with FileStore(path) as store:
         store.set("k", "v" * 50)
         Path(path).write_bytes(Path(path).read_bytes()[:-20])
-        with store._log.handle.mutex:
-            store._log.handle.lock.try_lock()
+        with log_of(store).handle.mutex:
+            log_of(store).handle.lock.try_lock()
             try:
                 return fscoord("verify", "--timeout", "0")
             finally:
-                store._log.handle.lock.unlock()
+                log_of(store).handle.lock.unlock()
 
 
-def test_who_keeps_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
+def test_holder_of_the_lock_is_named_and_the_exit_code_is_75(fscoord, path):
     done = verify_while_somebody_keeps_the_lock(fscoord, path)
     assert done.code == 75
     assert "session 1 holds it" in done.err
 
 
-def test_what_a_log_says_can_t_do_anything_to_the_terminal_in_an_error_either(fscoord, path, monkeypatch):
+def test_terminal_never_gets_control_characters_from_a_log_in_an_error(fscoord, path, monkeypatch):
     monkeypatch.setattr("fscoord._log.inspect.scan.LogLock.holder", lambda lock: "\x1b[2Jhost:1")
     done = verify_while_somebody_keeps_the_lock(fscoord, path)
     assert "\\x1b[2Jhost:1 holds it" in done.err
@@ -121,7 +122,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch, path):
         assert ("reading [red]\\x1b.store" in stream.getvalue()) == shown
 
 
-def test_what_is_quickly_done_loads_no_bar(monkeypatch, path):
+def test_progress_of_a_quick_run_loads_no_bar(monkeypatch, path):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with output.Progress("reading") as bar:
         bar.report(path, 1, 2)

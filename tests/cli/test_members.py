@@ -9,7 +9,7 @@ import re
 from fscoord import FileStore
 
 
-def test_members_tells_who_lives(fscoord, path):
+def test_members_lists_the_sessions_that_live_and_those_that_are_dead(fscoord, path):
     with FileStore(path, rank=3, label="a b\n") as store:
         FileStore(path, rank=4).close()
         done = fscoord("members")
@@ -21,18 +21,18 @@ def test_members_tells_who_lives(fscoord, path):
         assert store.members()[0].found_dead is None
 
 
-def test_members_as_json(fscoord, path):
+def test_members_are_printed_as_json(fscoord, path):
     with FileStore(path, rank=3) as store:
         (found,) = json.loads(fscoord("members", "--json").out)
         assert found == store.members()[0]._asdict()
 
 
-def test_a_store_that_is_not_there_has_no_members(fscoord, path):
+def test_store_that_is_not_there_has_no_members(fscoord, path):
     assert fscoord("members").code == 74
     assert not os.path.exists(path)
 
 
-def test_a_barrier_fails_fast_when_asked(fscoord, path):
+def test_barrier_fails_fast_when_asked(fscoord, path):
     with FileStore(path) as store:
         FileStore(path, rank=1).close()
         done = fscoord("barrier", "-n", "2", "--rank", "0", "--fail-fast", "start")

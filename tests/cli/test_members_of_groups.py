@@ -20,7 +20,7 @@ def store(path):
         yield store
 
 
-def test_who_takes_part_is_told_as_long_as_the_command_runs(fscoord, store, tmp_path):
+def test_member_is_listed_as_long_as_its_command_runs(fscoord, store, tmp_path):
     look = f"{os.sys.executable} -m fscoord group --json g > {tmp_path}/said; exit 6"
     assert fscoord("join", "--data", "there:80", "g", "--", "sh", "-c", look) == (6, b"", "")
     (told,) = json.loads((tmp_path / "said").read_text())
@@ -28,14 +28,14 @@ def test_who_takes_part_is_told_as_long_as_the_command_runs(fscoord, store, tmp_
     assert Membership(store, "g").members() == []
 
 
-def test_a_group_is_told_in_the_order_of_joining(fscoord, store):
+def test_group_is_listed_in_the_order_of_joining(fscoord, store):
     assert fscoord("group", "g") == (0, b"", "")
     with Membership(store, "g", b"a\nb"), Membership(store, "g"):
         lines = fscoord("group", "g").out.decode().splitlines()
         assert [line.split() for line in lines] == [["1", ME, "a\\nb"], ["2", ME]]
 
 
-def test_whoever_is_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
+def test_member_that_is_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
     monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(Membership, "members", lambda _: [])
     done = fscoord("join", "g", "sleep", "600")
@@ -43,6 +43,6 @@ def test_whoever_is_taken_for_dead_has_its_command_stopped(fscoord, store, monke
     assert "it was taken for dead; the command was stopped" in done.err
 
 
-def test_without_a_command_nobody_joins(fscoord, store):
+def test_join_without_a_command_is_a_usage_error_and_joins_nothing(fscoord, store):
     assert fscoord("join", "g").code == 64
     assert store.num_keys() == 0

@@ -16,7 +16,7 @@ def test_values_come_out_in_their_order_byte_for_byte(fscoord):
     assert fscoord("len", "q") == (0, b"0\n", "")
 
 
-def test_pop_without_waiting_exits_with_1_and_says_nothing_when_the_queue_is_empty(fscoord):
+def test_pop_without_waiting_on_an_empty_queue_exits_with_1_without_output(fscoord):
     assert fscoord("pop", "--no-wait", "q") == (1, b"", "")
 
 

@@ -40,7 +40,7 @@ def ready(store, name="q"):
     return [queue.take(block=False).data for _ in range(len(queue))]
 
 
-def test_what_is_put_at_once_is_taken_in_its_order_and_is_done_when_the_command_says_0(fscoord, store, tmp_path, said):
+def test_items_are_taken_in_order_and_done_when_their_command_exits_with_0(fscoord, store, tmp_path, said):
     assert fscoord("put", "q", "b", "a") == (0, b"", "")
     assert fscoord("put", "--priority", "-1", "q", "-", stdin=b"\xff now") == (0, b"", "")
     look = sh(f'echo "$FSCOORD_ITEM" >> {tmp_path}/said')
@@ -51,7 +51,7 @@ def test_what_is_put_at_once_is_taken_in_its_order_and_is_done_when_the_command_
     assert (ready(store), Queue(store, "q").taken()) == ([], [])
 
 
-def test_an_item_whose_command_fails_goes_back_to_its_place_and_ends_the_work(fscoord, store, tmp_path, said):
+def test_item_whose_command_fails_goes_back_to_its_place_and_ends_the_work(fscoord, store, tmp_path, said):
     fscoord("put", "q", "a", "b", "c")
     look = sh(f'echo "$FSCOORD_ITEM" >> {tmp_path}/said; test "$FSCOORD_ITEM" = a || exit 9')
     assert fscoord("take", "--each", "q", *look) == (9, b"", "")
@@ -59,7 +59,7 @@ def test_an_item_whose_command_fails_goes_back_to_its_place_and_ends_the_work(fs
     assert ready(store) == [b"b", b"c"]
 
 
-def test_an_item_whose_command_fails_goes_to_another_queue_if_that_is_wanted_and_the_work_goes_on(fscoord, store):
+def test_item_whose_command_fails_goes_to_another_queue_if_one_is_given(fscoord, store):
     fscoord("put", "q", "3", "0", "9", "0")
     fail = sh('exit "$FSCOORD_ITEM"')
     assert fscoord("take", "--failed", "bad", "q", *fail) == (3, b"", "")
@@ -68,13 +68,13 @@ def test_an_item_whose_command_fails_goes_to_another_queue_if_that_is_wanted_and
 
 
 @pytest.mark.parametrize("words", [["nothing-of-this-name"], ["/dev/null"]])
-def test_a_command_that_can_not_be_run_gives_the_item_back(fscoord, store, words):
+def test_command_that_cannot_be_run_gives_the_item_back(fscoord, store, words):
     fscoord("put", "q", "a")
     assert fscoord("take", "q", *words).code == 69
     assert ready(store) == [b"a"]
 
 
-def test_an_empty_queue_has_the_exit_codes_of_pop_and_no_item_more_is_no_failure(fscoord):
+def test_queue_that_is_empty_exits_like_pop_and_is_no_failure_with_each(fscoord):
     assert fscoord("take", "-n", "q", "true") == (1, b"", "")
     done = fscoord("take", "--timeout", "0", "q", "true")
     assert (done.code, done.out) == (75, b"")
@@ -83,7 +83,7 @@ def test_an_empty_queue_has_the_exit_codes_of_pop_and_no_item_more_is_no_failure
     assert fscoord("take", "--timeout", "0", "--each", "q", "true") == (0, b"", "")
 
 
-def test_a_store_that_can_not_be_had_is_a_time_out_though_no_item_more_is_none(fscoord, monkeypatch):
+def test_store_that_cannot_be_reached_is_a_timeout_even_with_each(fscoord, monkeypatch):
     def stuck(*_, **__):
         raise queues.StoreTimeoutError("the lock did not come", keys=[])
 
@@ -91,7 +91,7 @@ def test_a_store_that_can_not_be_had_is_a_time_out_though_no_item_more_is_none(f
     assert fscoord("take", "--each", "q", "true").code == 75
 
 
-def test_an_item_that_no_variable_holds_is_given_back_or_read_from_standard_input(fscoord, store, tmp_path):
+def test_item_too_large_for_a_variable_is_given_back_or_read_from_stdin(fscoord, store, tmp_path):
     big = b"x" * (queues.VARIABLE_MAX + 1)
     for data in (big, b"a\0b"):
         fscoord("put", "q", "-", stdin=data)
@@ -105,13 +105,13 @@ def test_an_item_that_no_variable_holds_is_given_back_or_read_from_standard_inpu
     assert fscoord("take", "-n", "q", *sh(f"test ${{#FSCOORD_ITEM}} = {len(big) - 1}")) == (0, b"", "")
 
 
-def test_within_the_command_of_another_item_standard_input_is_no_variable(fscoord, monkeypatch):
+def test_item_on_standard_input_hides_the_variable_of_an_outer_item(fscoord, monkeypatch):
     monkeypatch.setenv("FSCOORD_ITEM", "of the other")
     fscoord("put", "q", "a")
     assert fscoord("take", "--stdin", "q", *sh('test "${FSCOORD_ITEM-none}" = none')).code == 0
 
 
-def test_the_command_finds_the_store(fscoord, tmp_path):
+def test_command_finds_the_store(fscoord, tmp_path):
     other = str(tmp_path / "other")
     fscoord("put", "--store", other, "q", "a")
     assert fscoord("take", "--store", other, "q", *sh(f'test "$FSCOORD_STORE" = {other}')).code == 0
@@ -128,14 +128,14 @@ def test_the_command_finds_the_store(fscoord, tmp_path):
         (["put", "--priority", "4294967296", "q", "a"], "32 bits"),
     ],
 )
-def test_wrong_usage_is_told_and_changes_nothing(fscoord, store, words, hint):
+def test_wrong_usage_is_reported_and_changes_nothing(fscoord, store, words, hint):
     done = fscoord(*words)
     assert (done.code, done.out) == (64, b"")
     assert hint in done.err
     assert store.num_keys() == 0
 
 
-def test_who_waits_is_woken_by_what_is_put(process, line_with, store):
+def test_waiter_for_an_item_is_woken_by_put(process, line_with, store):
     child = process("take", "-v", "q", *sh('echo "has $FSCOORD_ITEM"'))
     line_with(child, "waiting for an item of queue 'q'")
     Queue(store, "q").put("a")
@@ -143,14 +143,14 @@ def test_who_waits_is_woken_by_what_is_put(process, line_with, store):
     assert (child.returncode, out) == (0, b"has a\n")
 
 
-def test_a_signal_ends_the_wait_for_an_item(process, line_with):
+def test_signal_ends_the_wait_for_an_item(process, line_with):
     child = process("take", "-v", "q", "true")
     line_with(child, "waiting for an item")
     child.terminate()
     assert child.wait(PATIENCE_S) == 143
 
 
-def test_a_signal_is_passed_on_and_the_item_is_given_back(process, store):
+def test_signal_is_passed_on_and_the_item_is_given_back(process, store):
     Queue(store, "q").put_all(["a", "b"])
     text = "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.02; done"
     child = process("take", "--each", "--failed", "bad", "q", *sh(text))
@@ -160,7 +160,7 @@ def test_a_signal_is_passed_on_and_the_item_is_given_back(process, store):
     assert ready(store) == [b"a", b"b"]
 
 
-def test_a_signal_ends_the_work_though_its_command_says_0(process, store):
+def test_signal_ends_the_work_even_if_its_command_exits_with_0(process, store):
     Queue(store, "q").put_all(["a", "b"])
     child = process("take", "--each", "q", *sh("trap 'exit 0' INT; echo ready; while :; do sleep 0.02; done"))
     assert child.stdout.readline() == b"ready\n"
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_work_though_its_command_says_0(process, store):
     assert ready(store) == [b"b"]
 
 
-def test_who_is_killed_takes_the_command_along_and_the_next_one_gets_the_item(process, store):
+def test_consumer_that_is_killed_takes_its_command_along_and_frees_its_item(process, store):
     Queue(store, "q").put("a")
     child = process("take", "q", *sh("sleep 600 & echo $! $$; wait"))
     pids = [int(word) for word in child.stdout.readline().split()]
@@ -180,7 +180,7 @@ def test_who_is_killed_takes_the_command_along_and_the_next_one_gets_the_item(pr
     assert Queue(store, "q").take(timeout=PATIENCE_S).data == b"a"
 
 
-def test_whoever_was_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
+def test_consumer_that_was_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
     monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
     fscoord("put", "q", "a")
     losing = sh(f"{os.sys.executable} -m fscoord delete q/claim/80000000-0000000000000000 && sleep 600")
@@ -190,7 +190,7 @@ def test_whoever_was_taken_for_dead_has_its_command_stopped(fscoord, store, monk
     assert ready(store) == [b"a"]
 
 
-def test_items_tells_how_many_wait_and_who_has_one(fscoord, store):
+def test_items_shows_the_number_waiting_and_the_owners_of_those_taken(fscoord, store):
     assert fscoord("items", "q") == (0, b"waits 0\n", "")
     queue = Queue(store, "q")
     queue.put_all(["a", "b", "c"])

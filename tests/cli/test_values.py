@@ -17,7 +17,7 @@ from fscoord.cli import options
 ALL_BYTES = bytes(range(256))
 
 
-def test_what_standard_input_held_is_printed_byte_for_byte(fscoord):
+def test_standard_input_is_stored_and_printed_byte_for_byte(fscoord):
     assert fscoord("set", "k", "-", stdin=ALL_BYTES) == (0, b"", "")
     assert fscoord("get", "k") == (0, ALL_BYTES, "")
 
@@ -57,12 +57,12 @@ def test_bytes_that_are_no_text_pass_the_command_line_unharmed(process, path):
         assert store.queue_pop(b"q\xff", block=False) == b"\xc3"
 
 
-def test_a_lone_dash_can_be_stored_through_standard_input(fscoord):
+def test_dash_alone_can_be_stored_through_standard_input(fscoord):
     fscoord("set", "k", "-", stdin=b"-")
     assert fscoord("get", "k").out == b"-"
 
 
-def test_a_value_that_begins_with_a_dash_stands_behind_two(fscoord):
+def test_value_that_begins_with_a_dash_goes_behind_two_dashes(fscoord):
     refused = fscoord("set", "k", "-5")
     assert refused.code == 64
     assert "put -- before" in refused.err
@@ -71,20 +71,20 @@ def test_a_value_that_begins_with_a_dash_stands_behind_two(fscoord):
 
 
 @pytest.mark.parametrize(("value", "shown"), [(b"v", b"v\n"), (b"v\n", b"v\n"), (b"", b"\n")])
-def test_on_a_terminal_the_last_line_is_ended(fscoord, value, shown):
+def test_terminal_output_ends_with_a_newline(fscoord, value, shown):
     fscoord("set", "k", "-", stdin=value)
     assert fscoord("get", "k", terminal=True).out == shown
     assert fscoord("get", "k").out == value
 
 
-def test_an_empty_value_and_an_empty_key_are_as_good_as_others(fscoord, path):
+def test_empty_value_and_empty_key_are_as_good_as_others(fscoord, path):
     assert fscoord("set", "", "").code == 0
     assert fscoord("get", "--timeout", "0", "") == (0, b"", "")
     with FileStore(path) as store:
         assert store.list_keys() == [""]
 
 
-def test_json_says_in_which_field_bytes_that_are_no_text_stand(fscoord):
+def test_json_has_a_field_of_its_own_for_bytes_that_are_no_text(fscoord):
     fscoord("set", "k", "gr\u00fcn")
     assert json.loads(fscoord("get", "--json", "k").out) == {"key": "k", "value": "gr\u00fcn"}
     fscoord("set", "k", "-", stdin=b"\xff\x00")
@@ -99,7 +99,7 @@ def test_add_prints_the_sum(fscoord):
 
 
 @pytest.mark.parametrize("amount", ["x", "1.5", "--jso", str(2**63)])
-def test_add_refuses_what_is_no_integer_of_64_bits(fscoord, amount):
+def test_add_refuses_an_amount_that_is_no_integer_of_64_bits(fscoord, amount):
     fscoord("add", "n", "1")
     assert fscoord("add", "n", amount).code == 64
     assert fscoord("get", "n").out == b"1"
@@ -113,7 +113,7 @@ def test_add_leaves_a_value_that_is_no_integer_alone(fscoord):
     assert fscoord("get", "k").out == b"many"
 
 
-def test_cas_exits_with_0_for_the_one_who_wins(fscoord):
+def test_cas_exits_with_0_for_the_winner(fscoord):
     assert fscoord("cas", "leader", "", "a") == (0, b"a", "")
     assert fscoord("cas", "leader", "", "b") == (1, b"a", "")
     assert fscoord("cas", "leader", "a", "b") == (0, b"b", "")
@@ -157,7 +157,7 @@ def test_delete_removes_all_and_exits_with_1_if_one_was_missing(fscoord, path):
         assert store.queue_len("queue") == 0
 
 
-def test_wait_names_what_is_missing_when_time_runs_out(fscoord):
+def test_wait_names_the_missing_keys_when_time_runs_out(fscoord):
     fscoord("set", "there", "1")
     fscoord("push", "queue", "1")
     assert fscoord("wait", "there", "queue") == (0, b"", "")
@@ -193,13 +193,13 @@ def test_keys_that_are_no_text_are_written_as_they_are_but_not_to_a_terminal(fsc
     assert json.loads(fscoord("keys", "--json").out) == [{"key_base64": "cmVkG1szMW3/"}]
 
 
-def test_keys_of_a_mistyped_path_makes_no_new_store(fscoord, tmp_path):
+def test_keys_verb_on_a_mistyped_path_makes_no_new_store(fscoord, tmp_path):
     assert fscoord("keys", "--store", str(tmp_path / "typo")).code == 74
     assert fscoord("len", "--store", str(tmp_path / "typo"), "queue").code == 74
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_value_with_a_token_refuses_older_ones(fscoord):
+def test_value_with_a_token_refuses_older_ones(fscoord):
     assert fscoord("set", "--token", "2", "k", "two") == (0, b"", "")
     done = fscoord("set", "--token", "1", "k", "one")
     assert (done.code, done.out) == (69, b"")
@@ -208,7 +208,7 @@ def test_a_value_with_a_token_refuses_older_ones(fscoord):
     assert fscoord("set", "--token", "0", "k", "zero").code == 64
 
 
-def test_a_value_without_a_token_is_not_taken_for_one_with_it(fscoord):
+def test_value_without_a_token_is_not_taken_for_one_with_a_token(fscoord):
     fscoord("set", "k", "plain")
     assert fscoord("get", "--fenced", "k").code == 69
     assert fscoord("set", "--token", "1", "k", "one").code == 69

@@ -10,7 +10,7 @@ from fscoord.cli import values as verb
 PATIENCE_S = 60
 
 
-def test_what_is_there_is_told_if_that_is_wanted(fscoord):
+def test_watch_prints_the_present_values_if_asked(fscoord):
     fscoord("set", "p/b", "2\n")
     fscoord("set", "p/a", b"\xff")
     fscoord("set", "q", "other")
@@ -24,13 +24,13 @@ def test_what_is_there_is_told_if_that_is_wanted(fscoord):
     ]
 
 
-def test_a_long_value_is_cut_short_for_people_alone(fscoord):
+def test_long_value_is_cut_short_for_people_alone(fscoord):
     fscoord("set", "k", "x" * 200)
     assert fscoord("watch", "--all", "--timeout", "0").out == b"set k " + b"x" * 120 + b"...\n"
     assert len(json.loads(fscoord("watch", "--all", "--json", "--timeout", "0").out)["value"]) == 200
 
 
-def test_changes_are_told_as_they_come(process, line_with, path):
+def test_changes_are_printed_as_they_come(process, line_with, path):
     with FileStore(path) as store:
         store.multi_set(["k/a", "k/b", "k/c"], ["1", "2", "3"])
         child = process("watch", "-v", "--interval", "0.01", "--count", "4", "k/")
@@ -47,20 +47,20 @@ def test_changes_are_told_as_they_come(process, line_with, path):
         assert child.wait(PATIENCE_S) == 0
 
 
-def test_it_ends_after_so_many_changes_even_if_more_came_at_once(fscoord):
+def test_watch_ends_after_the_given_count_even_if_more_came_at_once(fscoord):
     for key in "abc":
         fscoord("set", key, "1")
     assert fscoord("watch", "--all", "--count", "2") == (0, b"set a 1\nset b 1\n", "")
 
 
-def test_too_few_changes_in_time_are_a_time_out(fscoord):
+def test_watch_with_too_few_changes_in_time_is_a_timeout(fscoord):
     fscoord("set", "a", "1")
     done = fscoord("watch", "--all", "--count", "2", "--timeout", "0.01")
     assert (done.code, done.out) == (75, b"set a 1\n")
     assert "1 of 2 changes" in done.err
 
 
-def test_a_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monkeypatch, path):
+def test_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monkeypatch, path):
     class Vanishing(FileStore):
         def list_keys(self, prefix=""):
             found = super().list_keys(prefix)
@@ -74,11 +74,11 @@ def test_a_key_that_is_deleted_while_it_is_read_is_not_waited_for(fscoord, monke
         assert verb._read_all(store, b"") == {b"a": b"1"}
 
 
-def test_a_store_that_is_not_there_is_not_made(fscoord, path):
+def test_store_that_is_not_there_is_not_made(fscoord, path):
     assert fscoord("watch").code == 74
 
 
-def test_who_waits_looks_at_nothing_until_something_has_changed(fscoord, monkeypatch):
+def test_watch_reads_nothing_until_a_key_has_changed(fscoord, monkeypatch):
     looks, look = [], verb._read_all
     monkeypatch.setattr(verb, "_read_all", lambda *about: (looks.append(about), look(*about))[1])
     fscoord("set", "p/a", "1")

@@ -69,14 +69,14 @@ def times_out(barrier: Barrier, timeout: float | None = 0) -> StoreTimeoutError:
 # The barrier
 
 
-def test_all_pass_again_and_again_and_leave_two_barriers_at_most(place: Place, store: Store) -> None:
+def test_barriers_pass_again_and_again_and_leave_two_at_most(place: Place, store: Store) -> None:
     before = store.num_keys()
     each(place, 3, 12)
     assert [make(store, rank, 3).sequence for rank in range(3)] == [12, 12, 12]
     assert store.num_keys() - before <= 3 + 2 * 2
 
 
-def test_nobody_passes_the_second_barrier_before_the_last_has_come(place: Place, store: Store) -> None:
+def test_barrier_that_is_the_second_is_passed_only_when_the_last_has_come(place: Place, store: Store) -> None:
     each(place, 3, 1)
     passed: list[int] = []
 
@@ -93,7 +93,7 @@ def test_nobody_passes_the_second_barrier_before_the_last_has_come(place: Place,
         thread.join()
 
 
-def test_another_object_of_a_rank_goes_on_where_the_first_was(place: Place, store: Store) -> None:
+def test_barrier_object_goes_on_where_another_of_its_rank_was(place: Place, store: Store) -> None:
     each(place, 2, 3)
     first, second = make(store, 0, 2), make(store, 0, 2)
     for barrier in (first, second, first):
@@ -102,7 +102,7 @@ def test_another_object_of_a_rank_goes_on_where_the_first_was(place: Place, stor
     assert first.sequence == second.sequence == 6
 
 
-def test_rows_of_barriers_under_different_prefixes_do_not_meet(place: Place, store: Store) -> None:
+def test_barriers_under_different_prefixes_do_not_meet(place: Place, store: Store) -> None:
     for prefix in ("ckpt", "ckpt/1", "ckpt/sequence", "ckpt1", ""):
         each(place, 2, 2, prefix)
         assert make(store, 0, 2, prefix).sequence == 2
@@ -110,7 +110,7 @@ def test_rows_of_barriers_under_different_prefixes_do_not_meet(place: Place, sto
     assert make(store, 0, 2).sequence == 3
 
 
-def test_after_a_time_out_a_rank_may_try_again(place: Place, store: Store) -> None:
+def test_rank_may_try_again_after_a_timeout(place: Place, store: Store) -> None:
     each(place, 2, 1)
     barrier = make(store, 0, 2)
     times_out(barrier)
@@ -159,7 +159,7 @@ class Dying(PrefixStore):
     ids=["before it arrives", "while it waits", "before it writes down that it passed"],
 )
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_that_dies_in_a_barrier_and_is_restarted_ends_that_barrier(
+def test_rank_that_dies_in_a_barrier_and_is_restarted_completes_that_barrier(
     place: Place, store: Store, method: str, key: str, size: int
 ) -> None:
     def come(ranks: Iterable[int]) -> list[Thread]:
@@ -176,7 +176,7 @@ def test_a_rank_that_dies_in_a_barrier_and_is_restarted_ends_that_barrier(
     assert again.sequence == 1
 
 
-def test_a_rank_that_was_never_told_passes_when_the_others_have_gone_on(place: Place, store: Store) -> None:
+def test_rank_that_died_before_completion_passes_when_the_others_have_gone_on(place: Place, store: Store) -> None:
     with pytest.raises(DyingError):
         make(Dying(store, "wait", "complete"), 1, 2).execute_barrier()
     first = make(PrefixStore("x", place.open()), 0, 2)
@@ -189,9 +189,7 @@ def test_a_rank_that_was_never_told_passes_when_the_others_have_gone_on(place: P
     assert first.sequence == again.sequence == 2
 
 
-def test_the_last_rank_that_died_before_it_told_the_others_tells_them_when_it_is_restarted(
-    place: Place, store: Store
-) -> None:
+def test_rank_that_came_last_and_died_completes_the_barrier_when_restarted(place: Place, store: Store) -> None:
     view = PrefixStore("x", store)
     times_out(make(view, 0, 2))
     with pytest.raises(DyingError):
@@ -204,7 +202,7 @@ def test_the_last_rank_that_died_before_it_told_the_others_tells_them_when_it_is
 # What goes wrong, and what is said of it
 
 
-def test_a_time_out_names_the_missing_and_says_how_far_each_of_them_is(place: Place, store: Store) -> None:
+def test_timeout_names_the_missing_ranks_and_the_sequence_of_each(place: Place, store: Store) -> None:
     each(place, 4, 4)
     for rank in range(3):
         times_out(make(store, rank, 4))
@@ -219,17 +217,17 @@ def test_a_time_out_names_the_missing_and_says_how_far_each_of_them_is(place: Pl
     assert "missing_ranks=[0, 1, 2]" in str(error)
 
 
-def test_a_decoder_says_who_the_missing_are_and_the_sequences_stay(store: Store) -> None:
+def test_decoder_names_the_missing_ranks_beside_their_sequences(store: Store) -> None:
     error = times_out(make(store, 0, 2, rank_tracing_decoder=lambda rank: f"host{rank}"))
     assert error.missing_ranks == ("host1",)
     assert str(error).endswith("; this is sequence 0, rank 1 is at sequence 0")
 
 
-def test_sixteen_of_the_missing_are_asked_how_far_they_are(store: Store) -> None:
+def test_sequences_of_sixteen_missing_ranks_are_read(store: Store) -> None:
     assert str(times_out(make(store, 0, 40))).count("is at sequence") == 16
 
 
-def test_when_the_store_is_held_up_the_time_out_says_by_whom(store: Store) -> None:
+def test_timeout_names_the_holder_of_the_stores_lock(store: Store) -> None:
     class Held(PrefixStore):
         def append(self, key: Any, value: Any) -> None:
             raise StoreTimeoutError("the lock was held", holder="other:1")
@@ -239,7 +237,7 @@ def test_when_the_store_is_held_up_the_time_out_says_by_whom(store: Store) -> No
     assert "other:1 holds the store's lock" in str(error)
 
 
-def test_where_the_store_does_not_tell_the_sequences_the_time_out_is_said_all_the_same(store: Store) -> None:
+def test_timeout_is_raised_even_if_the_sequences_cannot_be_read(store: Store) -> None:
     class Silent(PrefixStore):
         def check(self, keys: Any) -> bool:
             keys = list(keys)
@@ -252,13 +250,13 @@ def test_where_the_store_does_not_tell_the_sequences_the_time_out_is_said_all_th
     assert "sequence" not in words
 
 
-def test_callers_who_disagree_about_the_world_are_told(store: Store) -> None:
+def test_callers_with_different_world_sizes_are_an_error(store: Store) -> None:
     times_out(make(store, 0, 2))
     with pytest.raises(BarrierError, match=r"world_size=2.*world_size=3"):
         make(store, 1, 3).execute_barrier(0)
 
 
-def test_two_callers_with_one_rank_are_told_when_one_is_left_behind(store: Store) -> None:
+def test_callers_that_share_a_rank_are_an_error_when_one_is_left_behind(store: Store) -> None:
     class Overtaken(PrefixStore):
         def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
             self.set(key, "7")  # here the other one passes, again and again
@@ -268,7 +266,7 @@ def test_two_callers_with_one_rank_are_told_when_one_is_left_behind(store: Store
         make(Overtaken("x", store), 0, 1).execute_barrier()
 
 
-def test_two_callers_with_one_rank_in_one_barrier_pass_it_together(store: Store) -> None:
+def test_callers_that_share_a_rank_in_one_barrier_pass_it_together(store: Store) -> None:
     class Twin(PrefixStore):
         def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
             super().compare_set(key, expected, desired)  # here the other one passes
@@ -280,7 +278,7 @@ def test_two_callers_with_one_rank_in_one_barrier_pass_it_together(store: Store)
     assert barrier.sequence == 2
 
 
-def test_what_is_no_number_where_the_sequence_should_be_is_an_error(store: Store) -> None:
+def test_sequence_that_is_no_number_is_an_error(store: Store) -> None:
     store.set("ckpt/sequence/0", "some")
     with pytest.raises(BarrierError, match="not a sequence number"):
         make(store, 0, 1).execute_barrier()
@@ -305,7 +303,7 @@ def test_bad_arguments_are_refused_when_the_barrier_is_made(arguments: dict[str,
         StoreBarrier(**{"store": HashStore(), "rank": 0, "world_size": 2, **arguments})
 
 
-def test_the_time_out_of_one_call_counts_for_more_than_that_of_the_barrier(store: Store) -> None:
+def test_timeout_of_one_call_counts_for_more_than_that_of_the_barrier(store: Store) -> None:
     assert "timeout=0.01" in str(times_out(make(store, 0, 2), 0.01))
     with pytest.raises(StoreTimeoutError, match=r"timeout=0\.02"):
         make(store, 0, 2, timeout=0.02).execute_barrier()
@@ -332,7 +330,7 @@ def test_timeout_in_an_address_holds_where_a_barrier_has_none(tmp_path: Path, ki
         assert "timeout=0.01)" in str(start_thread(times_out, barrier, None).join())
 
 
-def test_with_fail_fast_a_dead_rank_ends_the_barrier_and_the_error_says_how_far_it_was(tmp_path: Path) -> None:
+def test_barrier_with_fail_fast_breaks_at_a_dead_rank_and_names_its_sequence(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with FileStoreBarrier(path, rank=0, world_size=2, timeout=HANG_S, fail_fast=True) as first:
         with (
@@ -351,13 +349,13 @@ def test_with_fail_fast_a_dead_rank_ends_the_barrier_and_the_error_says_how_far_
 # Stores
 
 
-def test_a_store_that_was_open_stays_open(store: Store) -> None:
+def test_store_that_was_open_stays_open(store: Store) -> None:
     with make(store, 0, 1) as barrier:
         barrier.execute_barrier()
     store.set("k", "v")
 
 
-def test_a_store_that_was_opened_for_the_barrier_is_closed_with_it(tmp_path: Path) -> None:
+def test_store_that_was_opened_for_the_barrier_is_closed_with_it(tmp_path: Path) -> None:
     with StoreBarrier(f"file:{tmp_path}/store?durable=1", rank=0, world_size=1, timeout=7) as barrier:
         barrier.execute_barrier()
         assert barrier._store.timeout.total_seconds() == 7
@@ -366,14 +364,14 @@ def test_a_store_that_was_opened_for_the_barrier_is_closed_with_it(tmp_path: Pat
     barrier.close()
 
 
-def test_an_address_may_be_that_of_any_store() -> None:
+def test_address_may_be_that_of_any_store() -> None:
     first, second = (StoreBarrier("mem:barriers", rank=rank, world_size=2, timeout=HANG_S) for rank in range(2))
     with first, second, start_thread(first.execute_barrier):
         second.execute_barrier()
 
 
 @pytest.mark.parametrize("name", ["store", "a:b?c=1#d%20", "with blank"])
-def test_the_path_of_a_file_store_barrier_is_taken_as_it_stands(tmp_path: Path, name: str) -> None:
+def test_path_of_a_file_store_barrier_is_taken_literally(tmp_path: Path, name: str) -> None:
     with FileStoreBarrier(tmp_path / name, rank=0, world_size=1, lock="flock", label="me") as barrier:
         barrier.execute_barrier()
     with FileStore(tmp_path / name, lock="flock") as store:
@@ -382,14 +380,14 @@ def test_the_path_of_a_file_store_barrier_is_taken_as_it_stands(tmp_path: Path, 
         barrier.execute_barrier()
 
 
-def test_nothing_is_opened_for_a_barrier_that_can_not_be(tmp_path: Path) -> None:
+def test_barrier_with_bad_arguments_opens_nothing(tmp_path: Path) -> None:
     for arguments in ({"rank": 3, "world_size": 3}, {"rank": 0, "world_size": 1, "barrier_prefix": "x" * 2000}):
         with pytest.raises((BarrierError, ValueError)):
             FileStoreBarrier(tmp_path / "store", **arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_killed_process_is_replaced_by_one_that_goes_on_with_its_sequence(tmp_path: Path) -> None:
+def test_process_that_is_killed_is_replaced_and_its_sequence_goes_on(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Workers(place.spec(), "execute_barriers", [[0, 2, 3], [1, 2, 2]]) as workers:
@@ -435,13 +433,13 @@ def test_barriers_are_registered_by_their_type() -> None:
     ]
 
 
-def test_registering_returns_the_class_and_may_be_done_again(registry: dict[str, type[Barrier]]) -> None:
+def test_registration_returns_the_class_and_may_be_done_again(registry: dict[str, type[Barrier]]) -> None:
     assert register_barrier(Recorded) is Recorded
     assert register_barrier(Recorded) is Recorded
     assert registry["recorded"] is Recorded
 
 
-def test_a_type_that_is_missing_or_taken_or_no_barrier_is_refused(registry: dict[str, type[Barrier]]) -> None:
+def test_type_that_is_missing_or_taken_or_no_barrier_is_refused(registry: dict[str, type[Barrier]]) -> None:
     with pytest.raises(ValueError, match="Nameless has no barrier_type"):
         register_barrier(type("Nameless", (Barrier,), {}))
     with pytest.raises(ValueError, match="Second: the barrier_type 'store' is that of StoreBarrier"):
@@ -474,14 +472,14 @@ def test_configurations_compare_print_and_load() -> None:
         ('{"barrier_args": [1]}', TypeError),
     ],
 )
-def test_what_is_no_configuration_is_refused(text: str, kind: type[Exception]) -> None:
+def test_configuration_with_unknown_or_wrong_fields_is_refused(text: str, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         BarrierConfig.from_json(text)
     with pytest.raises(TypeError):
         BarrierConfig("store", {1: 2})
 
 
-def test_no_type_makes_no_barrier_and_an_unknown_one_names_those_there_are() -> None:
+def test_type_not_given_makes_no_barrier_and_an_unknown_one_lists_those_known() -> None:
     assert create_barrier_from_config(BarrierConfig()) is None
     with pytest.raises(
         ValueError, match="unknown barrier_type 'tcp'; there are dist_barrier, file_store, store, tcp_store"
@@ -489,7 +487,7 @@ def test_no_type_makes_no_barrier_and_an_unknown_one_names_those_there_are() -> 
         create_barrier_from_config(BarrierConfig("tcp"))
 
 
-def test_rank_and_world_size_come_from_the_environment_when_they_are_not_given(
+def test_rank_and_world_size_come_from_the_environment_when_not_given(
     registry: dict[str, type[Barrier]], no_launcher: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     register_barrier(Recorded)
@@ -506,7 +504,7 @@ def test_rank_and_world_size_come_from_the_environment_when_they_are_not_given(
         assert (barrier.rank, barrier.world_size) == (1, 3)
 
 
-def test_a_rank_that_nobody_says_is_an_error(
+def test_rank_that_is_given_nowhere_is_an_error(
     registry: dict[str, type[Barrier]], no_launcher: pytest.MonkeyPatch
 ) -> None:
     register_barrier(Recorded)
@@ -515,6 +513,6 @@ def test_a_rank_that_nobody_says_is_an_error(
             create_barrier_from_config(config)
 
 
-def test_an_argument_that_the_barrier_does_not_take_is_an_error() -> None:
+def test_argument_that_the_barrier_does_not_take_is_an_error() -> None:
     with pytest.raises((TypeError, ValueError), match="colour"):
         create_barrier_from_config(BarrierConfig("store", {"store": "mem:", "rank": 0, "world_size": 1, "colour": 1}))

@@ -32,7 +32,7 @@ KINDS: list[Callable[[Store], Exclusive]] = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["lock", "election", "semaphore", "writer", "reader"])
-def test_who_had_it_finds_out_when_it_looks_and_when_it_gives_it_back(
+def test_holder_that_was_released_by_force_learns_it_at_check_and_release(
     store: Store, kind: Callable[[Store], Exclusive]
 ) -> None:
     hold = kind(store)
@@ -47,7 +47,7 @@ def test_who_had_it_finds_out_when_it_looks_and_when_it_gives_it_back(
     hold.release()
 
 
-def test_the_next_in_line_has_it_at_once_with_a_higher_token(place: Place, store: Store) -> None:
+def test_waiter_next_in_line_acquires_at_once_with_a_higher_token(place: Place, store: Store) -> None:
     def take() -> int:
         with Lock(place.open(how="clone"), "h") as lock:
             return lock.token
@@ -60,7 +60,7 @@ def test_the_next_in_line_has_it_at_once_with_a_higher_token(place: Place, store
     assert next_one.join() == 2
 
 
-def test_readers_behind_a_writer_have_it_all_together(place: Place, store: Store) -> None:
+def test_readers_behind_a_writer_acquire_all_together(place: Place, store: Store) -> None:
     both = threading.Barrier(2)
 
     def take() -> None:
@@ -76,7 +76,7 @@ def test_readers_behind_a_writer_have_it_all_together(place: Place, store: Store
         reader.join()
 
 
-def test_of_a_semaphore_only_the_one_that_is_meant_is_taken_and_one_is_served(place: Place, store: Store) -> None:
+def test_semaphore_loses_only_the_given_hold_and_one_waiter_is_served(place: Place, store: Store) -> None:
     def take() -> int:
         semaphore = Semaphore(place.open(how="clone"), "h", 2)
         with semaphore:
@@ -94,7 +94,7 @@ def test_of_a_semaphore_only_the_one_that_is_meant_is_taken_and_one_is_served(pl
         second.check()
 
 
-def test_a_token_that_nobody_has_changes_nothing(store: Store) -> None:
+def test_token_without_a_holder_changes_nothing(store: Store) -> None:
     assert not force_release(store, "h", 1)
     with Lock(store, "h") as lock:
         assert not force_release(store, "h", 2)

@@ -38,24 +38,24 @@ def shown(flag: bool | int) -> str:
     return f"{flag / (1 << 20):.3g} MiB"
 
 
-def test_the_table_in_the_documentation_says_what_the_flags_say() -> None:
+def test_table_in_the_documentation_agrees_with_the_flags() -> None:
     """When this fails, put `table()` into the page."""
     assert table() in PAGE.read_text(encoding="utf-8"), f"\n{table()}"
 
 
-def test_the_table_has_every_flag_and_every_flag_is_explained() -> None:
+def test_table_has_every_flag_and_every_flag_is_explained() -> None:
     assert list(WORDS) == list(Capabilities._fields)
     for flag in WORDS:
         assert f"    {flag}: " in (inspect.getdoc(Capabilities) or "").replace("\n", "\n    ")
 
 
-def test_a_view_has_the_flags_of_the_store_behind_it() -> None:
+def test_view_has_the_flags_of_the_store_behind_it() -> None:
     for kind in (FileStore, HashStore):
         with kind() as store:
             assert PrefixStore("b", PrefixStore("a", store)).capabilities is kind.capabilities
 
 
-def test_what_outlives_its_last_handle_is_found_by_the_next_one(place: Place) -> None:
+def test_data_that_outlives_its_last_handle_is_found_by_the_next(place: Place) -> None:
     store = place.open()
     store.set("k", "v")
     place.close()

@@ -65,12 +65,12 @@ def come(store: Store, rank: int, size: int, key: str = "b", ranked: bool = True
 
 
 @with_and_without_ranks
-def test_all_pass_a_barrier_together(place: Place, ranked: bool) -> None:
+def test_barrier_is_passed_by_all_together(place: Place, ranked: bool) -> None:
     assert each(place, range(5), lambda store, rank: come(store, rank, 5, ranked=ranked)) == [None] * 5
 
 
 @with_and_without_ranks
-def test_nobody_passes_a_barrier_before_the_last_has_come(place: Place, ranked: bool) -> None:
+def test_barrier_is_passed_only_when_the_last_has_come(place: Place, ranked: bool) -> None:
     passed: list[int] = []
 
     def early(rank: int) -> None:
@@ -87,7 +87,7 @@ def test_nobody_passes_a_barrier_before_the_last_has_come(place: Place, ranked: 
 
 
 @with_and_without_ranks
-def test_a_barrier_of_one_passes_at_once(store: Store, ranked: bool) -> None:
+def test_barrier_of_one_passes_at_once(store: Store, ranked: bool) -> None:
     come(store, 0, 1, ranked=ranked, timeout=0)
 
 
@@ -101,50 +101,50 @@ def test_barriers_follow_each_other_under_keys_of_their_own(place: Place, ranked
 
 
 @with_and_without_ranks
-def test_coming_to_a_finished_barrier_is_an_error_that_says_so(place: Place, store: Store, ranked: bool) -> None:
+def test_barrier_that_is_finished_refuses_every_rank(place: Place, store: Store, ranked: bool) -> None:
     each(place, range(2), lambda store, rank: come(store, rank, 2, ranked=ranked))
     for rank in range(2):
         with pytest.raises(BarrierError, match="used before"):
             come(store, rank, 2, ranked=ranked)
 
 
-def test_more_callers_than_world_size_are_an_error(place: Place) -> None:
+def test_callers_beyond_the_world_size_are_an_error(place: Place) -> None:
     results = each(place, range(5), lambda store, _: barrier(store, 3, "b", HANG_S))
     assert results.count(None) == 3
     assert sum(isinstance(result, BarrierError) for result in results) == 2
 
 
 @pytest.mark.parametrize("rank", [-1, 3, 4])
-def test_a_rank_outside_the_world_is_an_error_and_does_not_arrive(store: Store, rank: int) -> None:
+def test_rank_outside_the_world_is_an_error_and_does_not_arrive(store: Store, rank: int) -> None:
     with pytest.raises(BarrierError, match="not one of 3"):
         barrier(store, 3, "b", rank=rank)
     assert store.num_keys() == 0
 
 
-def test_callers_who_disagree_about_the_world_are_told(store: Store) -> None:
+def test_callers_with_different_world_sizes_are_an_error(store: Store) -> None:
     timed_out(lambda: come(store, 0, 2, timeout=0))
     with pytest.raises(BarrierError, match=r"world_size=2.*world_size=3"):
         come(store, 1, 3)
 
 
-def test_a_larger_world_does_not_pass_the_finished_barrier_of_a_smaller_one(place: Place, store: Store) -> None:
+def test_world_that_is_larger_does_not_pass_the_finished_barrier_of_a_smaller(place: Place, store: Store) -> None:
     each(place, range(2), lambda store, rank: come(store, rank, 2))
     with pytest.raises(BarrierError, match="world_size"):
         come(store, 3, 4)
 
 
-def test_one_rank_that_tries_three_times_does_not_pass_a_barrier_of_three(store: Store) -> None:
+def test_rank_that_tries_three_times_does_not_pass_a_barrier_of_three(store: Store) -> None:
     for _ in range(3):
         assert timed_out(lambda: come(store, 1, 3, timeout=0)).missing_ranks == ("0", "2")
 
 
-def test_a_rank_that_tries_again_after_a_time_out_counts_once(place: Place, store: Store) -> None:
+def test_rank_that_tries_again_after_a_timeout_counts_once(place: Place, store: Store) -> None:
     timed_out(lambda: come(store, 0, 3, timeout=0))
     timed_out(lambda: come(store, 0, 3, timeout=0.01))
     assert each(place, range(3), lambda store, rank: come(store, rank, 3)) == [None] * 3
 
 
-def test_a_rank_that_tries_again_passes_when_the_others_have_gone_on(place: Place, store: Store) -> None:
+def test_rank_that_tries_again_passes_when_the_others_have_gone_on(place: Place, store: Store) -> None:
     timed_out(lambda: come(store, 0, 3, timeout=0))
     assert each(place, [1, 2], lambda store, rank: come(store, rank, 3)) == [None] * 2
     come(place.open(), 0, 3, timeout=0)
@@ -152,7 +152,7 @@ def test_a_rank_that_tries_again_passes_when_the_others_have_gone_on(place: Plac
         come(store, 0, 3)
 
 
-def test_the_rank_that_all_waited_for_may_itself_be_a_second_try(place: Place, store: Store) -> None:
+def test_rank_that_comes_last_may_be_on_its_second_try(place: Place, store: Store) -> None:
     timed_out(lambda: come(store, 2, 3, timeout=0))
     threads = [start_thread(come, place.open(), rank, 3) for rank in (0, 1)]
     for thread in threads:
@@ -160,7 +160,7 @@ def test_the_rank_that_all_waited_for_may_itself_be_a_second_try(place: Place, s
     come(store, 2, 3, timeout=0)
 
 
-def test_a_barrier_whose_last_rank_died_before_it_told_the_others_is_passed_at_the_deadline(store: Store) -> None:
+def test_barrier_whose_last_rank_died_unannounced_is_passed_at_the_deadline(store: Store) -> None:
     class Dying(PrefixStore):
         def wait(self, keys: Any, timeout: Any = None) -> None:
             self.append("b/arrivals", "1/2 ")  # here the process of rank 1 dies
@@ -170,13 +170,13 @@ def test_a_barrier_whose_last_rank_died_before_it_told_the_others_is_passed_at_t
     assert store.check(["x/b/complete"])
 
 
-def test_whatever_else_lies_where_the_roll_should_be_is_an_error(store: Store) -> None:
+def test_arrivals_key_with_other_content_is_an_error(store: Store) -> None:
     store.set("b/arrivals", "something")
     with pytest.raises(BarrierError, match="no arrival"):
         come(store, 0, 2, timeout=0)
 
 
-def test_a_decoder_without_a_rank_is_a_value_error(store: Store) -> None:
+def test_decoder_without_a_rank_is_a_value_error(store: Store) -> None:
     with pytest.raises(ValueError, match="rank"):
         barrier(store, 2, "b", rank_tracing_decoder=str)
     assert store.num_keys() == 0
@@ -217,7 +217,7 @@ def late(ranks: list[int], call: Callable[[int], Any]) -> list[StoreTimeoutError
     return [timed_out(lambda: call(rank)) for rank in ranks]  # noqa: B023
 
 
-def test_the_time_out_of_every_rank_says_everything(place: Place) -> None:
+def test_timeout_of_every_rank_reports_all_missing_ranks_and_the_arguments(place: Place) -> None:
     def call(rank: int) -> None:
         with place.open() as store:
             barrier(store, 6, "run/7", 0.01, rank=rank, rank_tracing_decoder=lambda rank: f"host{rank}")
@@ -236,16 +236,16 @@ def test_the_time_out_of_every_rank_says_everything(place: Place) -> None:
         assert error.waited >= 0.01
 
 
-def test_without_a_decoder_the_missing_are_named_by_number(store: Store) -> None:
+def test_missing_ranks_are_named_by_number_without_a_decoder(store: Store) -> None:
     assert timed_out(lambda: come(store, 1, 3, timeout=0)).missing_ranks == ("0", "2")
 
 
-def test_rank_zero_may_be_the_missing_one(store: Store) -> None:
+def test_rank_zero_may_be_the_missing_rank(store: Store) -> None:
     errors = late([1, 2], lambda rank: come(store, rank, 3, timeout=0))
     assert [error.missing_ranks for error in errors] == [("0",), ("0",)]
 
 
-def test_sixteen_of_the_missing_are_named_and_the_others_counted(store: Store) -> None:
+def test_missing_ranks_beyond_sixteen_are_counted(store: Store) -> None:
     asked: list[int] = []
     error = timed_out(lambda: barrier(store, 40, "b", 0, 3, lambda rank: str(asked.append(rank) or f"host{rank}")))
     assert len(error.missing_ranks) == len(asked) == 16
@@ -256,12 +256,12 @@ def test_sixteen_of_the_missing_are_named_and_the_others_counted(store: Store) -
     assert "more" not in str(exactly)
 
 
-def test_a_decoder_that_fails_does_not_hide_the_time_out(store: Store) -> None:
+def test_decoder_that_fails_does_not_hide_the_timeout(store: Store) -> None:
     error = timed_out(lambda: barrier(store, 2, "b", 0, 0, lambda rank: {}[rank]))
     assert error.missing_ranks == ("1 (rank_tracing_decoder raised KeyError(1))",)
 
 
-def test_a_slow_decoder_is_asked_no_more_once_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_that_is_slow_is_asked_no_more_once_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     class Clock:
@@ -280,19 +280,19 @@ def test_a_slow_decoder_is_asked_no_more_once_the_time_is_up(monkeypatch: pytest
     assert error.missing_ranks == ("host1", "host2", "host3", "4", "5", "6", "7", "8", "9")
 
 
-def test_a_time_out_without_ranks_says_how_many_came(store: Store) -> None:
+def test_timeout_without_ranks_reports_how_many_came(store: Store) -> None:
     for count in (1, 2):
         error = timed_out(lambda: barrier(store, 3, "b", 0))
         assert f"key prefix: b (world_size=3, timeout=0): {count} came" in str(error)
 
 
-def test_callers_with_and_without_a_rank_at_one_barrier_are_told(store: Store) -> None:
+def test_callers_with_and_without_a_rank_at_one_barrier_are_reported(store: Store) -> None:
     assert "either all do" not in str(timed_out(lambda: barrier(store, 2, "b", 0, rank=1)))
     assert "either all do, or none" in str(timed_out(lambda: barrier(store, 2, "b", 0)))
     assert "either all do, or none" in str(timed_out(lambda: barrier(store, 2, "b", 0, rank=1)))
 
 
-def test_the_time_out_of_a_barrier_does_not_wait_for_a_store_that_lets_nobody_write(place: Place) -> None:
+def test_timeout_of_a_barrier_does_not_wait_for_a_store_that_refuses_writes(place: Place) -> None:
     """The word that a rank leaves in the store when it gives up is bounded by the trace timeout."""
 
     class Stuck(PrefixStore):
@@ -310,7 +310,7 @@ def test_the_time_out_of_a_barrier_does_not_wait_for_a_store_that_lets_nobody_wr
     assert timedelta(0) <= limits[0] <= timedelta(seconds=3)
 
 
-def test_a_barrier_times_out_in_time_while_somebody_sits_on_the_lock(tmp_path: Path) -> None:
+def test_barrier_times_out_in_time_while_another_process_holds_the_log_lock(tmp_path: Path) -> None:
     """The store's own timeout, which bounds every write, is far longer than barrier and trace timeout together."""
     place = Place("file-flock", str(tmp_path))
     try:
@@ -325,7 +325,7 @@ def test_a_barrier_times_out_in_time_while_somebody_sits_on_the_lock(tmp_path: P
         place.close()
 
 
-def test_an_error_of_the_store_is_no_time_out(store: Store) -> None:
+def test_error_of_the_store_is_no_timeout(store: Store) -> None:
     class Broken(PrefixStore):
         def wait(self, keys: Any, timeout: Any = None) -> None:
             raise StoreGoneError("gone")
@@ -337,7 +337,7 @@ def test_an_error_of_the_store_is_no_time_out(store: Store) -> None:
 # What it costs
 
 
-def test_a_rank_asks_the_store_three_times_and_waits_for_one_key() -> None:
+def test_rank_asks_the_store_three_times_and_waits_for_one_key() -> None:
     base = ThirdPartyStore()
     handles = [base.clone() for _ in range(4)]
     threads = [start_thread(barrier, handles[rank], 4, "b", HANG_S, rank) for rank in range(3)]
@@ -385,7 +385,7 @@ def test_timeout_of_the_store_holds_where_a_call_gives_none(place: Place, call: 
 # synchronize and get_all
 
 
-def test_synchronize_gives_everybody_the_data_of_all_in_order(place: Place) -> None:
+def test_synchronize_gives_all_ranks_the_data_of_all_in_order(place: Place) -> None:
     results = each(place, range(5), lambda store, rank: synchronize(store, f"data{rank}", rank, 5, "s", HANG_S))
     assert results == [[b"data0", b"data1", b"data2", b"data3", b"data4"]] * 5
 
@@ -409,7 +409,7 @@ def test_rank_zero_returns_from_get_all_last(place: Place, store: Store) -> None
     assert first.join() == [b"a", b"b", b"c"]
 
 
-def test_rank_zero_names_who_has_not_finished(place: Place, store: Store) -> None:
+def test_rank_zero_names_the_ranks_that_have_not_finished(place: Place, store: Store) -> None:
     store.multi_set(["p0", "p1", "p2", "p3"], ["a", "b", "c", "d"])
     get_all(store, 2, "p", 4)
     hasty = place.open(timeout=0.05)
@@ -442,13 +442,13 @@ def test_synchronize_names_the_ranks_whose_data_is_missing(store: Store) -> None
         assert f"in synchronize on rank {rank}, for key prefix: s (world_size=4" in str(error)
 
 
-def test_synchronize_may_be_tried_again_after_a_time_out(place: Place, store: Store) -> None:
+def test_synchronize_may_be_tried_again_after_a_timeout(place: Place, store: Store) -> None:
     timed_out(lambda: synchronize(store, b"a", 0, 3, "s", 0))
     results = each(place, range(3), lambda store, rank: synchronize(store, b"abc"[rank : rank + 1], rank, 3, "s"))
     assert results == [[b"a", b"b", b"c"]] * 3
 
 
-def test_a_rank_whose_data_was_used_while_it_was_away_gets_the_result_too(place: Place, store: Store) -> None:
+def test_rank_whose_data_was_used_while_it_was_away_gets_the_result_too(place: Place, store: Store) -> None:
     timed_out(lambda: synchronize(store, b"a", 1, 3, "s", 0))
     timed_out(lambda: synchronize(store, b"z", 0, 3, "s", 0))
     assert synchronize(store, b"c", 2, 3, "s") == [b"z", b"a", b"c"]
@@ -471,7 +471,7 @@ def test_synchronize_on_a_finished_prefix_raises_and_overwrites_nothing(place: P
     assert before["s1"] == b"old"
 
 
-def test_other_data_under_a_prefix_in_use_is_refused(store: Store) -> None:
+def test_synchronize_with_other_data_under_a_prefix_in_use_is_refused(store: Store) -> None:
     timed_out(lambda: synchronize(store, b"", 0, 2, "s", 0))
     with pytest.raises(BarrierError, match="other data"):
         synchronize(store, b"new", 0, 2, "s", 0)
@@ -504,7 +504,7 @@ def test_data_lies_where_torch_would_put_it(place: Place, store: Store, prefix: 
 # broadcast and gather
 
 
-def test_broadcast_gives_everybody_the_data_of_the_source(place: Place) -> None:
+def test_broadcast_gives_all_ranks_the_data_of_the_source(place: Place) -> None:
     def speak(store: Store, rank: int) -> bytes:
         return broadcast(store, b"from 2" if rank == 2 else None, rank, 4, "c", HANG_S, source=2)
 
@@ -517,7 +517,7 @@ def test_broadcast_names_a_source_that_does_not_come(store: Store) -> None:
     assert "in broadcast on rank 1, for key prefix: c" in str(error)
 
 
-def test_a_second_broadcast_of_other_data_is_refused(store: Store) -> None:
+def test_broadcast_of_other_data_for_a_second_time_is_refused(store: Store) -> None:
     assert broadcast(store, b"", 0, 2, "c") == b""
     assert broadcast(store, b"", 0, 2, "c") == b""
     with pytest.raises(BarrierError, match="other data"):
@@ -525,7 +525,7 @@ def test_a_second_broadcast_of_other_data_is_refused(store: Store) -> None:
     assert broadcast(store, None, 1, 2, "c") == b""
 
 
-def test_a_source_must_have_something_to_say(store: Store) -> None:
+def test_source_of_a_broadcast_must_have_data(store: Store) -> None:
     with pytest.raises(TypeError, match="source"):
         broadcast(store, None, 0, 2, "c")
     with pytest.raises(BarrierError, match="not one of 2"):
@@ -537,7 +537,7 @@ def test_gather_gives_the_target_the_data_of_all(place: Place) -> None:
     assert results == [None, [b"0", b"1", b"2", b"3"], None, None]
 
 
-def test_gather_names_who_did_not_come_and_may_be_tried_again(place: Place, store: Store) -> None:
+def test_gather_names_the_ranks_that_did_not_come_and_may_be_tried_again(place: Place, store: Store) -> None:
     gather(store, b"2", 2, 4, "g")
     error = timed_out(lambda: gather(store, b"0", 0, 4, "g", 0.05))
     assert error.missing_ranks == ("1", "3")
@@ -575,7 +575,7 @@ def test_store_timeout_restores_after_an_error(place: Place) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, "1", None, float("nan")])
-def test_store_timeout_refuses_what_is_no_timeout_and_changes_nothing(place: Place, timeout: Any) -> None:
+def test_store_timeout_refuses_an_invalid_timeout_and_changes_nothing(place: Place, timeout: Any) -> None:
     handle = place.open(timeout=7)
     with pytest.raises((TypeError, ValueError)), store_timeout(handle, timeout):
         pytest.fail("the body runs")

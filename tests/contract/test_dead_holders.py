@@ -109,7 +109,7 @@ def test_dead_consumer_has_taken_nothing(place: Place, store: Store) -> None:
         queue.take(block=False)
 
 
-def test_dead_holders_are_not_named_by_a_time_out(place: Place, store: Store) -> None:
+def test_dead_holders_are_not_named_by_a_timeout(place: Place, store: Store) -> None:
     first, second = place.open(), place.open()
     assert Semaphore(first, "s", 2).acquire()
     assert Semaphore(store, "s", 2).acquire()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 from support.places import ETCD, HANG_S, Place
 
 from fscoord import FileStore, aio
@@ -60,7 +61,7 @@ def owner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_word_has_no_space_and_is_nobody_elses(kind: str) -> None:
+def test_word_of_a_host_has_no_space_and_is_unique(kind: str) -> None:
     text, word = NAMES[kind]
     assert escape_word(text) == word
     assert len(escape_word(text).split()) == bool(text)
@@ -109,7 +110,7 @@ def test_groups_take_hosts_of_any_name(owner: str, store: Store, place: Place) -
         assert other.observe()[1].data == b"d"
 
 
-def test_other_recipes_take_hosts_of_any_name(owner: str, store: Store, place: Place) -> None:
+def test_once_election_latch_and_double_barrier_take_hosts_of_any_name(owner: str, store: Store, place: Place) -> None:
     assert once(store, "o", lambda: b"done") == b"done" == once(place.open(), "o", lambda: b"again")
     with pytest.raises(ZeroDivisionError):
         once(store, "f", lambda: b"%d" % (1 // 0))
@@ -133,7 +134,7 @@ def test_rank_0_publishes_a_host_of_any_name(owner: str, store: Store, place: Pl
     assert first.master_addr == system.hostname()
 
 
-def test_bell_of_a_node_of_any_name(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bell_works_on_a_node_of_any_name(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert node_bell_path((bytes(16), 1, 2)).startswith(f"{tmp_path}/")
 
@@ -158,4 +159,4 @@ def test_store_names_hosts_as_they_are(owner: str, tmp_path: Path) -> None:
         store.set("a", "b")
         other.set("a", "c")
         assert {member.host for member in store.members()} == {system.hostname()}
-        assert {f"{member}" for member in [*store._log.sessions.values()]} == {owner}
+        assert {f"{member}" for member in [*log_of(store).sessions.values()]} == {owner}

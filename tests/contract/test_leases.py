@@ -73,22 +73,22 @@ def looks(signs: LeaseMonitor, clock: Clock, entry: Entry, count: int, step: flo
     return found
 
 
-def test_who_shows_nothing_for_as_long_as_its_lease_is_silent(clock: Clock) -> None:
+def test_lease_without_renewal_for_its_duration_has_expired(clock: Clock) -> None:
     assert looks(LeaseMonitor(), clock, served("8.0:3"), 10, 1.0) == [False] * 8 + [True] * 2
 
 
-def test_a_sign_of_life_begins_the_time_anew(clock: Clock) -> None:
+def test_lease_that_is_renewed_begins_its_time_anew(clock: Clock) -> None:
     signs = LeaseMonitor()
     assert not any(looks(signs, clock, served("8.0:3"), 8, 1.0))
     assert looks(signs, clock, served("8.0:4"), 9, 1.0) == [False] * 8 + [True]
 
 
-def test_who_did_not_look_for_long_has_not_seen_that_nothing_changed_all_the_time(clock: Clock) -> None:
+def test_lease_is_not_judged_over_a_time_without_looks(clock: Clock) -> None:
     signs = LeaseMonitor()
     assert looks(signs, clock, served("8.0:3"), 5, 1000.0) == [False] * 4 + [True]
 
 
-def test_who_waits_and_who_has_no_lease_is_never_silent(clock: Clock) -> None:
+def test_lease_of_a_waiter_or_none_at_all_never_expires(clock: Clock) -> None:
     assert not any(looks(LeaseMonitor(), clock, served("8.0:3", token=0), 99, 1.0))
     assert not any(looks(LeaseMonitor(), clock, served(NO_LEASE), 99, 1.0))
 
@@ -106,7 +106,7 @@ HOLDS: dict[str, Callable[[Store], Any]] = {
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["waiting", "trying"])
 @pytest.mark.parametrize("kind", HOLDS)
-def test_who_gives_no_sign_of_life_loses_its_hold_and_finds_out(
+def test_holder_that_does_not_renew_its_lease_loses_its_hold_and_learns_it(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch, kind: str, blocking: bool
 ) -> None:
     stopped, other = HOLDS[kind](store), HOLDS[kind](place.open(how="clone"))
@@ -126,13 +126,13 @@ def test_who_gives_no_sign_of_life_loses_its_hold_and_finds_out(
     other.release()
 
 
-def test_a_hold_without_a_lease_is_not_judged_by_the_lease_of_another(place: Place, store: Store) -> None:
+def test_hold_without_a_lease_is_not_judged_by_the_lease_of_another(place: Place, store: Store) -> None:
     with Lock(store, "l") as lock:
         assert not Lock(place.open(how="clone"), "l", ttl=0.01).acquire(timeout=0.2)
         lock.check()
 
 
-def test_a_holder_gives_signs_of_life_until_it_releases(place: Place, store: Store) -> None:
+def test_holder_renews_its_lease_until_it_releases(place: Place, store: Store) -> None:
     lock = Lock(store, "l", ttl=0.1)
     look = Lock(place.open(how="clone"), "l")
     with lock:
@@ -141,7 +141,7 @@ def test_a_holder_gives_signs_of_life_until_it_releases(place: Place, store: Sto
     assert look._line.entries() == []
 
 
-def test_who_waited_gives_signs_of_life_from_when_it_is_served(place: Place, store: Store) -> None:
+def test_waiter_renews_its_lease_from_when_it_is_served(place: Place, store: Store) -> None:
     look = Lock(place.open(how="clone"), "l")
     with Lock(store, "l"):
         waiter = start_thread(Lock(place.open(how="clone"), "l", ttl=0.1).acquire)
@@ -150,7 +150,7 @@ def test_who_waited_gives_signs_of_life_from_when_it_is_served(place: Place, sto
     until(lambda: int(look._line.entries()[0].lease.partition(":")[2]) > 2)
 
 
-def test_a_hold_that_was_taken_away_is_spoken_of(place: Place, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_hold_that_was_taken_away_is_logged(place: Place, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     lock, other = Lock(store, "l", ttl=0.1), Lock(place.open(how="clone"), "l")
     with caplog.at_level(logging.WARNING, "fscoord"):
         assert lock.acquire()
@@ -160,7 +160,7 @@ def test_a_hold_that_was_taken_away_is_spoken_of(place: Place, store: Store, cap
         lock.release()
 
 
-def test_a_holder_that_can_not_reach_its_store_says_so_and_tries_again(
+def test_holder_that_cannot_reach_its_store_logs_it_and_tries_again(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Cut(PrefixStore):
@@ -182,13 +182,13 @@ def test_a_holder_that_can_not_reach_its_store_says_so_and_tries_again(
         lock.check()
 
 
-def test_a_lease_is_a_time_above_zero_and_has_an_end(store: Store) -> None:
+def test_lease_is_a_time_above_zero_and_has_an_end(store: Store) -> None:
     for ttl in (0, -1, math.inf):
         with pytest.raises(ValueError, match=r"ttl|timeout"):
             Lock(store, "l", ttl=ttl)
 
 
-def test_a_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp_path: Path) -> None:
+def test_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Workers(place.spec(), "wake_up_and_write", [["l", 0.5]]) as workers:
@@ -206,7 +206,7 @@ def test_a_process_that_is_stopped_loses_its_hold_and_its_writes_are_refused(tmp
 # Values
 
 
-def test_a_value_is_written_with_a_token_and_refuses_lower_ones(place: Place, store: Store) -> None:
+def test_value_written_with_a_token_refuses_lower_tokens(place: Place, store: Store) -> None:
     value = Fenced(store, "v")
     assert value.token() == 0
     value.set("one", 3)
@@ -219,13 +219,13 @@ def test_a_value_is_written_with_a_token_and_refuses_lower_ones(place: Place, st
     assert (value.get(), value.token()) == (b"", 7)
 
 
-def test_a_refusal_is_a_lost_hold(store: Store) -> None:
+def test_fenced_write_that_is_refused_is_a_lost_hold(store: Store) -> None:
     Fenced(store, "v").set("", 2)
     with pytest.raises(LockLostError):
         Fenced(store, "v").set("", 1)
 
 
-def test_of_writes_at_once_the_highest_token_stays(place: Place, store: Store) -> None:
+def test_fenced_writes_at_once_keep_the_value_of_the_highest_token(place: Place, store: Store) -> None:
     def run(first: int) -> None:
         value = Fenced(place.open(how="clone"), "v")
         for token in range(first, 200, 4):
@@ -239,7 +239,7 @@ def test_of_writes_at_once_the_highest_token_stays(place: Place, store: Store) -
     assert Fenced(store, "v").get() == b"by 199"
 
 
-def test_a_newer_token_that_comes_between_is_seen(store: Store) -> None:
+def test_fenced_write_sees_a_newer_token_that_comes_between(store: Store) -> None:
     class Slow(PrefixStore):
         def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
             Fenced(PrefixStore("x", store), "v").set("new", 9)
@@ -250,7 +250,7 @@ def test_a_newer_token_that_comes_between_is_seen(store: Store) -> None:
     assert Fenced(PrefixStore("x", store), "v").get() == b"new"
 
 
-def test_a_value_that_is_deleted_meanwhile_begins_anew(store: Store) -> None:
+def test_fenced_value_that_is_deleted_meanwhile_begins_anew(store: Store) -> None:
     class Deleted(PrefixStore):
         def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
             self.delete_key(key)
@@ -261,7 +261,7 @@ def test_a_value_that_is_deleted_meanwhile_begins_anew(store: Store) -> None:
     assert Fenced(PrefixStore("x", store), "v").get() == b"new"
 
 
-def test_something_else_under_the_key_is_an_error_and_stays(store: Store) -> None:
+def test_fenced_write_over_something_else_is_an_error_and_changes_nothing(store: Store) -> None:
     for text in (b"text", b"3", b"-3 x", b"x 3"):
         store.set("v", text)
         for call in (Fenced(store, "v").get, Fenced(store, "v").token, lambda: Fenced(store, "v").set("", 1)):

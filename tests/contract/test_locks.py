@@ -92,7 +92,7 @@ class Interrupted(PrefixStore):
 # One at a time
 
 
-def test_one_has_it_at_a_time_and_tokens_rise(place: Place) -> None:
+def test_lock_has_one_holder_at_a_time_and_tokens_rise(place: Place) -> None:
     holds: list[tuple[int, int]] = []
     inside = threading.Lock()
 
@@ -109,7 +109,7 @@ def test_one_has_it_at_a_time_and_tokens_rise(place: Place) -> None:
     assert [token for token, _ in holds] == list(range(1, 41))
 
 
-def test_who_comes_first_is_served_first(place: Place, store: Store) -> None:
+def test_lock_is_granted_in_the_order_of_arrival(place: Place, store: Store) -> None:
     served: list[int] = []
     lock = Lock(store, "l")
     assert lock.acquire()
@@ -123,7 +123,7 @@ def test_who_comes_first_is_served_first(place: Place, store: Store) -> None:
     assert not lock.locked()
 
 
-def test_nobody_but_the_next_is_woken(place: Place, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_wakes_the_next_waiter_alone(place: Place, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = Lock(store, "l")
     assert lock.acquire()
     threads = line_up(place, 5, lambda lock, _: lock.release())
@@ -137,7 +137,7 @@ def test_nobody_but_the_next_is_woken(place: Place, store: Store, monkeypatch: p
         thread.join()
 
 
-def test_a_lock_leaves_one_key_behind(place: Place, store: Store) -> None:
+def test_lock_leaves_one_key_behind(place: Place, store: Store) -> None:
     before = store.num_keys()
     lock = Lock(store, "l")
     assert lock.acquire()
@@ -170,14 +170,14 @@ def test_locks_take_the_place_of_those_of_threading(store: Store) -> None:
         lock.acquire(timeout=-2)
 
 
-def test_a_try_without_waiting_changes_nothing(store: Store) -> None:
+def test_acquire_without_blocking_changes_nothing(store: Store) -> None:
     with Lock(store, "l"):
         before = store.get("l/line")
         assert not Lock(store, "l").acquire(blocking=False)
         assert store.get("l/line") == before
 
 
-def test_with_the_time_out_says_who_has_it_and_leaves_the_line(store: Store) -> None:
+def test_lock_that_times_out_names_the_holder_and_leaves_the_line(store: Store) -> None:
     with Lock(store, "l") as lock:
         words = rf"^timeout: the lock 'l' not acquired within 0.01 s; held by .*:{os.getpid()}, nobody else waiting$"
         with pytest.raises(StoreTimeoutError, match=words) as caught, Lock(store, "l", timeout=0.01):
@@ -187,18 +187,18 @@ def test_with_the_time_out_says_who_has_it_and_leaves_the_line(store: Store) -> 
         assert not lock.waiters()
 
 
-def test_with_the_stores_timeout_counts_where_the_lock_has_none(store: Store) -> None:
+def test_timeout_of_the_store_holds_for_a_lock_that_has_none(store: Store) -> None:
     store.set_timeout(0.01)
     with Lock(store, "l"), pytest.raises(StoreTimeoutError, match=r"0\.01 s"):
         Lock(store, "l").__enter__()
 
 
-def test_a_name_that_is_too_long_is_refused_at_once(store: Store) -> None:
+def test_name_that_is_too_long_is_refused_at_once(store: Store) -> None:
     with pytest.raises(LimitExceededError):
         Lock(store, "x" * 1010)
 
 
-def test_who_is_alone_writes_once_to_acquire_and_once_to_release() -> None:
+def test_lock_without_waiters_writes_once_to_acquire_and_once_to_release() -> None:
     store = ThirdPartyPlace().base
     lock = Lock(store, "l")
     with lock:
@@ -210,7 +210,7 @@ def test_who_is_alone_writes_once_to_acquire_and_once_to_release() -> None:
 
 
 @pytest.mark.parametrize("holds", [True, False], ids=["held", "free again"])
-def test_who_believes_that_nobody_is_in_line_overtakes_nobody(place: Place, store: Store, holds: bool) -> None:
+def test_acquire_that_read_an_empty_line_too_early_overtakes_no_waiter(place: Place, store: Store, holds: bool) -> None:
     class Late(PrefixStore):
         is_late = False
 
@@ -243,7 +243,7 @@ def test_who_believes_that_nobody_is_in_line_overtakes_nobody(place: Place, stor
         assert late.token == 4
 
 
-def test_of_64_who_wait_one_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_wakes_1_of_64_waiters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     monkeypatch.setattr(Waiter, "max_sleep", spied := SpiedSleep(Waiter.max_sleep))
@@ -288,7 +288,7 @@ class SpiedSleep:
 # What goes wrong
 
 
-def test_a_hold_that_was_taken_away_is_noticed(store: Store) -> None:
+def test_hold_that_was_taken_away_is_noticed(store: Store) -> None:
     lock = Lock(store, "l")
     with pytest.raises(LockLostError):
         lock.check()
@@ -305,7 +305,7 @@ def test_a_hold_that_was_taken_away_is_noticed(store: Store) -> None:
             lock.release()
 
 
-def test_a_hold_that_another_has_taken_away_is_noticed_when_it_is_given_back(place: Place, store: Store) -> None:
+def test_hold_that_another_has_taken_away_is_noticed_at_release(place: Place, store: Store) -> None:
     lock, other = Lock(store, "l"), Lock(place.open(how="clone"), "l")
     assert lock.acquire()
     other._line.leave(other._line.entries()[0].id)
@@ -315,7 +315,7 @@ def test_a_hold_that_another_has_taken_away_is_noticed_when_it_is_given_back(pla
         assert lock.token == 2
 
 
-def test_who_is_taken_out_of_the_line_is_told(place: Place, store: Store) -> None:
+def test_waiter_that_is_taken_out_of_the_line_raises(place: Place, store: Store) -> None:
     with Lock(store, "l") as lock:
         waiter = start_thread(Lock(place.open(how="clone"), "l").acquire)
         until(lock.waiters)
@@ -326,7 +326,9 @@ def test_who_is_taken_out_of_the_line_is_told(place: Place, store: Store) -> Non
             waiter.join()
 
 
-def test_the_next_gets_it_though_its_waker_died(place: Place, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_acquires_though_the_releaser_died_before_waking_it(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Dying(PrefixStore):
         def set(self, key: Any, value: Any) -> None:
             raise StoreUnavailableError("here the process dies")
@@ -341,7 +343,7 @@ def test_the_next_gets_it_though_its_waker_died(place: Place, store: Store, monk
     assert waiter.result
 
 
-def test_the_key_that_wakes_somebody_who_has_gone_already_does_not_stay(
+def test_wake_key_of_a_waiter_that_has_gone_does_not_stay(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(PrefixStore):
@@ -364,9 +366,7 @@ def test_the_key_that_wakes_somebody_who_has_gone_already_does_not_stay(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_an_interruption_at_any_operation_leaves_nothing_held_and_nobody_waiting(
-    store: Store, held: bool, after: bool
-) -> None:
+def test_interruption_at_any_operation_leaves_no_holder_and_no_waiter(store: Store, held: bool, after: bool) -> None:
     at, hit = 0, True
     while hit:
         at += 1
@@ -388,7 +388,7 @@ def test_an_interruption_at_any_operation_leaves_nothing_held_and_nobody_waiting
     assert at > 2
 
 
-def test_who_is_served_while_it_gives_up_has_it(place: Place, store: Store) -> None:
+def test_waiter_that_is_served_while_it_gives_up_has_the_lock(place: Place, store: Store) -> None:
     class Late(PrefixStore):
         calls = 0
 
@@ -405,13 +405,13 @@ def test_who_is_served_while_it_gives_up_has_it(place: Place, store: Store) -> N
     lock.release()
 
 
-def test_what_is_no_line_is_an_error_that_names_the_key(store: Store) -> None:
+def test_line_with_other_content_is_an_error_that_names_the_key(store: Store) -> None:
     store.set("l/line", "something")
     with pytest.raises(FscoordError, match=r"l/line.*not a valid line of waiters"):
         Lock(store, "l").acquire()
 
 
-def test_a_line_that_somebody_deletes_meanwhile_begins_anew(store: Store) -> None:
+def test_line_that_is_deleted_meanwhile_begins_anew(store: Store) -> None:
     class Deleted(PrefixStore):
         deleted = False
 
@@ -430,7 +430,7 @@ def test_a_line_that_somebody_deletes_meanwhile_begins_anew(store: Store) -> Non
 # Processes
 
 
-def test_what_the_dead_held_is_free_and_who_waited_behind_them_is_served(tmp_path: Path) -> None:
+def test_lock_of_a_killed_holder_goes_to_the_next_living_waiter(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Workers(place.spec(), "hold", [["l"]] * 3) as workers:
@@ -475,19 +475,19 @@ def arrivals(path: str) -> dict[str, int]:
     return found
 
 
-def test_the_holds_of_processes_do_not_overlap_and_no_token_overtakes_another(tmp_path: Path) -> None:
+def test_holds_of_processes_do_not_overlap_and_tokens_are_granted_in_order(tmp_path: Path) -> None:
     no_overlap(str(tmp_path), 4, 25)
     assert list(arrivals(f"{tmp_path}/store").values()) == list(range(1, 101))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("processes", "times"), [(8, 500), (32, 1000)])
-def test_thousands_of_holds_of_many_processes_do_not_overlap(tmp_path: Path, processes: int, times: int) -> None:
+def test_holds_by_the_thousand_of_many_processes_do_not_overlap(tmp_path: Path, processes: int, times: int) -> None:
     no_overlap(str(tmp_path), processes, times)
 
 
 @pytest.mark.parametrize("kind", ["Lock", "Semaphore"])
-def test_who_closes_its_store_instead_of_releasing_wakes_the_next_at_once(
+def test_close_without_release_wakes_the_next_waiter_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Whoever is not woken sleeps for longer than this test may take."""
@@ -515,7 +515,7 @@ def test_who_closes_its_store_instead_of_releasing_wakes_the_next_at_once(
     place.close()
 
 
-def test_a_store_that_nobody_waits_for_is_closed_without_a_bell(tmp_path: Path) -> None:
+def test_store_without_waiters_is_closed_without_a_bell(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Lock(store, "l"):
@@ -525,7 +525,7 @@ def test_a_store_that_nobody_waits_for_is_closed_without_a_bell(tmp_path: Path) 
     assert not list(tmp_path.glob("*.bell"))
 
 
-def test_what_the_dead_held_is_free_for_who_does_not_wait(tmp_path: Path) -> None:
+def test_lock_of_a_killed_holder_is_free_for_acquire_without_blocking(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Workers(place.spec(), "hold", [["l"]]) as workers:
@@ -539,7 +539,7 @@ def test_what_the_dead_held_is_free_for_who_does_not_wait(tmp_path: Path) -> Non
     place.close()
 
 
-def test_a_forked_child_holds_nothing(store: Store) -> None:
+def test_forked_child_holds_nothing(store: Store) -> None:
     lock = Lock(store, "l")
     assert lock.acquire()
     child = os.fork()
@@ -556,7 +556,7 @@ def test_a_forked_child_holds_nothing(store: Store) -> None:
 # Again and again by one thread
 
 
-def test_a_thread_may_acquire_a_reentrant_lock_again(place: Place, store: Store) -> None:
+def test_thread_may_acquire_a_reentrant_lock_again(place: Place, store: Store) -> None:
     lock = RLock(store, "l")
     with lock, lock:
         assert lock.acquire(blocking=False)

@@ -16,11 +16,11 @@ def can_tell(place: Place) -> bool:
     return keeps_sessions(place) and place.lock != "soft"
 
 
-def test_a_store_says_whether_it_can_tell_who_lives(place: Place) -> None:
+def test_store_has_a_flag_for_liveness(place: Place) -> None:
     assert place.open().has_liveness is can_tell(place)
 
 
-def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
+def test_handle_that_has_closed_is_dead_where_the_store_has_liveness(place: Place) -> None:
     one, two = place.open(), place.open(how="clone")
     one.announce_rank(0)
     two.announce_rank(1)
@@ -32,7 +32,7 @@ def test_who_has_closed_is_dead_where_that_can_be_told(place: Place) -> None:
     assert one.dead_sessions([number]) == ([number] if can_tell(place) else [])
 
 
-def test_a_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Place) -> None:
+def test_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Place) -> None:
     if not can_tell(place):
         return
     one, two = place.open(), place.open(how="clone")
@@ -42,7 +42,7 @@ def test_a_wait_that_watches_sessions_ends_when_one_of_them_has_closed(place: Pl
     assert one.wait_sessions(["k"], [alive, number]) == [number]
 
 
-def test_a_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
+def test_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
     store = place.open()
     barrier(store, 1, "b", 5, 0, fail_fast=True)
     with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\]"):
@@ -50,7 +50,7 @@ def test_a_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
 
 
 @pytest.mark.parametrize("call", ["announce_rank", "dead_ranks", "wait_alive"])
-def test_a_rank_is_an_integer(call: str, place: Place) -> None:
+def test_rank_is_an_integer(call: str, place: Place) -> None:
     if not keeps_sessions(place):
         return  # it keeps no ranks
     store = place.open()

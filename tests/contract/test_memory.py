@@ -27,7 +27,7 @@ def waiting(store: HashStore, count: int) -> None:
         time.sleep(0.001)
 
 
-def test_a_write_wakes_only_who_waits_for_its_key() -> None:
+def test_write_wakes_only_the_waiters_for_its_key() -> None:
     store = HashStore(timeout=HANG_S)
     looks: dict[str, int] = {}
 
@@ -51,7 +51,7 @@ def test_a_write_wakes_only_who_waits_for_its_key() -> None:
     assert looks == {f"k{i}": 2 for i in range(8)}, "a look before the sleep and one after"
 
 
-def test_a_push_wakes_one_pop() -> None:
+def test_push_wakes_one_pop() -> None:
     store = HashStore(timeout=HANG_S)
     threads = [start_thread(store.clone().queue_pop, "q") for _ in range(4)]
     waiting(store, 4)
@@ -80,7 +80,7 @@ def test_pops_are_served_in_the_order_in_which_they_came() -> None:
     assert served == [0, 1, 2, 3]
 
 
-def test_who_has_gone_leaves_nothing_behind() -> None:
+def test_waits_that_are_over_leave_nothing_behind() -> None:
     store = HashStore(timeout=0.01)
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -94,7 +94,7 @@ def test_who_has_gone_leaves_nothing_behind() -> None:
     assert not store._shared.queues
 
 
-def test_closing_a_handle_ends_its_waits_and_no_others() -> None:
+def test_close_ends_the_waits_of_its_handle_and_no_others() -> None:
     store = HashStore(timeout=HANG_S)
     closing, staying = store.clone(), store.clone()
     ended = [start_thread(closing.get, "k"), start_thread(closing.queue_pop, "q")]
@@ -108,7 +108,7 @@ def test_closing_a_handle_ends_its_waits_and_no_others() -> None:
     assert stays.join() == b"1"
 
 
-def test_a_closed_handle_keeps_no_data_alive() -> None:
+def test_handle_that_is_closed_keeps_no_data_alive() -> None:
     store = HashStore()
     data = weakref.ref(store._shared)
     store.close()

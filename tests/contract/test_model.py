@@ -159,7 +159,7 @@ class FileAgainstModel(RuleBasedStateMachine):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("lock", "examples"), [("ofd", 100), ("flock", 30), ("soft", 30)])
-def test_a_file_and_the_model_agree_on_any_history(lock: str, examples: int) -> None:
+def test_file_store_and_the_model_agree_on_any_history(lock: str, examples: int) -> None:
     machine = type("FileAgainstModel", (FileAgainstModel,), {"lock": lock})
     run_state_machine_as_test(
         machine,

@@ -39,7 +39,7 @@ def test_views_nest_and_the_outermost_prefix_comes_last(base: Store) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "a/b", b"\xff", "\udcff", "я", b"a\0"])
-def test_any_key_is_a_prefix(base: Store, prefix: Any) -> None:
+def test_prefix_may_be_any_key(base: Store, prefix: Any) -> None:
     view = PrefixStore(prefix, base)
     base.set("outside", "0")
     for key in ["k", "", "/", b"\xff\xfe", "я"]:
@@ -58,14 +58,14 @@ def test_views_count_and_list_their_own_keys_only(base: Store) -> None:
     assert [view.num_keys() for view in views] == [2, 1, 1, 1]
 
 
-def test_the_underlying_store_is_the_next_one(base: Store) -> None:
+def test_underlying_store_is_the_next_store_inwards(base: Store) -> None:
     inner = PrefixStore("a", base)
     outer = PrefixStore("b", inner)
     assert outer.underlying_store is inner
     assert inner.underlying_store is base
 
 
-def test_the_timeout_is_that_of_the_underlying_store(base: Store) -> None:
+def test_timeout_is_that_of_the_underlying_store(base: Store) -> None:
     outer = PrefixStore("b", PrefixStore("a", base))
     outer.set_timeout(3)
     assert base.timeout == outer.timeout == timedelta(seconds=3)
@@ -94,7 +94,7 @@ def test_prefix_and_key_together_have_the_length_of_a_key(base: Store) -> None:
         PrefixStore("p" * (KEY_MAX + 1), base)
 
 
-def test_a_prefix_needs_a_store() -> None:
+def test_prefix_needs_a_store() -> None:
     with pytest.raises(ValueError, match="None"):
         PrefixStore("a", None)  # type: ignore[arg-type]
     for store in ["store", object(), {}]:
@@ -104,7 +104,7 @@ def test_a_prefix_needs_a_store() -> None:
         PrefixStore(None, HashStore())  # type: ignore[arg-type]
 
 
-def test_closing_a_view_leaves_the_store_and_its_other_views_open(base: Store) -> None:
+def test_view_that_is_closed_leaves_the_store_and_its_other_views_open(base: Store) -> None:
     first, second = PrefixStore("a", base), PrefixStore("a", base)
     with first:
         first.set("k", "1")
@@ -114,7 +114,7 @@ def test_closing_a_view_leaves_the_store_and_its_other_views_open(base: Store) -
     assert base.get("a/k") == b"1"
 
 
-def test_closing_a_cloned_view_closes_the_clone_that_it_stands_on(base: Store) -> None:
+def test_view_that_was_cloned_closes_its_own_clone(base: Store) -> None:
     clone = PrefixStore("b", PrefixStore("a", base)).clone()
     assert isinstance(clone, PrefixStore)
     inner = clone.underlying_store
@@ -127,7 +127,7 @@ def test_closing_a_cloned_view_closes_the_clone_that_it_stands_on(base: Store) -
     assert base.get("a/b/k") == b"1"
 
 
-def test_a_barrier_of_a_view_is_the_barrier_of_the_store_under_the_full_key() -> None:
+def test_barrier_of_a_view_is_the_barrier_of_the_store_under_the_full_key() -> None:
     class OneRoundTrip(ThirdPartyStore):
         def barrier(self, key: Any, world_size: int, timeout: Any = None) -> None:
             self.asked.append(f"barrier {key!r} {world_size} {timeout}")
@@ -137,7 +137,7 @@ def test_a_barrier_of_a_view_is_the_barrier_of_the_store_under_the_full_key() ->
     assert base.asked == ["barrier b'a/b' 3 5"]
 
 
-def test_a_store_that_lacks_the_extended_api_lacks_it_behind_a_prefix() -> None:
+def test_store_that_lacks_the_extended_api_lacks_it_behind_a_prefix() -> None:
     class Plain(ThirdPartyStore):
         def has_extended_api(self) -> bool:
             return False

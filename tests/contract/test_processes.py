@@ -31,7 +31,7 @@ def all_ranks(*more: Any) -> list[list[Any]]:
     return [[rank, *more] for rank in range(SIZE)]
 
 
-def test_every_sum_is_given_to_one_caller(place: Place, store: Store) -> None:
+def test_sums_are_given_to_one_caller_each(place: Place, store: Store) -> None:
     results = work(store, place.spec(), "add", [[COUNT]] * SIZE)
     assert sorted(chain.from_iterable(results)) == list(range(1, SIZE * COUNT + 1))
     assert all(result == sorted(result) for result in results)
@@ -46,7 +46,7 @@ def test_appends_lose_nothing_and_keep_each_process_in_its_order(place: Place, s
     assert len(tokens) == SIZE * COUNT
 
 
-def test_equal_appends_are_all_kept(place: Place, store: Store) -> None:
+def test_appends_of_equal_values_are_all_kept(place: Place, store: Store) -> None:
     work(store, place.spec(), "append_same", [[COUNT]] * SIZE)
     assert store.get("text") == b"x" * (SIZE * COUNT)
 
@@ -57,14 +57,14 @@ def test_compare_set_lets_one_win(place: Place, store: Store) -> None:
     assert store.get("n") == b"%d" % (SIZE * (COUNT // 3))
 
 
-def test_each_item_of_a_queue_is_taken_once(place: Place, store: Store) -> None:
+def test_queue_gives_each_item_to_one_process(place: Place, store: Store) -> None:
     results = work(store, place.spec(), "move", all_ranks(SIZE, COUNT))
     pushed = [f"{rank}.{i}" for rank in range(SIZE) for i in range(COUNT)]
     assert Counter(chain.from_iterable(results)) == Counter(pushed)
     assert store.queue_len("q") == 0
 
 
-def test_a_queue_is_drained_in_order_by_several(place: Place, store: Store) -> None:
+def test_queue_is_drained_in_order_by_several_processes(place: Place, store: Store) -> None:
     for i in range(COUNT):
         store.queue_push("q", str(i))
     results = work(store, place.spec(), "drain", [[]] * SIZE)
@@ -77,7 +77,7 @@ def test_multi_set_is_seen_whole_or_not_at_all(place: Place, store: Store) -> No
     assert work(store, place.spec(), "pair", all_ranks(COUNT)) == [False] * SIZE
 
 
-def test_a_token_goes_around(place: Place, store: Store) -> None:
+def test_token_goes_around(place: Place, store: Store) -> None:
     work(store, place.spec(), "relay", all_ranks(SIZE, COUNT // 3))
     assert store.check([f"token{COUNT // 3}.0"])
 
@@ -95,7 +95,7 @@ def test_processes_and_a_thread_here_exchange_their_data(place: Place, store: St
         assert [data.decode() for data in here.join()] == expected
 
 
-def test_every_process_names_the_missing(place: Place, store: Store) -> None:
+def test_processes_all_name_the_missing_ranks(place: Place, store: Store) -> None:
     for kind, message, missing in work(store, place.spec(), "time_out", [[rank, 4, 3] for rank in (0, 2, 3)]):
         assert kind == "StoreTimeoutError"
         assert "missing_ranks=[host1]" in message

@@ -88,7 +88,7 @@ def exercise(open_store: Callable[[], Store]) -> None:
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS)
-def test_nothing_touches_a_real_descriptor(fs: FakeFilesystem, kind: str) -> None:
+def test_store_under_pyfakefs_touches_no_real_descriptor(fs: FakeFilesystem, kind: str) -> None:
     fs.create_dir("/shared")
     before = set(REAL["os"].listdir("/proc/self/fd"))
     with spying() as touched:
@@ -99,14 +99,14 @@ def test_nothing_touches_a_real_descriptor(fs: FakeFilesystem, kind: str) -> Non
     assert set(REAL["os"].listdir("/proc/self/fd")) == before
 
 
-def test_the_spy_sees_what_it_is_there_to_see(tmp_path: Path) -> None:
+def test_spy_notices_calls_on_real_descriptors(tmp_path: Path) -> None:
     with spying() as touched:
         FileStore(tmp_path / "store").close()
     assert {call.partition("(")[0] for call in touched} >= {"os.read", "os.fstat", "os.close"}
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
-def test_a_store_left_open_under_pyfakefs_closes_no_real_descriptor_later(tmp_path: Path, lock: str) -> None:
+def test_store_left_open_under_pyfakefs_closes_no_real_descriptor_later(tmp_path: Path, lock: str) -> None:
     """Its descriptors' numbers may by then be those of real files."""
     canaries = []
     try:
@@ -135,7 +135,7 @@ def test_a_store_left_open_under_pyfakefs_closes_no_real_descriptor_later(tmp_pa
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_a_store_that_is_not_faked_lies_on_the_disk_beside_fake_files(tmp_path: Path, lock: str) -> None:
+def test_store_that_is_not_faked_lies_on_the_disk_beside_fake_files(tmp_path: Path, lock: str) -> None:
     with Patcher(additional_skip_names=not_faked()) as patcher:
         patcher.fs.create_file("/fake")
         assert not system.is_fake_fs()
@@ -148,7 +148,7 @@ def test_a_store_that_is_not_faked_lies_on_the_disk_beside_fake_files(tmp_path: 
     assert reader.result == b"v"
 
 
-def test_a_private_store_works_and_is_removed_under_pyfakefs(fs: FakeFilesystem) -> None:
+def test_private_store_works_and_is_removed_under_pyfakefs(fs: FakeFilesystem) -> None:
     store = FileStore()
     store.set("k", "1")
     path = store.path

@@ -98,7 +98,7 @@ class Interrupted(PrefixStore):
 # Queues
 
 
-def test_items_are_taken_in_the_order_in_which_they_were_put(store: Store) -> None:
+def test_items_are_taken_in_the_order_of_put(store: Store) -> None:
     found = Queue(store, "q")
     found.put("a")
     found.put_all([b"b", b"", "d" * 5000])
@@ -113,7 +113,7 @@ def test_items_are_taken_in_the_order_in_which_they_were_put(store: Store) -> No
     assert drained(found) == many
 
 
-def test_a_queue_that_was_drained_leaves_next_to_nothing(store: Store) -> None:
+def test_queue_that_was_drained_leaves_three_keys_at_most(store: Store) -> None:
     before = store.num_keys()
     found = PriorityQueue(store, "q")
     for number in range(20):
@@ -122,7 +122,7 @@ def test_a_queue_that_was_drained_leaves_next_to_nothing(store: Store) -> None:
     assert store.num_keys() - before <= 3
 
 
-def test_the_lowest_priority_goes_first_and_equals_in_their_order(store: Store) -> None:
+def test_priority_that_is_lowest_goes_first_and_equals_go_in_order_of_put(store: Store) -> None:
     found = PriorityQueue(store, "q")
     for value, priority in (("c", 5), ("a", -(1 << 31)), ("d", (1 << 31) - 1), ("b", 0), ("c2", 5)):
         found.put(value, priority)
@@ -139,7 +139,7 @@ def test_the_lowest_priority_goes_first_and_equals_in_their_order(store: Store) 
         found.put_all(["x"], 1.5)  # type: ignore[arg-type]
 
 
-def test_take_finds_what_came_after_others_took_all_that_it_had_seen(place: Place, store: Store) -> None:
+def test_take_finds_an_item_put_after_others_took_all_that_it_had_seen(place: Place, store: Store) -> None:
     one, other = Queue(store, "q"), Queue(place.open(how="clone"), "q")
     one.put_all("123")
     assert [queue.take().data for queue in (one, other, other)] == [b"1", b"2", b"3"]
@@ -151,7 +151,7 @@ def test_take_finds_what_came_after_others_took_all_that_it_had_seen(place: Plac
     assert one.take(block=False).data == b"7"
 
 
-def test_an_item_that_is_taken_is_nobody_elses_until_it_is_given_back(place: Place, store: Store) -> None:
+def test_item_that_is_taken_has_one_owner_until_it_is_given_back(place: Place, store: Store) -> None:
     mine, theirs = Queue(store, "q"), Queue(place.open(how="clone"), "q")
     mine.put_all("abc")
     first, second = mine.take(), theirs.take()
@@ -171,7 +171,7 @@ def test_an_item_that_is_taken_is_nobody_elses_until_it_is_given_back(place: Pla
     assert theirs.taken() == []
 
 
-def test_what_fails_in_a_with_gives_the_item_back_and_what_ends_it_early_is_left_alone(store: Store) -> None:
+def test_item_comes_back_from_a_with_that_raises_but_not_once_it_is_acked(store: Store) -> None:
     found = Queue(store, "q")
     found.put("a")
     with pytest.raises(ZeroDivisionError), found.take():
@@ -183,7 +183,7 @@ def test_what_fails_in_a_with_gives_the_item_back_and_what_ends_it_early_is_left
     assert len(found) == 0
 
 
-def test_an_empty_queue_is_an_error_now_or_when_time_runs_out(store: Store) -> None:
+def test_queue_that_is_empty_is_an_error_now_or_when_time_runs_out(store: Store) -> None:
     found = Queue(store, "q", timeout=0.05)
     with pytest.raises(QueueEmptyError, match="'q'"):
         found.take(block=False)
@@ -197,7 +197,7 @@ def test_an_empty_queue_is_an_error_now_or_when_time_runs_out(store: Store) -> N
         Queue(store, "q").take()
 
 
-def test_a_name_or_a_value_that_does_not_fit_is_refused_at_once(store: Store) -> None:
+def test_name_or_value_that_does_not_fit_is_refused_at_once(store: Store) -> None:
     with pytest.raises(LimitExceededError):
         Queue(store, "q" * 1020)
     with pytest.raises(LimitExceededError):
@@ -208,7 +208,7 @@ def test_a_name_or_a_value_that_does_not_fit_is_refused_at_once(store: Store) ->
 
 
 @pytest.mark.parametrize("what", ["put", "put_all", "release"])
-def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Store, no_slow_looks: None) -> None:
+def test_waiters_all_get_an_item(what: str, place: Place, store: Store, no_slow_looks: None) -> None:
     found = Queue(store, "q")
     done = threading.Semaphore(0)
 
@@ -234,7 +234,7 @@ def test_everyone_who_waits_gets_what_comes(what: str, place: Place, store: Stor
     assert sorted(thread.join() for thread in threads) == [b"1", b"2", b"3"]
 
 
-def test_who_sleeps_is_told_of_what_is_given_back(place: Place, store: Store, no_slow_looks: None) -> None:
+def test_consumer_that_sleeps_is_woken_by_an_item_given_back(place: Place, store: Store, no_slow_looks: None) -> None:
     class Asleep(PrefixStore):
         def wait_sessions(self, keys: Any, numbers: Any, timeout: Any = None) -> list[int]:
             asleep.release()
@@ -251,7 +251,7 @@ def test_who_sleeps_is_told_of_what_is_given_back(place: Place, store: Store, no
     assert thread.result.data == b"a"
 
 
-def test_who_clears_the_bell_rings_it_again_for_the_others_if_it_leaves_something(place: Place, store: Store) -> None:
+def test_consumer_that_clears_the_bell_rings_it_again_if_items_are_left(place: Place, store: Store) -> None:
     class Late(PrefixStore):
         def check(self, keys: Any) -> bool:
             if keys == [b"q/bell"] and others:  # between its look at the items and that at the bell
@@ -264,7 +264,7 @@ def test_who_clears_the_bell_rings_it_again_for_the_others_if_it_leaves_somethin
     assert PrefixStore("x", store).check(["q/bell"])
 
 
-def test_producers_and_consumers_that_share_objects_lose_nothing_and_do_nothing_twice(
+def test_producers_and_consumers_that_share_objects_handle_each_item_once(
     place: Place, store: Store, seed: int
 ) -> None:
     shared = PriorityQueue(store, "q")
@@ -296,7 +296,7 @@ def test_producers_and_consumers_that_share_objects_lose_nothing_and_do_nothing_
     assert Counter(done) == Counter(f"{rank}.{number}".encode() for rank in range(3) for number in range(10))
 
 
-def test_what_was_done_between_a_look_and_a_claim_is_not_taken(place: Place, store: Store) -> None:
+def test_item_that_was_done_between_a_look_and_a_claim_is_not_taken(place: Place, store: Store) -> None:
     mine, theirs = Queue(store, "q"), Queue(place.open(how="clone"), "q")
     mine.put_all("abc")
     first = mine.take()  # and knows of b and c
@@ -309,7 +309,7 @@ def test_what_was_done_between_a_look_and_a_claim_is_not_taken(place: Place, sto
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("act", ["take", "ack", "release"])
-def test_ctrl_c_at_any_operation_leaves_the_item_to_be_had_or_done(act: str, after: bool, store: Store) -> None:
+def test_ctrl_c_at_any_operation_leaves_the_item_available_or_done(act: str, after: bool, store: Store) -> None:
     """Never neither: an item that this process keeps for ever without knowing of it would be lost to all."""
     for at in range(1, 50):
         view = Interrupted(store, at, after)
@@ -337,7 +337,7 @@ def test_ctrl_c_at_any_operation_leaves_the_item_to_be_had_or_done(act: str, aft
     raise AssertionError("it never came to an end")
 
 
-def test_who_was_taken_for_dead_finds_out_when_it_is_done(store: Store) -> None:
+def test_consumer_that_was_taken_for_dead_learns_it_at_check_and_ack(store: Store) -> None:
     found = Queue(store, "q")
     found.put("a")
     item = found.take()
@@ -350,7 +350,7 @@ def test_who_was_taken_for_dead_finds_out_when_it_is_done(store: Store) -> None:
     assert store.num_keys()
 
 
-def test_a_ctrl_c_does_not_return_what_another_has_by_now(store: Store) -> None:
+def test_ctrl_c_does_not_return_an_item_that_another_has_by_now(store: Store) -> None:
     view = Interrupted(store, 0, after=False)
     Queue(view, "q").put("a")
     item = Queue(view, "q").take()
@@ -362,7 +362,7 @@ def test_a_ctrl_c_does_not_return_what_another_has_by_now(store: Store) -> None:
     assert store.get(claim) == b"7 host:1 of-another"
 
 
-def test_who_dies_between_the_two_steps_of_done_leaves_nothing_behind(file_place: Place) -> None:
+def test_consumer_that_dies_between_the_two_steps_of_ack_leaves_nothing(file_place: Place) -> None:
     store = file_place.open()
     found = Queue(store, "q")
     found.put("a")
@@ -376,9 +376,7 @@ def test_who_dies_between_the_two_steps_of_done_leaves_nothing_behind(file_place
     assert found.taken() == []
 
 
-def test_a_consumer_that_closes_its_store_returns_its_item_to_one_who_waits(
-    file_place: Place, no_slow_looks: None
-) -> None:
+def test_consumer_that_closes_its_store_returns_its_item_to_a_waiter(file_place: Place, no_slow_looks: None) -> None:
     store = file_place.open()
     Queue(store, "q").put_all("ab")
     lost = file_place.open()
@@ -391,7 +389,7 @@ def test_a_consumer_that_closes_its_store_returns_its_item_to_one_who_waits(
     assert thread.result.data == b"a"
 
 
-def test_a_killed_consumer_returns_its_items(file_place: Place, no_slow_looks: None) -> None:
+def test_consumer_that_is_killed_returns_its_items(file_place: Place, no_slow_looks: None) -> None:
     store = file_place.open()
     found = Queue(store, "q")
     found.put_all("abcdef")
@@ -433,7 +431,7 @@ def test_consumers_killed_at_any_moment_leave_every_item_done_once_at_least(
 # Groups
 
 
-def test_who_joins_is_seen_and_who_leaves_is_not(place: Place, store: Store) -> None:
+def test_member_that_joins_is_listed_and_one_that_leaves_is_not(place: Place, store: Store) -> None:
     look = Membership(store, "m")
     assert look.members() == []
     assert not look.leave()
@@ -458,7 +456,7 @@ def test_who_joins_is_seen_and_who_leaves_is_not(place: Place, store: Store) -> 
     one.leave()
 
 
-def test_every_watcher_is_told_of_every_change(place: Place, store: Store, no_slow_looks: None) -> None:
+def test_watchers_all_see_every_change(place: Place, store: Store, no_slow_looks: None) -> None:
     def watch(seen: list[list[bytes]]) -> None:
         for present in Membership(place.open(how="clone"), "m").watch():
             seen.append([each.data for each in present])
@@ -501,7 +499,7 @@ def test_watch_with_a_timeout_ends_in_a_quiet_group(place: Place, timeout: float
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_who_is_interrupted_while_it_joins_does_not_take_part(after: bool, store: Store) -> None:
+def test_member_that_is_interrupted_while_it_joins_does_not_take_part(after: bool, store: Store) -> None:
     look = Membership(PrefixStore("q-view", store), "m")
     at, hit = 0, True
     while hit:
@@ -518,9 +516,7 @@ def test_who_is_interrupted_while_it_joins_does_not_take_part(after: bool, store
     assert len(look.members()) == 1
 
 
-def test_nothing_new_is_an_error_when_time_runs_out_and_is_looked_for_but_once(
-    store: Store, no_slow_looks: None
-) -> None:
+def test_observe_without_a_change_looks_once_and_times_out(store: Store, no_slow_looks: None) -> None:
     class Counting(PrefixStore):
         waits = 0
 
@@ -536,7 +532,7 @@ def test_nothing_new_is_an_error_when_time_runs_out_and_is_looked_for_but_once(
     assert view.waits <= 1
 
 
-def test_many_changes_leave_a_bounded_number_of_keys(store: Store) -> None:
+def test_changes_by_the_dozen_leave_a_bounded_number_of_keys(store: Store) -> None:
     for _ in range(50):
         with Membership(store, "m"):
             pass
@@ -547,7 +543,7 @@ def test_many_changes_leave_a_bounded_number_of_keys(store: Store) -> None:
     assert store.num_keys() == pytest.approx(before, abs=membership.KEPT)
 
 
-def test_a_death_ends_a_membership_and_is_told(file_place: Place, no_slow_looks: None) -> None:
+def test_membership_ends_with_a_death_and_observers_see_it(file_place: Place, no_slow_looks: None) -> None:
     store = file_place.open()
     look = Membership(store, "m")
     with Workers(file_place.spec(), "take_part", [["m", "one"], ["m", "two"]]) as workers:
@@ -562,7 +558,7 @@ def test_a_death_ends_a_membership_and_is_told(file_place: Place, no_slow_looks:
         assert start_thread(look.observe, left, LONG_S).join() == []
 
 
-def test_a_forked_child_does_not_take_part(file_place: Place) -> None:
+def test_forked_child_does_not_take_part(file_place: Place) -> None:
     store = file_place.open()
     group = Membership(store, "m")
     group.join()
@@ -572,7 +568,7 @@ def test_a_forked_child_does_not_take_part(file_place: Place) -> None:
     assert len(group.members()) == 1
 
 
-def test_errors_are_of_our_tree_when_the_store_is_closed(store: Store) -> None:
+def test_errors_after_the_store_is_closed_are_of_the_library(store: Store) -> None:
     found, group = Queue(store, "q"), Membership(store, "m")
     store.close()
     for call in (found.take, group.join, group.members, lambda: found.put("x"), lambda: len(found)):
@@ -598,7 +594,7 @@ def test_member_that_is_evicted_takes_part_no_longer(store: Store, place: Place)
         assert evicted.leave()
 
 
-def test_one_who_watches_sees_an_eviction_at_once(store: Store, place: Place) -> None:
+def test_watcher_sees_an_eviction_at_once(store: Store, place: Place) -> None:
     group = Membership(store, "g", "a")
     with group, start_thread(Membership(place.open(), "g").observe, known := group.members()) as watcher:
         assert group.evict(known[0])

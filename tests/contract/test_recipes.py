@@ -33,7 +33,7 @@ class Failed(Exception):
 # once
 
 
-def test_one_does_the_work_and_all_get_its_value(place: Place, store: Store) -> None:
+def test_once_runs_the_work_in_one_caller_and_all_get_its_value(place: Place, store: Store) -> None:
     done: list[int] = []
 
     def run(rank: int) -> bytes:
@@ -45,7 +45,7 @@ def test_one_does_the_work_and_all_get_its_value(place: Place, store: Store) -> 
     assert once(store, "w", lambda: pytest.fail("it is done")) == results[0]
 
 
-def test_who_waited_for_the_work_does_not_do_it_again(place: Place, store: Store) -> None:
+def test_caller_that_waited_for_the_work_does_not_do_it_again(place: Place, store: Store) -> None:
     def work() -> bytes:
         threads.append(start_thread(once, place.open(how="clone"), "w", lambda: pytest.fail("it is done")))
         until(Lock(place.open(how="clone"), "w").waiters)
@@ -55,12 +55,12 @@ def test_who_waited_for_the_work_does_not_do_it_again(place: Place, store: Store
     assert once(store, "w", work) == threads[0].join() == b"done"
 
 
-def test_an_empty_value_is_a_value(store: Store) -> None:
+def test_empty_value_is_a_value(store: Store) -> None:
     assert once(store, "w", lambda: b"") == b""
     assert once(store, "w", lambda: b"other") == b""
 
 
-def test_what_the_work_raises_comes_out_here_and_is_told_to_the_others(store: Store) -> None:
+def test_exception_of_the_work_is_raised_here_and_reported_to_the_others(store: Store) -> None:
     def fail() -> bytes:
         raise Failed("no space")
 
@@ -74,7 +74,7 @@ def test_what_the_work_raises_comes_out_here_and_is_told_to_the_others(store: St
     assert once(store, "w", lambda: "now") == b"now"
 
 
-def test_work_that_is_interrupted_is_done_by_the_next(place: Place, store: Store) -> None:
+def test_work_that_is_interrupted_is_done_by_the_next_caller(place: Place, store: Store) -> None:
     def interrupted() -> bytes:
         thread.append(start_thread(once, place.open(how="clone"), "w", lambda: "by the next"))
         until(Lock(place.open(how="clone"), "w").waiters)
@@ -86,7 +86,7 @@ def test_work_that_is_interrupted_is_done_by_the_next(place: Place, store: Store
     assert thread[0].join() == b"by the next"
 
 
-def test_who_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store: Store) -> None:
+def test_worker_that_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store: Store) -> None:
     def slow() -> bytes:
         lock = Lock(place.open(how="clone"), "w")
         lock._line.leave(lock._line.entries()[0].id)
@@ -96,7 +96,7 @@ def test_who_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store:
     assert once(store, "w", slow) == b"first"
 
 
-def test_who_waits_too_long_is_told_for_whom(place: Place, store: Store) -> None:
+def test_timeout_names_the_process_that_does_the_work(place: Place, store: Store) -> None:
     def slow() -> bytes:
         with pytest.raises(StoreTimeoutError, match=rf"'w' not acquired within .*; held by .*:{os.getpid()},"):
             once(place.open(how="clone"), "w", lambda: b"", timeout=0.01)
@@ -119,7 +119,7 @@ def test_once_decorates_a_function(store: Store) -> None:
     assert work.__doc__ == "Say something."
 
 
-def test_the_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None:
+def test_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Workers(place.spec(), "work_for_ever", [["w"]]) as workers:
@@ -136,7 +136,7 @@ def test_the_work_of_a_killed_process_is_done_by_another(tmp_path: Path) -> None
 # Latches
 
 
-def test_a_latch_opens_with_the_last_call_and_stays_open(place: Place, store: Store) -> None:
+def test_latch_opens_with_the_last_call_and_stays_open(place: Place, store: Store) -> None:
     door = Latch(store, "l", 3)
     assert door.missing() == 3
     threads = [start_thread(Latch(place.open(how="clone"), "l", 3).wait) for _ in range(3)]
@@ -150,7 +150,7 @@ def test_a_latch_opens_with_the_last_call_and_stays_open(place: Place, store: St
     assert door.count_down() == door.missing() == 0
 
 
-def test_a_latch_opens_though_the_last_caller_died_before_it_did(
+def test_latch_opens_though_the_last_caller_died_before_opening_it(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latch, "LOOK_S", 0.01)
@@ -169,7 +169,7 @@ def test_a_latch_opens_though_the_last_caller_died_before_it_did(
     Latch(PrefixStore("x", store), "l", 1).wait(0)
 
 
-def test_a_latch_waits_as_long_as_the_store_unless_it_is_told(store: Store) -> None:
+def test_latch_waits_for_the_timeout_of_the_store_unless_one_is_given(store: Store) -> None:
     store.set_timeout(0.01)
     with pytest.raises(StoreTimeoutError, match=r"0\.01 s"):
         Latch(store, "l", 1).wait()
@@ -181,7 +181,7 @@ def test_a_latch_waits_as_long_as_the_store_unless_it_is_told(store: Store) -> N
 # Double barriers
 
 
-def test_nobody_begins_before_all_have_come_and_nobody_goes_before_all_have_ended(place: Place, store: Store) -> None:
+def test_double_barrier_begins_when_all_have_come_and_ends_when_all_have_ended(place: Place, store: Store) -> None:
     seen: list[str] = []
 
     def run(rank: int) -> None:
@@ -201,7 +201,7 @@ def test_nobody_begins_before_all_have_come_and_nobody_goes_before_all_have_ende
     assert seen == ["begun"] * 2 + ["gone"] * 2
 
 
-def test_both_ends_have_a_deadline_and_name_the_missing(place: Place, store: Store) -> None:
+def test_double_barrier_has_a_deadline_at_both_ends_and_names_the_missing(place: Place, store: Store) -> None:
     first, second = DoubleBarrier(store, "d", 2, 0, 0.01), DoubleBarrier(place.open(how="clone"), "d", 2, 1, HANG_S)
     with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\], timeout=0.01") as caught:
         first.enter()
@@ -216,13 +216,13 @@ def test_both_ends_have_a_deadline_and_name_the_missing(place: Place, store: Sto
         first.enter()
 
 
-def test_a_body_that_raises_does_not_wait_for_the_others(place: Place, store: Store) -> None:
+def test_double_barrier_whose_body_raises_does_not_wait_for_the_others(place: Place, store: Store) -> None:
     with pytest.raises(Failed), DoubleBarrier(store, "d", 1, 0):
         raise Failed
     assert not store.check(["d/leave/arrivals"])
 
 
-def test_a_double_barrier_ends_when_one_of_them_dies(tmp_path: Path) -> None:
+def test_double_barrier_ends_when_a_rank_dies(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store:
         with FileStore(tmp_path / "store", rank=1) as other, start_thread(DoubleBarrier(store, "d", 2, 0).enter):
             DoubleBarrier(other, "d", 2, 1, HANG_S).enter()
@@ -233,7 +233,7 @@ def test_a_double_barrier_ends_when_one_of_them_dies(tmp_path: Path) -> None:
 # Elections
 
 
-def test_the_first_candidate_leads_until_it_resigns_and_then_the_next(place: Place, store: Store) -> None:
+def test_candidate_that_is_first_leads_until_it_resigns_and_then_the_next(place: Place, store: Store) -> None:
     first, second = Election(store, "e", "address 1"), Election(place.open(how="clone"), "e", b"address 2")
     assert first.leader() is None
     assert first.campaign(0)
@@ -265,7 +265,7 @@ def test_observers_see_each_new_leader(place: Place, store: Store) -> None:
         look.observe(timeout=0)
 
 
-def test_an_observer_waits_for_the_next_term_whatever_it_knows(place: Place, store: Store) -> None:
+def test_observer_waits_for_the_next_term_whichever_it_knows(place: Place, store: Store) -> None:
     for _ in range(3):
         with Election(store, "e"):
             pass
@@ -286,7 +286,7 @@ def test_an_observer_waits_for_the_next_term_whatever_it_knows(place: Place, sto
     assert waits == [[b"e/term/3"]]
 
 
-def test_a_leader_that_died_before_it_said_so_is_passed_over(
+def test_leader_that_died_before_its_announcement_is_passed_over(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(election, "LOOK_S", 0.01)
@@ -300,7 +300,7 @@ def test_a_leader_that_died_before_it_said_so_is_passed_over(
         assert observer.join().term == 2
 
 
-def test_a_leader_that_can_not_say_so_does_not_lead(store: Store) -> None:
+def test_leader_that_cannot_announce_itself_does_not_lead(store: Store) -> None:
     class Mute(PrefixStore):
         def set(self, key: Any, value: Any) -> None:
             raise KeyboardInterrupt
@@ -310,7 +310,7 @@ def test_a_leader_that_can_not_say_so_does_not_lead(store: Store) -> None:
     assert Election(PrefixStore("x", store), "e").campaign(0)
 
 
-def test_a_leader_finds_out_that_another_one_leads(store: Store) -> None:
+def test_leader_learns_that_another_leads(store: Store) -> None:
     first = Election(store, "e")
     assert first.campaign()
     first._line.leave(first._line.entries()[0].id)

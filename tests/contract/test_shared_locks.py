@@ -46,7 +46,7 @@ class Crowd:
 # Semaphores
 
 
-def test_so_many_have_a_semaphore_at_a_time(place: Place) -> None:
+def test_semaphore_has_as_many_holders_at_a_time_as_its_value(place: Place) -> None:
     crowd = Crowd()
 
     def run() -> None:
@@ -61,7 +61,7 @@ def test_so_many_have_a_semaphore_at_a_time(place: Place) -> None:
     assert 1 <= crowd.most <= 2
 
 
-def test_one_object_may_hold_a_semaphore_several_times_but_not_more_often_than_its_value(store: Store) -> None:
+def test_semaphore_object_may_hold_it_as_often_as_its_value_and_no_more(store: Store) -> None:
     semaphore = Semaphore(store, "s", 3)
     assert [semaphore.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
     assert [owner.token for owner in semaphore.holders()] == [1, 2, 3]
@@ -76,7 +76,7 @@ def test_one_object_may_hold_a_semaphore_several_times_but_not_more_often_than_i
     assert [owner.token for owner in semaphore.holders()] == [4]
 
 
-def test_whoever_of_several_holders_leaves_serves_the_next_in_line(place: Place, store: Store) -> None:
+def test_holder_that_leaves_serves_the_next_waiter_in_line(place: Place, store: Store) -> None:
     first, second = Semaphore(store, "s", 2), Semaphore(store, "s", 2)
     assert first.acquire()
     assert second.acquire()
@@ -87,7 +87,7 @@ def test_whoever_of_several_holders_leaves_serves_the_next_in_line(place: Place,
     assert [owner.token for owner in second.holders()] == [2, 3]
 
 
-def test_callers_who_disagree_about_the_value_are_told(store: Store) -> None:
+def test_callers_with_different_values_are_an_error(store: Store) -> None:
     assert Semaphore(store, "s", 2).acquire()
     with pytest.raises(ValueError, match=r"value=3 here and 2 for .*: all must"):
         Semaphore(store, "s", 3).acquire()
@@ -96,7 +96,7 @@ def test_callers_who_disagree_about_the_value_are_told(store: Store) -> None:
         Semaphore(store, "s", 0)
 
 
-def test_the_place_of_a_dead_holder_is_free_whichever_of_them_it_was(tmp_path: Path) -> None:
+def test_place_of_a_dead_holder_is_free_whichever_holder_it_was(tmp_path: Path) -> None:
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     with Workers(place.spec(), "hold_semaphore", [["s", 2]]) as workers:
@@ -145,7 +145,7 @@ def queue_up(place: Place, kinds: str, then: Callable[[str], Any]) -> list[Any]:
     return threads
 
 
-def test_readers_behind_one_another_get_it_together(place: Place, store: Store) -> None:
+def test_readers_behind_one_another_acquire_together(place: Place, store: Store) -> None:
     lock = ReadWriteLock(store, "l")
     together = threading.Barrier(3)
     with lock.writer:
@@ -155,7 +155,7 @@ def test_readers_behind_one_another_get_it_together(place: Place, store: Store) 
     assert not lock.holders()
 
 
-def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Store) -> None:
+def test_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Store) -> None:
     lock = ReadWriteLock(store, "l")
     order: list[str] = []
     with lock.reader:
@@ -171,7 +171,7 @@ def test_a_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Stor
     assert order == ["w", "r"]
 
 
-def test_a_reader_does_not_become_a_writer(store: Store) -> None:
+def test_reader_does_not_become_a_writer(store: Store) -> None:
     lock = ReadWriteLock(store, "l", timeout=0.01)
     with lock.reader, pytest.raises(StoreTimeoutError, match="the lock for writing 'l' not acquired"), lock.writer:
         pytest.fail("two have it")

@@ -175,7 +175,7 @@ FOUND_BY = {
 }
 
 
-def test_a_store_that_breaks_the_contract_is_found_out(tmp_path: Path) -> None:
+def test_store_that_breaks_the_contract_fails_the_suite(tmp_path: Path) -> None:
     (tmp_path / "test_wrong.py").write_text(WRONG)
     tests = [f"test_wrong.py::Test{kind}::test_{test}" for kind, test in FOUND_BY.items()]
     done = subprocess.run(

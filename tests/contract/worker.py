@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.opening import open_spec
+from support.internals import log_of
 
 import fscoord
 from fscoord.barriers import StoreBarrier
@@ -139,7 +140,7 @@ def wake_up_and_write(store: Store, name: str, ttl: float) -> list[str]:
     """Acquire a lock, stop and lose it, wake up, and return what comes of asking and of writing."""
     lock = Lock(store, name, ttl=ttl)
     lock.acquire()
-    with store._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
+    with log_of(store).handle.mutex:  # so that no thread has the log's own lock meanwhile
         os.kill(os.getpid(), signal.SIGSTOP)
     found = []
     for call in (lock.check, lambda: Fenced(store, "value").set("old", lock.token)):
@@ -183,7 +184,7 @@ def write_again(store: Store, ttl: float, stop_at: int, journal: str) -> None:
             for _ in range(3):
                 count += 1
                 if count == stop_at:
-                    with store._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
+                    with log_of(store).handle.mutex:  # so that no thread has the log's own lock meanwhile
                         os.kill(os.getpid(), signal.SIGSTOP)
                 steps.note("write", lock.token)
                 try:

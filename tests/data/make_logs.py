@@ -25,6 +25,10 @@ from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
 from fscoord.stores.file.lifecycle import session_record
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from support.internals import log_of
+
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 
 
@@ -76,7 +80,7 @@ def make_every_kind(path: Path, world: World) -> None:
     store = FileStore(path, world_size=3, timeout=0.01)
     other = FileStore(path, world_size=3, timeout=0.01)
     for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
-        handle._log.registration._introduce = partial(session_record, {"rank": rank, "label": label})
+        log_of(handle).registration._introduce = partial(session_record, {"rank": rank, "label": label})
     try:
         store.get("never")
     except StoreTimeoutError:
@@ -161,7 +165,7 @@ def make_generations(directory: Path) -> None:
         def opened(number: int, **arguments: Any) -> Iterator[FileStore]:
             world.random = bytes([number])
             with FileStore(path, **arguments) as store:
-                store._log.registration._introduce = partial(session_record, {"rank": number, "label": "run"})
+                log_of(store).registration._introduce = partial(session_record, {"rank": number, "label": "run"})
                 world.random = bytes([number + 16])  # of the generation that it makes
                 yield store
             world.now += 10**9

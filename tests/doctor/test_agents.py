@@ -22,7 +22,7 @@ def agent(tmp_path: Path) -> Iterator[LocalAgent]:
     assert made.dismiss(LIMIT_S)
 
 
-def test_a_call_that_does_not_return_is_given_up_at_its_limit_and_the_next_question_is_answered(agent, tmp_path):
+def test_call_that_does_not_return_is_given_up_at_its_limit_and_the_next_works(agent, tmp_path):
     other = LocalAgent("the holder", str(tmp_path))
     try:
         assert other.ask("lock", LIMIT_S, name="f", kind="ofd")
@@ -35,12 +35,12 @@ def test_a_call_that_does_not_return_is_given_up_at_its_limit_and_the_next_quest
     assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
 
 
-def test_an_answer_that_an_interruption_left_behind_is_not_taken_for_the_next_one(agent):
+def test_answer_left_behind_by_an_interruption_is_not_taken_for_the_next(agent):
     agent.begin("lock", LIMIT_S, name="f", kind="ofd")  # nobody takes this answer, which is True
     assert agent.ask("look", LIMIT_S, name="f", kind="ofd", how="plain") == []
 
 
-def test_an_agent_that_dies_is_lost_and_another_takes_its_place(agent, tmp_path):
+def test_agent_that_dies_is_lost_and_another_takes_its_place(agent, tmp_path):
     assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
     agent._process.kill()
     with pytest.raises(LostError):
@@ -48,19 +48,19 @@ def test_an_agent_that_dies_is_lost_and_another_takes_its_place(agent, tmp_path)
     assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
 
 
-def test_what_an_act_raises_is_told_with_its_number(agent, tmp_path):
+def test_exception_of_an_act_is_reported_with_its_error_number(agent, tmp_path):
     with pytest.raises(FailedError) as told:
         agent.ask("facts", LIMIT_S, path=str(tmp_path / "nothing"))
     assert (told.value.errno, told.value.kind) == (errno.ENOENT, "FileNotFoundError")
 
 
 @pytest.mark.parametrize("name", ["../f", "/tmp/f", ""])
-def test_no_file_outside_of_the_meeting_place_can_be_named(agent, name):
+def test_file_outside_of_the_meeting_place_cannot_be_named(agent, name):
     with pytest.raises(FailedError, match="names no file"):
         agent.ask("look", LIMIT_S, name=name, kind="ofd", how="plain")
 
 
-def test_an_agent_whose_asker_is_gone_leaves_the_mailbox(tmp_path):
+def test_agent_whose_parent_is_gone_leaves_the_mailbox(tmp_path):
     place = tmp_path / "place"
     scribe = LocalAgent("the scribe")
     assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
@@ -69,7 +69,7 @@ def test_an_agent_whose_asker_is_gone_leaves_the_mailbox(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_scribe_whose_call_returns_after_all_still_leaves_the_mailbox(agent, tmp_path):
+def test_mailbox_agent_whose_call_returns_late_still_leaves_the_mailbox(agent, tmp_path):
     place = tmp_path / "place"
     scribe = MailboxAgent("the scribe")
     assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
@@ -83,19 +83,19 @@ def test_a_scribe_whose_call_returns_after_all_still_leaves_the_mailbox(agent, t
     assert not place.exists()
 
 
-def test_a_process_that_does_not_start_is_lost_and_says_nothing_about_the_directory(tmp_path, monkeypatch):
+def test_agent_that_does_not_start_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(agents, "START_S", -1.0)
     monkeypatch.setattr(agents, "END_S", float(LIMIT_S))
     with pytest.raises(LostError, match="did not start"):
         MailboxAgent("the scribe").ask("facts", LIMIT_S, path=str(tmp_path))
 
 
-def test_the_last_words_of_an_agent_that_dies_are_told(agent):
+def test_exception_that_ends_an_agent_is_reported(agent):
     with pytest.raises(LostError, match=r"during vanish: AttributeError: .*vanish"):
         agent.ask("vanish", LIMIT_S)
 
 
-def test_an_agent_keeps_nothing_of_its_asker_s_open(agent, tmp_path):
+def test_agent_keeps_no_open_file_of_its_parent(agent, tmp_path):
     """Whoever reads what the asker says would wait for an agent that the kernel keeps."""
     agent.ask("settle", LIMIT_S, directory=str(tmp_path))
     ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)} - {os.devnull}

@@ -121,14 +121,14 @@ def scopes(report: dict[str, Any], outcome: str) -> set[str]:
     return {check["between"] for check in report["checks"] if check["outcome"] == outcome}
 
 
-def test_one_instance_examines_a_local_directory_alone(directory):
+def test_instance_alone_examines_a_local_directory(directory):
     report = examine(directory, effort=EFFORT_S)
     assert (report["verdict"], report["presided"], report["other_host"]) == ("safe", True, None)
     assert scopes(report, OK) == {PROCESSES}
     assert scopes(report, "bad") == scopes(report, UNKNOWN) == set()
 
 
-def test_two_instances_find_each_other_and_one_examines_between_them(directory, brief):
+def test_instances_of_two_hosts_meet_and_one_of_them_examines(directory, brief):
     instances = [Instance(directory, client) for client in "ab"]
     reports = [instance.end() for instance in instances]
     assert sorted(report["presided"] for report in reports) == [False, True]
@@ -138,7 +138,7 @@ def test_two_instances_find_each_other_and_one_examines_between_them(directory, 
     assert reports[0]["other_host"] == os.uname().nodename
 
 
-def test_two_instances_of_one_host_prove_nothing_between_hosts(directory, monkeypatch):
+def test_instances_of_one_host_prove_nothing_between_hosts(directory, monkeypatch):
     monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     instances = [Instance(directory, "a") for _ in range(2)]
     assert {instance.end()["other_host"] for instance in instances} == {None}
@@ -155,13 +155,13 @@ def test_two_instances_of_one_host_prove_nothing_between_hosts(directory, monkey
         ({"client": "a"}, {"client": "b"}, True),
     ],
 )
-def test_another_host_is_one_with_a_cache_of_its_own(one, other, elsewhere):
+def test_instance_with_a_cache_of_its_own_is_another_host(one, other, elsewhere):
     usual = {"client": None, "boot_id": "1", "network": "n1", "device": 1}
     assert coordination.is_elsewhere(usual | one, usual | other) is elsewhere
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, number, brief, monkeypatch):
+def test_partner_that_goes_away_leaves_the_remaining_checks_unknown(directory, process, number, brief, monkeypatch):
     monkeypatch.setattr(coordination, "GRACE_S", 1000.0)  # it is not the deadline that tells
     reached = threading.Event()
     one = Instance(directory, "a", lambda words: reached.set() if words.startswith("1 here") else None)
@@ -177,7 +177,7 @@ def test_when_the_partner_goes_away_the_rest_is_not_known(directory, process, nu
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_when_who_presides_goes_away_the_partner_says_so_and_nothing_stays(directory, process, number):
+def test_partner_reports_that_the_presiding_instance_has_gone_and_cleans_up(directory, process, number):
     first = process("a")
     until(first, "1 here")
     partner = Instance(directory, "b")
@@ -187,7 +187,7 @@ def test_when_who_presides_goes_away_the_partner_says_so_and_nothing_stays(direc
         partner.end()
 
 
-def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory, monkeypatch):
+def test_files_of_an_instance_that_died_with_its_machine_are_put_aside(directory, monkeypatch):
     monkeypatch.setattr(coordination, "STALE_S", 0.1)
     monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     place = Path(directory, f".fscoord-doctor-{os.getuid()}")
@@ -198,13 +198,13 @@ def test_what_an_instance_left_that_died_with_its_machine_is_put_aside(directory
     assert examine(directory)["presided"]
 
 
-def test_who_came_and_left_before_the_roll_was_called_is_not_missed(directory, monkeypatch):
+def test_instance_that_left_before_the_members_were_counted_is_not_missed(directory, monkeypatch):
     monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     monkeypatch.setattr("fscoord.doctor.coordination.Coordinator._await_members", lambda self, *_: [self.name, "gone"])
     assert examine(directory)["hosts"] == [os.uname().nodename]
 
 
-def test_who_comes_late_waits_for_the_end_and_then_examines(directory, process, monkeypatch):
+def test_instance_that_comes_late_waits_for_the_end_and_then_examines(directory, process, monkeypatch):
     monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     started, told = threading.Event(), threading.Event()
     hold = threading.Event()
@@ -224,7 +224,7 @@ def test_who_comes_late_waits_for_the_end_and_then_examines(directory, process, 
     assert late.end()["presided"]
 
 
-def test_a_meeting_place_that_is_not_ours_is_refused(directory):
+def test_meeting_place_of_another_kind_or_owner_is_refused(directory):
     place = Path(directory, f".fscoord-doctor-{os.getuid()}")
     place.write_text("")
     try:
@@ -236,26 +236,26 @@ def test_a_meeting_place_that_is_not_ours_is_refused(directory):
 
 
 @pytest.mark.parametrize(("path", "error"), [("nothing", FileNotFoundError), ("file", NotADirectoryError)])
-def test_what_is_no_directory_is_an_error_that_names_it(tmp_path, path, error):
+def test_path_that_is_no_directory_is_an_error_that_names_it(tmp_path, path, error):
     (tmp_path / "file").write_text("")
     with pytest.raises(error) as told:
         examine(str(tmp_path / path))
     assert told.value.filename == str(tmp_path / path)
 
 
-def test_a_directory_that_can_t_be_written_is_an_error(as_nobody, public_dir):
+def test_directory_that_cannot_be_written_is_an_error(as_nobody, public_dir):
     public_dir.chmod(0o755)
     with pytest.raises(PermissionError):
         as_nobody(examine, str(public_dir))
 
 
-def test_a_relative_path_is_meant_from_here(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_from_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
     (tmp_path / "x").mkdir()
     assert examine("x")["path"] == str(tmp_path / "x")
 
 
-def test_there_are_three_kinds_of_lock(directory):
+def test_lock_kind_that_is_unknown_is_refused(directory):
     with pytest.raises(ValueError, match="posix"):
         examine(directory, lock="posix")

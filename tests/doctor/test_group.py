@@ -108,5 +108,5 @@ def test_place_that_another_has_just_made_is_entered(as_member, directory):
     ],
     ids=lambda value: f"{value:o}" if isinstance(value, int) else "-",
 )
-def test_group_of_a_directory_is_one_that_this_process_is_in(mode: int, group: int, found: int | None) -> None:
+def test_group_of_a_directory_is_found_if_this_process_is_in_it(mode: int, group: int, found: int | None) -> None:
     assert group_of(SimpleNamespace(st_mode=mode, st_gid=group)) == found

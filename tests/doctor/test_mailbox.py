@@ -16,7 +16,7 @@ def directory(tmp_path) -> str:
     return str(tmp_path / "place")
 
 
-def test_the_first_presides_and_a_message_is_told_whole(directory):
+def test_mailbox_is_presided_by_the_first_and_passes_whole_messages(directory):
     one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
     assert one.enter({"host": "a"})
     assert not other.enter({"host": "b"})
@@ -32,7 +32,7 @@ def test_the_first_presides_and_a_message_is_told_whole(directory):
     assert other.listing() == []
 
 
-def test_who_presides_shows_a_new_sign_of_life_and_nobody_else_does(directory):
+def test_presiding_instance_alone_renews_its_sign_of_life(directory):
     one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
     one.enter({})
     other.enter({})
@@ -44,7 +44,7 @@ def test_who_presides_shows_a_new_sign_of_life_and_nobody_else_does(directory):
     one.leave()
 
 
-def test_a_known_name_does_not_end_a_wait_and_a_place_that_is_gone_does(directory):
+def test_wait_ends_when_the_place_is_gone_but_not_at_a_known_name(directory):
     one = Mailbox(directory, "one")
     one.enter({})
     assert "here.one" in one.wait(["here."], ["here.one"], 0)
@@ -52,7 +52,7 @@ def test_a_known_name_does_not_end_a_wait_and_a_place_that_is_gone_does(director
     assert one.wait(["here."], [], 30) == []
 
 
-def test_who_stays_alone_without_presiding_takes_the_place_away(directory):
+def test_instance_alone_that_does_not_preside_removes_the_place(directory):
     one = Mailbox(directory, "one")
     one._is_in = True
     one._make()
@@ -61,7 +61,7 @@ def test_who_stays_alone_without_presiding_takes_the_place_away(directory):
     assert not os.path.exists(directory)
 
 
-def test_what_a_dead_instance_left_is_put_aside_as_a_whole(directory):
+def test_files_of_a_dead_instance_are_put_aside_as_a_whole(directory):
     dead = Mailbox(directory, "dead")
     dead.enter({})
     os.mkdir(os.path.join(directory, "file"))
@@ -70,7 +70,7 @@ def test_what_a_dead_instance_left_is_put_aside_as_a_whole(directory):
     Mailbox(directory, "another").put_aside()
 
 
-def test_a_link_a_file_and_a_directory_that_others_can_write_are_refused(directory, tmp_path):
+def test_link_or_file_or_directory_writable_by_others_is_refused(directory, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     os.symlink(tmp_path / "elsewhere", directory)
     with pytest.raises(InsecurePathError):

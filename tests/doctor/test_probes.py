@@ -41,7 +41,7 @@ def outcomes(pair: Any, lock: str = "ofd") -> dict[str, Check]:
     return {check.title: check for check in probes.run(pair, lock, {}, lambda _: None)}
 
 
-def test_a_sound_file_system_passes_every_probe(pair):
+def test_file_system_that_is_sound_passes_every_probe(pair):
     found = outcomes(pair())
     assert {check.outcome for check in found.values()} <= {OK, INFO}
     assert {check.name for check in found.values() if check.outcome == OK} >= {
@@ -55,13 +55,13 @@ def test_a_sound_file_system_passes_every_probe(pair):
 
 
 @pytest.mark.parametrize("kind", ["ofd", "flock"])
-def test_locks_that_each_host_has_for_itself_are_told(pair, kind):
+def test_locks_that_each_host_has_for_itself_are_bad(pair, kind):
     check = probes.exclusion(pair(lying_agents.OwnLocks), kind)
     assert check.outcome == BAD
     assert "both got an exclusive lock" in check.says
 
 
-def test_appends_under_locks_that_lie_are_told(pair):
+def test_locks_that_let_appends_overlap_are_bad(pair):
     check = probes.race(pair(lying_agents.OwnLocks), "ofd")
     assert check.outcome == BAD
     assert "did not know of the one before" in check.says
@@ -78,7 +78,7 @@ class Steps:
         return next(self._steps) * EFFORT_S / 50
 
 
-def test_old_data_under_the_lock_is_told_by_the_race_and_by_each_look(pair, monkeypatch):
+def test_data_that_is_old_under_the_lock_fails_the_race_and_each_look(pair, monkeypatch):
     monkeypatch.setattr(operations, "system", SimpleNamespace(time=Steps(), os=os))
     monkeypatch.setattr(operations, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
     liars = pair(lying_agents.OldData)
@@ -90,19 +90,19 @@ def test_old_data_under_the_lock_is_told_by_the_race_and_by_each_look(pair, monk
     assert looks.measured["stale"] > 0
 
 
-def test_zeros_for_data_are_told(pair):
+def test_zeros_for_data_are_bad(pair):
     liars = pair(lying_agents.Zeros)
     assert probes.race(liars, "ofd").outcome == BAD
     assert "bytes that nobody wrote" in probes.race(liars, "flock").says
 
 
-def test_appends_that_are_lost_are_told(pair):
+def test_appends_that_are_lost_are_bad(pair):
     check = probes.race(pair(lying_agents.Forgetful), "ofd")
     assert check.outcome == BAD
     assert "lost" in check.says
 
 
-def test_two_who_never_meet_prove_nothing(pair, monkeypatch):
+def test_agents_that_never_meet_prove_nothing(pair, monkeypatch):
     one, other = pair()
     monkeypatch.setattr("fscoord.doctor.operations.MEET_S", 0.0)
     question = {"name": "file-processes-race-ofd", "kind": "ofd", "seconds": 0.01}
@@ -125,7 +125,7 @@ def test_two_who_never_meet_prove_nothing(pair, monkeypatch):
     assert (check.outcome, check.measured["turns"]) == (UNKNOWN, 0)
 
 
-def test_missing_locks_are_told_and_nothing_that_needs_them_is_tried(pair):
+def test_locks_that_are_missing_are_bad_and_dependent_probes_are_skipped(pair):
     one, other = pair()
     found = outcomes(Pair(lying_agents.Refusing(one, errno.ENOLCK), other, PROCESSES, EFFORT_S))
     assert (found["exclusion (ofd)"].outcome, found["exclusion (soft)"].outcome) == (BAD, OK)
@@ -133,7 +133,7 @@ def test_missing_locks_are_told_and_nothing_that_needs_them_is_tried(pair):
     assert not {"handover (ofd)", "death (ofd)", "race (ofd)", "store (ofd)"} & found.keys()
 
 
-def test_a_silent_lock_manager_is_told_and_the_examination_goes_on(pair):
+def test_lock_manager_that_is_silent_is_bad_and_the_examination_goes_on(pair):
     one, other = pair()
     found = outcomes(Pair(lying_agents.Silent(one, 0), other, PROCESSES, EFFORT_S))
     assert (found["exclusion (ofd)"].outcome, found["exclusion (flock)"].outcome) == (BAD, BAD)
@@ -141,14 +141,14 @@ def test_a_silent_lock_manager_is_told_and_the_examination_goes_on(pair):
     assert found["names"].outcome == OK
 
 
-def test_an_error_that_is_no_lock_s_proves_nothing(pair):
+def test_error_that_is_not_about_locks_proves_nothing(pair):
     one, other = pair()
     check = outcomes(Pair(lying_agents.Refusing(one, errno.EIO), other, PROCESSES, EFFORT_S))["exclusion (ofd)"]
     assert check.outcome == UNKNOWN
     assert "Input/output error" in check.says
 
 
-def test_where_no_store_would_open_none_is_tried(pair):
+def test_store_probe_is_skipped_where_a_store_would_not_open(pair):
     found = {check.name for check in probes.run(pair(), "ofd", None, lambda _: None)}
     assert not {"store", "speed"} & found
     assert "race" in found
@@ -160,7 +160,7 @@ def test_marker_files_pass_on_a_sound_file_system(pair):
     assert {check.outcome for check in found.values()} <= {OK, INFO}
 
 
-def test_with_a_marker_file_on_nfs_an_agent_reads_and_writes_past_the_cache_as_a_store_does(tmp_path):
+def test_marker_file_on_nfs_makes_an_agent_bypass_the_cache_as_a_store_does(tmp_path):
     with shared_os() as kernel:
         file = probe_file.ProbeFile(str(tmp_path / "f"), is_nfs=True)
         kernel.opened.clear()
@@ -174,14 +174,14 @@ def test_with_a_marker_file_on_nfs_an_agent_reads_and_writes_past_the_cache_as_a
         file.close()
 
 
-def test_a_name_that_both_made_is_told(pair, monkeypatch):
+def test_name_that_both_made_is_bad(pair, monkeypatch):
     monkeypatch.setattr(operations.ProbeOperations, "claim", lambda *_, count, **__: list(range(count)))
     check = probes.claims(pair())
     assert check.outcome == BAD
     assert "made by both (link)" in check.says
 
 
-def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
+def test_sums_that_a_store_gave_twice_are_bad(pair, monkeypatch):
     answer = {"sums": [1, 2, 4], "operations": 1.0, "error": ""}
     monkeypatch.setattr("fscoord.doctor.operations.ProbeOperations.count", lambda *_, **__: dict(answer))
     assert probes.store(pair(), "ofd", {}).outcome == BAD
@@ -200,7 +200,7 @@ def test_sums_that_a_store_gave_twice_are_told(pair, monkeypatch):
     ],
     ids=["append", "tally", "block", "look", "race"],
 )
-def test_lock_that_stays_taken_ends_an_act_though_nobody_waits_for_its_answer(pair, monkeypatch, act, kind, arguments):
+def test_lock_that_stays_taken_ends_an_act_that_waits_for_it(pair, monkeypatch, act, kind, arguments):
     monkeypatch.setattr(probe_file, "TAKE_S", 0.05)
     one, other = pair()
     assert one.ask("lock", 1, name="f", kind=kind)

@@ -59,13 +59,13 @@ def verdict(mount: dict[str, Any], found: list[Check], other: str | None = "b", 
 BOTH = (PROCESSES, HOSTS)
 
 
-def test_a_local_file_system_is_safe_when_two_processes_proved_it():
+def test_local_file_system_is_safe_when_two_processes_proved_it():
     judged = verdict(facts("ext4"), checks(PROCESSES), None)
     assert judged["verdict"] == SAFE
     assert "two processes of this host" in judged["reasons"][0]
 
 
-def test_a_network_mount_is_safe_only_when_two_hosts_proved_it():
+def test_network_mount_is_safe_only_when_two_hosts_proved_it():
     assert verdict(facts(), checks(*BOTH))["verdict"] == SAFE
     judged = verdict(facts(), checks(PROCESSES), None)
     assert judged["verdict"] == NOT_PROVEN
@@ -73,14 +73,14 @@ def test_a_network_mount_is_safe_only_when_two_hosts_proved_it():
 
 
 @pytest.mark.parametrize("kind", ["lustre", "gpfs", "beegfs", "ceph", "fuse.unheard-of", "cifs"])
-def test_nothing_that_hosts_share_is_called_safe_by_one_host(kind):
+def test_shared_file_system_is_never_proven_by_one_host(kind):
     judged = verdict(facts(kind, "flock"), checks(PROCESSES), None)
     assert judged["verdict"] == NOT_PROVEN
 
 
 @pytest.mark.parametrize("name", ["exclusion_ofd", "death_ofd", *(name.replace("-", "_") for name in NEEDED)])
 @pytest.mark.parametrize("scopes", [(PROCESSES,), (HOSTS,)], ids=["processes", "hosts"])
-def test_one_bad_check_is_enough_and_one_unknown_leaves_it_open(name, scopes):
+def test_check_that_is_bad_makes_it_unsafe_and_one_unknown_leaves_it_open(name, scopes):
     rest = [scope for scope in BOTH if scope not in scopes]
     bad = verdict(facts(), [*checks(*scopes, **{name: BAD}), *checks(*rest)])
     assert bad["verdict"] == NOT_SAFE
@@ -89,26 +89,26 @@ def test_one_bad_check_is_enough_and_one_unknown_leaves_it_open(name, scopes):
 
 
 @pytest.mark.parametrize("name", ["exclusion", "death", *NEEDED])
-def test_a_check_that_is_missing_leaves_it_open(name):
+def test_check_that_is_missing_leaves_the_verdict_open(name):
     found = [check for check in checks(*BOTH) if (check.name, check.between) != (name, HOSTS)]
     judged = verdict(facts(), found)
     assert judged["verdict"] == NOT_PROVEN
     assert name in judged["reasons"][0]
 
 
-def test_a_host_that_went_away_is_the_first_reason():
+def test_host_that_went_away_is_the_first_reason():
     gone = Check("presence", HOSTS, UNKNOWN, "host b does not answer any more")
     judged = verdict(facts(), [*checks(PROCESSES), gone])
     assert (judged["verdict"], judged["reasons"][0]) == (NOT_PROVEN, "between hosts: host b does not answer any more")
 
 
-def test_direct_looks_count_only_where_a_store_relies_on_them():
+def test_direct_reads_count_only_where_a_store_relies_on_them():
     found = checks(*BOTH, freshness_direct=INFO, delay_direct=INFO)
     assert verdict(facts("lustre", "flock"), found)["verdict"] == SAFE
     assert verdict(facts("nfs4"), found)["verdict"] == NOT_PROVEN
 
 
-def test_another_kind_of_lock_that_lies_is_no_harm_and_one_that_holds_is_advised():
+def test_lock_kind_not_in_use_may_fail_and_one_that_works_is_advised():
     assert verdict(facts(), checks(*BOTH, exclusion_flock=BAD))["verdict"] == SAFE
     judged = verdict(facts(), checks(*BOTH, exclusion_ofd=BAD))
     assert judged["verdict"] == NOT_SAFE
@@ -134,33 +134,33 @@ def test_marker_files_are_advised_only_where_there_are_no_locks():
         (facts("lustre", "localflock"), "flock"),
     ],
 )
-def test_a_mount_whose_locks_are_known_to_lie_is_not_safe_whatever_was_tried_and_the_remedy_is_told(mount, remedy):
+def test_mount_whose_locks_are_known_to_lie_is_not_safe_and_gets_a_remedy(mount, remedy):
     for found, other in ((checks(*BOTH), "b"), (checks(PROCESSES), None), ([], None)):
         judged = verdict(mount, found, other)
         assert judged["verdict"] == NOT_SAFE
         assert remedy in " ".join(judged["recommendations"])
 
 
-def test_a_kernel_that_takes_lost_locks_back_is_not_safe(monkeypatch):
+def test_kernel_that_takes_lost_locks_back_is_not_safe(monkeypatch):
     monkeypatch.setattr("fscoord._runtime.system.nfs_recovers_lost_locks", lambda: True)
     judged = verdict(facts("nfs4", "vers=4.2"), checks(*BOTH))
     assert judged["verdict"] == NOT_SAFE
     assert "recover_lost_locks" in " ".join(judged["reasons"] + judged["recommendations"])
 
 
-def test_glusterfs_that_passes_everything_is_not_proven_for_its_options_can_t_be_seen():
+def test_glusterfs_that_passes_all_is_not_proven_as_its_options_are_not_seen():
     judged = verdict(facts("fuse.glusterfs"), checks(*BOTH))
     assert judged["verdict"] == NOT_PROVEN
     assert "direct-io-mode=enable" in judged["reasons"][0]
     assert verdict(facts("fuse.glusterfs"), checks(*BOTH, race=BAD))["verdict"] == NOT_SAFE
 
 
-def test_beegfs_whose_option_can_t_be_seen_is_proven_by_two_hosts():
+def test_beegfs_whose_option_cannot_be_seen_is_proven_by_two_hosts():
     assert verdict(facts("beegfs"), checks(*BOTH))["verdict"] == SAFE
     assert "tuneUseGlobalFileLocks" in " ".join(verdict(facts("beegfs"), checks(PROCESSES), None)["reasons"])
 
 
-def test_a_silent_lock_manager_gets_its_hint():
+def test_lock_manager_that_is_silent_gets_its_hint():
     found = checks(PROCESSES)
     found[0] = Check("exclusion", PROCESSES, BAD, "no answer", "ofd", {"stuck": True})
     judged = verdict(facts("nfs", "vers=3"), found, None)
@@ -169,7 +169,7 @@ def test_a_silent_lock_manager_gets_its_hint():
     assert "lock service" in " ".join(verdict(facts("lustre", "flock"), found, None)["recommendations"])
 
 
-def test_no_locks_on_nfs_is_a_lock_manager_that_is_not_there():
+def test_nfs_without_locks_gets_advice_on_its_lock_manager():
     found = checks(PROCESSES)
     found[0] = Check("exclusion", PROCESSES, BAD, "there are no such locks here", "ofd", {"missing": True})
     assert "rpc.statd" in " ".join(verdict(facts("nfs", "vers=3"), found, None)["recommendations"])
@@ -184,11 +184,11 @@ def test_instances_that_did_not_come_are_missed():
     assert verdict(facts("ext4"), checks(PROCESSES), None, expected=2, came=2)["verdict"] == SAFE
 
 
-def test_an_unknown_file_system_is_not_proven():
+def test_unknown_file_system_is_not_proven():
     assert verdict(facts(""), checks(PROCESSES), None)["verdict"] == NOT_PROVEN
 
 
-def test_the_soft_lock_is_judged_by_what_it_promises():
+def test_soft_lock_is_judged_by_its_own_promises():
     found = [check for check in checks(*BOTH) if not (check.name == "death" and check.lock == "soft")]
     found += [Check(name, scope, OK, "says", "soft") for name in ("race", "store") for scope in BOTH]
     assert verdict(facts("lustre"), found, lock="soft")["verdict"] == SAFE

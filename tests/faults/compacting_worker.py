@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+from support.internals import log_of
+
 from fscoord import FileStore
 
 LIMIT_S = 60
@@ -16,7 +18,7 @@ def write(path: str, writer: int, count: int) -> dict[str, int]:
         for number in range(count):
             store.set(f"{writer}", b"x" * (number % 90))
             store.add("all", 1)
-        return {"generation": store._log.handle.header.generation}
+        return {"generation": log_of(store).handle.header.generation}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from support.internals import log_of
+
 from fscoord import FileStore, FscoordError, StoreTimeoutError
 from fscoord._log.locking import kernel_wait, log_lock
 from fscoord._runtime import system
@@ -241,10 +243,10 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     store = FileStore(case.path, timeout=HANG_S, **case.options)
     other = FileStore(case.path, timeout=HANG_S, **case.options)
     case.condition(store, other)
-    store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
+    log_of(store).handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
     log_lock.NAP_PHASE_S = 0  # type: ignore[misc]  # so that whoever waits for the lock asks the kernel for it
     if case.blocks:
-        other._log.handle.lock.try_lock()
+        log_of(other).handle.lock.try_lock()
     ended: list[str] = []
     thread = threading.Thread(
         target=lambda: ended.append(moment.do(lambda: case.operation(store), at_calls=case.at_calls)), daemon=True
@@ -256,7 +258,7 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
         if case.blocks and is_in_line():
             break  # it has made all its calls but for those that come with the lock
     if case.blocks and not moment.reached.is_set():
-        other._log.handle.lock.unlock()
+        log_of(other).handle.lock.unlock()
         moment.reached.wait(0.001)
     while not moment.reached.wait(0.001) and thread.is_alive():
         pass
@@ -269,7 +271,7 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     if case.parent_dies:
         os.kill(os.getpid(), signal.SIGKILL)
     outside.hear()
-    other._log.handle.lock.unlock()
+    log_of(other).handle.lock.unlock()
     moment.gate.open()
     thread.join(HANG_S)
     outside.tell(ended)
@@ -280,7 +282,7 @@ def fork_within(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> N
     """As `in_parent`, but the thread that is at the `moment` forks itself, and goes on in both processes."""
     store, other = (FileStore(case.path, timeout=HANG_S, **case.options) for _ in range(2))
     case.condition(store, other)
-    store._log.handle.path_checked_at = 0.0
+    log_of(store).handle.path_checked_at = 0.0
     children: list[int] = []
 
     def fork(where: str) -> None:
@@ -327,7 +329,7 @@ def in_child(case: Case, moment: Moment, store: FileStore, outside: Ends, ended:
             outside.tell(*([ended] if " " in ended else []))  # it may be any error of ours
         elif not case.parent_dies:
             wrong = close_at_once(store) if case.closes else try_soon(store)
-            if store._log.handle.final_error[1]:  # it was closed just now, or the parent's thread was closing it
+            if log_of(store).handle.final_error[1]:  # it was closed just now, or the parent's thread was closing it
                 store = FileStore(case.path, timeout=HANG_S, **case.options)
             outside.tell(*wrong, *in_line(store))
         outside.hear()

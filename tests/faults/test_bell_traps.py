@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from faults.holder import Holder
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.places import Thread, start_thread, wait_in_vain
 from support.processes import TESTS
 
@@ -122,7 +123,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_bell_that_is_not_ours_is_left_alone(
+def test_bell_of_a_foreign_kind_or_owner_is_left_alone(
     path: str, what: str, caplog: pytest.LogCaptureFixture, only_rings_wake: None
 ) -> None:
     """Waiters watch the log itself then; each handle that would have rung, or marked, says so once."""
@@ -159,7 +160,9 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_no_room_for_a_bell(small_disk: Path, caplog: pytest.LogCaptureFixture, only_rings_wake: None) -> None:
+def test_bell_without_room_on_the_disk_is_done_without(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, only_rings_wake: None
+) -> None:
     path = str(small_disk / "store")
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         store.set("k", "1")
@@ -173,7 +176,9 @@ def test_no_room_for_a_bell(small_disk: Path, caplog: pytest.LogCaptureFixture, 
         other.set("more", b"x" * 1000)
 
 
-def test_a_disk_that_fills_up_after_the_bell_was_cut(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bell_that_was_truncated_on_a_full_disk_is_done_without(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A mark needs a page then that is not there; through a mapping it would kill the process."""
     path = str(small_disk / "store")
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
@@ -189,7 +194,7 @@ def test_a_disk_that_fills_up_after_the_bell_was_cut(small_disk: Path, caplog: p
 
 
 @pytest.mark.parametrize(("name", "number"), [("pwrite", 0), ("pwrite", 1), ("pread", 0), ("pread", 1), ("utime", 0)])
-def test_a_bell_that_fails_is_done_without(path: str, name: str, number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_bell_that_fails_is_done_without(path: str, name: str, number: int, caplog: pytest.LogCaptureFixture) -> None:
     """On either side; the write that would have rung has succeeded."""
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         is_woken_by_a_ring(path, store)
@@ -208,7 +213,7 @@ def test_a_bell_that_fails_is_done_without(path: str, name: str, number: int, ca
             assert "waits go on" in message
 
 
-def test_no_inotify_instance_left(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiter_without_an_inotify_instance_is_still_woken(path: str, caplog: pytest.LogCaptureFixture) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         store.set("k", "1")
         is_woken_by_a_ring(path, other)  # loads what is loaded at the first wait
@@ -250,7 +255,9 @@ def fill_gaps(highest: int) -> list[int]:
 # Bells that change while somebody waits
 
 
-def test_a_bell_that_is_truncated_while_somebody_waits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bell_that_is_truncated_while_a_waiter_sleeps_still_wakes_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
         os.truncate(path + ".bell", 0)
@@ -261,7 +268,7 @@ def test_a_bell_that_is_truncated_while_somebody_waits(path: str, monkeypatch: p
         is_woken_by_a_ring(path, store)
 
 
-def test_a_bell_that_is_cut_over_and_over_costs_no_more_than_polls(path: str) -> None:
+def test_bell_that_is_truncated_over_and_over_costs_no_more_than_polls(path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store:
         waiter = wait_in_thread(store, "k")
         looks = count_looks(store)
@@ -276,25 +283,25 @@ def test_a_bell_that_is_cut_over_and_over_costs_no_more_than_polls(path: str) ->
 def count_looks(store: FileStore) -> list[float]:
     """Return a list that grows with every look of `store` at the log."""
     looks: list[float] = []
-    refresh = store._log.refresh
+    refresh = log_of(store).refresh
 
     def look(limit: float) -> None:
         looks.append(limit)
         refresh(limit)
 
-    store._log.refresh = look  # type: ignore[method-assign]
+    log_of(store).refresh = look  # type: ignore[method-assign]
     return looks
 
 
-def test_a_bell_that_is_deleted_while_somebody_waits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bell_that_is_deleted_while_a_waiter_sleeps_is_made_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The waiter makes another one at its next slow poll, and tells the writers."""
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
         assert other.num_keys() == 0
-        assert other._log.handle.bell == 1
+        assert log_of(other).handle.bell == 1
         os.unlink(path + ".bell")
         until(lambda: os.path.exists(path + ".bell"))
-        until(lambda: other.num_keys() == 0 and other._log.handle.bell == 2)
+        until(lambda: other.num_keys() == 0 and log_of(other).handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
             monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
@@ -302,12 +309,12 @@ def test_a_bell_that_is_deleted_while_somebody_waits(path: str, monkeypatch: pyt
         is_woken_by_a_ring(path, store)
 
 
-def test_a_bell_that_is_deleted_before_anybody_waits_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bell_that_is_deleted_before_the_next_wait_is_made_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         is_woken_by_a_ring(path, store)
         os.unlink(path + ".bell")
         waiter = start_thread(store.get, "k")
-        until(lambda: other.num_keys() == 0 and other._log.handle.bell == 2)
+        until(lambda: other.num_keys() == 0 and log_of(other).handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
             monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
         other.set("k", "1")
@@ -331,7 +338,7 @@ with faulty_os() as faulty:
 """
 
 
-def test_a_writer_that_is_killed_between_clearing_and_ringing(path: str) -> None:
+def test_waiter_is_woken_though_the_writer_was_killed_before_it_rang(path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store:
         waiter = wait_in_thread(store, "k")
         root = str(Path(fscoord.__file__).parent.parent)
@@ -341,7 +348,7 @@ def test_a_writer_that_is_killed_between_clearing_and_ringing(path: str) -> None
         assert waiter.join() == b"1"
 
 
-def test_a_ring_that_is_lost_costs_a_slow_poll(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_that_is_lost_costs_a_slow_poll(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
         monkeypatch.setattr(Doorbell, "ring", lambda *_: None)
@@ -349,7 +356,7 @@ def test_a_ring_that_is_lost_costs_a_slow_poll(path: str, monkeypatch: pytest.Mo
         assert waiter.join() == b"1"
 
 
-def test_a_key_that_comes_between_the_look_and_the_mark(
+def test_wait_marks_its_other_key_if_one_came_between_look_and_mark(
     path: str, monkeypatch: pytest.MonkeyPatch, only_rings_wake: None
 ) -> None:
     """The wait then marks the other key that it lacks, before it sleeps."""
@@ -368,7 +375,7 @@ def test_a_key_that_comes_between_the_look_and_the_mark(
         waiter.join()
 
 
-def test_a_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
+def test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = Waiter.arm
@@ -383,14 +390,14 @@ def test_a_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
         assert store.get("a") == b"1"
 
 
-def test_a_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> None:
+def test_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other, Holder(path) as holder:
         waiter = wait_in_thread(store, "k")
         assert other.num_keys() == 1
-        assert other._log.handle.bell == 0
+        assert log_of(other).handle.bell == 0
         holder.finish()
-        until(lambda: other.num_keys() and other._log.handle.bell)
-        assert other._log.handle.bell == 1
+        until(lambda: other.num_keys() and log_of(other).handle.bell)
+        assert log_of(other).handle.bell == 1
         other.set("k", "1")
         assert waiter.join() == b"1"
 
@@ -399,7 +406,7 @@ def test_a_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> N
 
 
 @pytest.mark.parametrize("handles", [1, 4])
-def test_who_listens_may_leave_and_another_takes_over(path: str, handles: int, only_rings_wake: None) -> None:
+def test_listener_may_leave_and_another_takes_over(path: str, handles: int, only_rings_wake: None) -> None:
     """Threads on one handle, or on several; woken one after the other, in whatever order."""
     with FileStore(path, timeout=HANG_S) as other:
         stores = [FileStore(path, timeout=2 * HANG_S) for _ in range(handles)]
@@ -416,7 +423,7 @@ def test_who_listens_may_leave_and_another_takes_over(path: str, handles: int, o
             store.close()
 
 
-def test_who_listens_may_time_out_and_another_takes_over(path: str, only_rings_wake: None) -> None:
+def test_listener_may_time_out_and_another_takes_over(path: str, only_rings_wake: None) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         hasty = start_thread(times_out, lambda: store.wait(["never"], 0.1))
         until(lambda: asleep(store) or not hasty.is_alive())
@@ -433,7 +440,7 @@ def times_out(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.usefixtures("no_ctrl_c_is_lost")
-def test_who_listens_may_be_interrupted_and_another_takes_over(path: str, only_rings_wake: None) -> None:
+def test_listener_may_be_interrupted_and_another_takes_over(path: str, only_rings_wake: None) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiters: list[Thread] = []
 
@@ -449,7 +456,7 @@ def test_who_listens_may_be_interrupted_and_another_takes_over(path: str, only_r
             assert waiter.join() == b"1"
 
 
-def test_all_waiters_for_one_key_are_woken(path: str, only_rings_wake: None) -> None:
+def test_waiters_for_one_key_are_all_woken(path: str, only_rings_wake: None) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiters = [wait_in_thread((store, other)[number % 2], "k", others=number) for number in range(16)]
         store.set("k", "1")
@@ -466,7 +473,7 @@ def keys_apart(count: int) -> list[str]:
     return list(keys.values())
 
 
-def test_a_write_wakes_none_but_those_who_wait_for_it(
+def test_write_wakes_none_but_the_waiters_for_its_key(
     path: str, monkeypatch: pytest.MonkeyPatch, only_rings_wake: None
 ) -> None:
     """32 threads wait for 32 keys, which are set one by one: each looks at the log about once more, not 32 times."""
@@ -518,7 +525,7 @@ print(len(looks), flush=True)
 """
 
 
-def test_a_write_wakes_none_but_those_who_wait_for_it_in_other_processes(path: str) -> None:
+def test_write_wakes_none_but_the_waiters_for_its_key_in_other_processes(path: str) -> None:
     """The same with four processes of eight threads."""
     keys = keys_apart(32)
     environment = os.environ | {"PYTHONPATH": str(Path(fscoord.__file__).parent.parent)}
@@ -546,7 +553,7 @@ def test_a_write_wakes_none_but_those_who_wait_for_it_in_other_processes(path: s
 # Other ways to wait
 
 
-def test_polling_on_request(path: str) -> None:
+def test_watch_by_polling_sees_a_write_without_making_a_bell(path: str) -> None:
     with FileStore(path, timeout=HANG_S, watch="poll") as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
         watch = store._notifier._watcher
@@ -558,7 +565,7 @@ def test_polling_on_request(path: str) -> None:
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
-def test_a_reader_waits_without_writing_anything(path: str, lock: str, only_rings_wake: None) -> None:
+def test_reader_waits_without_writing_anything(path: str, lock: str, only_rings_wake: None) -> None:
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "1")
         size = os.path.getsize(path)
@@ -572,14 +579,14 @@ def test_a_reader_waits_without_writing_anything(path: str, lock: str, only_ring
             assert waiter.join() == b"1"
 
 
-def test_events_on_request_where_there_are_none(path: str, no_inotify: None) -> None:
+def test_watch_by_inotify_is_an_error_where_there_is_none(path: str, no_inotify: None) -> None:
     with FileStore(path, timeout=HANG_S, watch="inotify") as store:
         store.set("k", "1")
         with pytest.raises(UnsupportedFilesystemError, match="watch='poll'"):
             store.get("never")
 
 
-def test_events_on_request_that_the_system_refuses(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_by_inotify_is_an_error_where_the_system_refuses_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -591,7 +598,7 @@ def test_events_on_request_that_the_system_refuses(path: str, monkeypatch: pytes
         store.get("never")
 
 
-def test_an_observer_wakes_where_there_is_no_inotify(path: str, no_inotify: None, only_rings_wake: None) -> None:
+def test_observer_wakes_where_there_is_no_inotify(path: str, no_inotify: None, only_rings_wake: None) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         for number in range(3):
             waiters = [wait_in_thread((store, other)[i % 2], f"k{number}", others=i) for i in range(4)]
@@ -600,7 +607,7 @@ def test_an_observer_wakes_where_there_is_no_inotify(path: str, no_inotify: None
         assert not os.path.exists(path + ".bell")
 
 
-def test_an_observer_ends_with_the_last_handle(path: str, no_inotify: None) -> None:
+def test_observer_ends_with_the_last_handle(path: str, no_inotify: None) -> None:
     threads = set(threading.enumerate())
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         for handle in (store, other):
@@ -612,7 +619,7 @@ def test_an_observer_ends_with_the_last_handle(path: str, no_inotify: None) -> N
         assert not thread.is_alive()
 
 
-def test_a_fork_beside_an_observer(path: str, no_inotify: None) -> None:
+def test_forked_child_waits_without_the_observer_of_its_parent(path: str, no_inotify: None) -> None:
     with FileStore(path, timeout=HANG_S) as store:
         wait_in_vain(store)
         pid = os.fork()
@@ -631,9 +638,7 @@ def test_a_fork_beside_an_observer(path: str, no_inotify: None) -> None:
         is_woken_by_a_ring(path, store)
 
 
-def test_a_ring_that_another_hears_before_this_thread_listens_is_not_slept_over(
-    path: str, only_rings_wake: None
-) -> None:
+def test_ring_that_another_takes_before_this_thread_listens_is_not_lost(path: str, only_rings_wake: None) -> None:
     """The other leaves right after it, and this thread takes its place; nothing would come after that."""
 
     class Ears:
@@ -656,7 +661,7 @@ def test_a_ring_that_another_hears_before_this_thread_listens_is_not_slept_over(
 
 
 @pytest.mark.parametrize("way", ["bell", "log", "observer", "poll"])
-def test_closing_ends_the_waits_of_other_threads(
+def test_close_ends_the_waits_of_other_threads(
     path: str, way: str, monkeypatch: pytest.MonkeyPatch, only_rings_wake: None
 ) -> None:
     """At once; and those of other handles on the same log go on."""
@@ -719,7 +724,7 @@ print((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / se
 """
 
 
-def test_an_idle_waiter_uses_next_to_no_processor(path: str, record_property: Any) -> None:
+def test_waiter_that_is_idle_uses_next_to_no_processor(path: str, record_property: Any) -> None:
     """The promise is 0.1 %; on a busy machine even that little may be measured as more."""
     environment = os.environ | {"PYTHONPATH": str(Path(fscoord.__file__).parent.parent)}
     done = subprocess.run(
@@ -735,7 +740,7 @@ def test_an_idle_waiter_uses_next_to_no_processor(path: str, record_property: An
     assert share < 0.01
 
 
-def test_every_write_rings_for_its_keys_where_there_is_a_bell_and_for_nobody_where_there_is_none(
+def test_writes_all_ring_for_their_keys_if_and_only_if_there_is_a_bell(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[list[bytes]] = []
@@ -754,10 +759,10 @@ def test_every_write_rings_for_its_keys_where_there_is_a_bell_and_for_nobody_whe
             store.multi_set([], [])
 
         write_all()
-        assert (store._log.handle.bell, rung) == (0, [])
+        assert (log_of(store).handle.bell, rung) == (0, [])
         with start_thread(waiter.get, "awaited") as thread:
             until(lambda: asleep(waiter))
-            until(lambda: store.check(["never"]) or store._log.handle.bell)
+            until(lambda: store.check(["never"]) or log_of(store).handle.bell)
             write_all()
             waiter.set("awaited", "1")
         assert thread.result == b"1"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.faulty import FaultyOs, faulty_os
+from support.internals import log_of
 from support.interrupts import At, interrupt
 from support.plain_reader import read_newest
 
@@ -82,7 +83,7 @@ def outcome(call: Callable[[], Any]) -> FscoordError | None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_any_call_of_a_compaction_may_fail(error: int, compactions: int, memory: Path) -> None:
+def test_compaction_loses_nothing_when_any_of_its_calls_fails(error: int, compactions: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         fill(path, compactions)
@@ -112,7 +113,7 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
     """Let call `number` inside the compaction fail, and none outside."""
     failed: list[str] = []
     inside, left = [False], [number]
-    compact = store._log.compactor.compact
+    compact = log_of(store).compactor.compact
 
     def marked() -> None:
         inside[0] = True
@@ -128,13 +129,13 @@ def failing_inside(faulty: FaultyOs, store: FileStore, number: int, error: int) 
                 failed.append(name)
                 raise OSError(error, os.strerror(error))
 
-    store._log.compactor.compact = marked
+    log_of(store).compactor.compact = marked
     with faulty.instead(does):
         yield failed
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error: int, memory: Path) -> None:
+def test_compaction_that_fails_does_not_fail_the_write_that_caused_it(error: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         fill(path, 1)
@@ -153,9 +154,7 @@ def test_a_compaction_that_fails_does_not_fail_the_write_that_came_upon_it(error
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("slept", [1, 3])
-def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
-    error: int, slept: int, memory: Path
-) -> None:
+def test_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(error: int, slept: int, memory: Path) -> None:
     for number in range(100):
         path = memory / f"store{number}"
         fill(path, 0)
@@ -164,7 +163,7 @@ def test_a_handle_that_fails_to_follow_never_writes_to_the_wrong_generation(
             other.get("a")
             for _ in range(slept):
                 store.compact()
-            other._log.handle.path_checked_at = 0.0
+            log_of(other).handle.path_checked_at = 0.0
             with faulty_os() as faulty, faulty.fail(number, error) as failed:
                 raised = outcome(lambda: other.set("late", "1"))
             if raised is not None:
@@ -218,7 +217,7 @@ def die_at(number: int, part: float, body: Callable[[], None]) -> Callable[[], N
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_who_is_killed_at_any_call_of_a_compaction_loses_nothing(part: float, compactions: int, memory: Path) -> None:
+def test_compaction_killed_at_any_call_loses_nothing(part: float, compactions: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         fill(path, compactions)
@@ -257,8 +256,8 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(triggered: bool, mem
             for _ in range(8):
                 store.set("b", "x" * 300)
             if triggered:
-                store._log.handle.options = store._log.handle.options._replace(compact_bytes=1)
-                store._log.handle.compact_at = 0
+                log_of(store).handle.options = log_of(store).handle.options._replace(compact_bytes=1)
+                log_of(store).handle.compact_at = 0
             at = At(number, interrupt)
             try:
                 with at:
@@ -283,7 +282,7 @@ def test_ctrl_c_at_any_point_of_a_compaction_leaves_no_lock(triggered: bool, mem
 # Forks
 
 
-def test_a_child_that_could_not_open_a_later_generation_does_no_harm(memory: Path) -> None:
+def test_child_that_could_not_open_a_later_generation_does_no_harm(memory: Path) -> None:
     for number in range(60):
         path = memory / f"store{number}"
         fill(path, 1)
@@ -370,7 +369,7 @@ def many_at_once(path: Path, writers: int, operations: int, least: int, limit_s:
         assert int(store.get("total")) == writers * operations
         assert [int(store.get(f"writer {n}")) for n in range(writers)] == [operations] * writers
         assert len(generations(path)) == 1
-        return store._log.handle.header.generation
+        return log_of(store).handle.header.generation
 
 
 def test_writers_that_compact_lose_nothing_and_readers_never_go_back(path: Path, scale: Callable[[int], int]) -> None:
@@ -379,7 +378,7 @@ def test_writers_that_compact_lose_nothing_and_readers_never_go_back(path: Path,
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_eight_writers_of_a_hundred_thousand_operations_each(path: Path, capsys: Any) -> None:
+def test_writers_of_a_hundred_thousand_operations_each_lose_nothing(path: Path, capsys: Any) -> None:
     compactions = many_at_once(path, 8, 50_000, 1 << 18, 1700)
     with capsys.disabled():
         print(f" {compactions} compactions")

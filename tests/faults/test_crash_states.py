@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from faults.persistence import Acknowledged, Crash, RecordingOs, State, crashes, put_state, recording, repeatable
+from support.internals import log_of, state_of
 from support.plain_reader import read_newest
 
 from fscoord import CorruptLogError, FileStore, StoreUnavailableError
@@ -62,7 +63,7 @@ OPERATIONS: dict[str, Callable[[Workload], Any]] = {
 
 def contents(store: FileStore) -> Contents:
     store.num_keys()
-    state = store._state
+    state = state_of(store)
     return {key: bytes(value) for key, value in state.values.items()}, {k: list(q) for k, q in state.queues.items()}
 
 
@@ -148,7 +149,7 @@ class Judge:
             store.set("after", "1")
             store.compact()
             store.set("behind", "2")
-            assert store._log.liveness.file is not None, "nobody can tell whether this process lives"
+            assert log_of(store).liveness.file is not None, "nobody can tell whether this process lives"
         expected = values | {b"after": b"1", b"behind": b"2"}, queues
         with FileStore(path, read_only=True, timeout=LIMIT_S) as reader:
             assert contents(reader) == expected
@@ -187,19 +188,19 @@ durable_or_not = pytest.mark.parametrize("durable", [True, False], ids=["durable
 
 @durable_or_not
 @pytest.mark.parametrize("base", [None, 0, 1, 2], ids=["a new log", "a log", "compacted once", "compacted twice"])
-def test_a_power_failure_at_any_call_of_an_operation(base: int | None, durable: bool, memory: Path) -> None:
+def test_power_failure_at_any_call_of_an_operation_loses_nothing(base: int | None, durable: bool, memory: Path) -> None:
     judge = judge_workloads(memory, SINGLE, durable=durable, base=base)
     assert len(judge.seen) > 100
     assert judge.damaged == 0 or not durable
 
 
 @durable_or_not
-def test_a_power_failure_at_any_call_of_two_operations(durable: bool, memory: Path) -> None:
+def test_power_failure_at_any_call_of_two_operations_loses_nothing(durable: bool, memory: Path) -> None:
     judge = judge_workloads(memory, product(OPERATIONS, repeat=2), durable=durable, base=0)
     assert len(judge.seen) > 1000
 
 
-def test_the_power_may_fail_again_when_it_is_back(memory: Path) -> None:
+def test_power_failure_in_the_first_write_after_another_loses_nothing(memory: Path) -> None:
     """In the first write after each state that a power failure has left, which steps over what was torn."""
     work, judge = memory / "work", Judge(memory / "crashed", durable=True)
     before = fill(work, durable=True, compactions=1)
@@ -219,7 +220,7 @@ def test_the_power_may_fail_again_when_it_is_back(memory: Path) -> None:
 @pytest.mark.timeout(7200)
 @durable_or_not
 @pytest.mark.parametrize("base", [0, 2], ids=["a log", "compacted twice"])
-def test_a_power_failure_at_any_call_of_any_two_operations_that_left_any_of_all_changes(
+def test_power_failure_in_two_operations_that_keeps_any_subset_loses_nothing(
     base: int, durable: bool, memory: Path, record_property: Callable[[str, object], None]
 ) -> None:
     judge = judge_workloads(memory, product(OPERATIONS, repeat=2), durable=durable, base=base, deep=True)
@@ -230,7 +231,7 @@ def test_a_power_failure_at_any_call_of_any_two_operations_that_left_any_of_all_
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @durable_or_not
-def test_a_power_failure_at_any_call_of_three_operations(
+def test_power_failure_at_any_call_of_three_operations_loses_nothing(
     durable: bool, memory: Path, record_property: Callable[[str, object], None]
 ) -> None:
     judge = judge_workloads(memory, product([*SHAPES, "set pages"], repeat=3), durable=durable, base=0)

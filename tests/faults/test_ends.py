@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 from faults.test_compaction import die_at, generations, in_child, outcome
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
@@ -42,7 +43,7 @@ def used(path: Path, compactions: int = 0) -> FileStore:
 
 def is_killed(store: FileStore) -> None:
     """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
-    store._log.close()
+    log_of(store).close()
     lifecycle.unregister(store)
 
 
@@ -99,7 +100,7 @@ class Newcomer:
 
 @pytest.mark.parametrize("options", [{}, {"rank": 0}, {"world_size": 1}, {"run_id": ("job", 1)}], ids=str)
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_who_opens_between_the_end_of_a_log_and_its_removal_loses_nothing(
+def test_opener_between_the_end_of_a_log_and_its_removal_loses_nothing(
     options: dict[str, Any], compactions: int, path: Path
 ) -> None:
     """It has the old file open, and waits for the lock, when the name goes."""
@@ -116,7 +117,7 @@ def test_who_opens_between_the_end_of_a_log_and_its_removal_loses_nothing(
     assert generations(path) == []
 
 
-def test_who_introduces_itself_while_the_last_one_leaves_begins_a_life_of_its_own(path: Path) -> None:
+def test_session_registered_while_the_last_one_leaves_begins_a_new_life(path: Path) -> None:
     """It saw nothing of the end before it got the lock."""
     store, newcomer = used(path), Newcomer(path, rank=0)
     store.delete_key("old")
@@ -133,7 +134,7 @@ def test_who_introduces_itself_while_the_last_one_leaves_begins_a_life_of_its_ow
 
 @pytest.mark.parametrize("compactions", [0, 2])
 @pytest.mark.parametrize("run_id", [None, ("job", 1), ("job", 2)])
-def test_a_finished_log_that_could_not_be_removed_begins_a_new_life(run_id: Any, compactions: int, path: Path) -> None:
+def test_finished_log_that_could_not_be_removed_begins_a_new_life(run_id: Any, compactions: int, path: Path) -> None:
     FileStore(path, run_id=("job", 1)).close()
     bystander = FileStore(path, timeout=LIMIT_S)
     assert bystander.list_keys() == []
@@ -157,7 +158,7 @@ def test_a_finished_log_that_could_not_be_removed_begins_a_new_life(run_id: Any,
     assert generations(path) == []
 
 
-def test_who_slept_through_the_end_of_a_log_does_not_wake_in_its_next_life(path: Path) -> None:
+def test_handle_that_slept_through_the_end_of_its_log_stays_out_of_the_next(path: Path) -> None:
     """All that it knew may be gone: the newest generation says that it is another life."""
     with FileStore(path, timeout=LIMIT_S) as sleeper:
         close_unremoved(used(path, 1))
@@ -171,7 +172,7 @@ def test_who_slept_through_the_end_of_a_log_does_not_wake_in_its_next_life(path:
             assert store.list_keys() == ["new"]
 
 
-def test_the_end_is_one_record_of_the_last_participant(path: Path) -> None:
+def test_end_of_a_log_is_one_record_of_the_last_participant(path: Path) -> None:
     one, two = FileStore(path, 2), FileStore(path, 2)
     one.set("k", "v")
     two.set("k", "w")
@@ -185,7 +186,7 @@ def test_the_end_is_one_record_of_the_last_participant(path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_who_is_killed_while_it_ends_a_log_leaves_the_old_life_or_a_new_one(
+def test_participant_killed_while_it_ends_a_log_leaves_the_old_or_a_new_life(
     part: float, compactions: int, tmp_path: Path
 ) -> None:
     for number in range(100):
@@ -212,7 +213,7 @@ def test_who_is_killed_while_it_ends_a_log_leaves_the_old_life_or_a_new_one(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
-def test_any_call_of_the_beginning_of_a_life_may_fail(error: int, tmp_path: Path) -> None:
+def test_beginning_of_a_life_survives_the_failure_of_any_call(error: int, tmp_path: Path) -> None:
     for number in range(200):
         path = tmp_path / f"store{number}"
         close_unremoved(used(path))

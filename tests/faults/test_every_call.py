@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from faults.persistence import State, put_state, same_files
 from support.faulty import EVERY, LOCKS, FaultyOs, faulty_system
+from support.internals import log_of
 from support.plain_reader import read_newest
 
 import fscoord
@@ -86,7 +87,7 @@ IN_STEPS = {"barrier"}
 """What writes several records, of which some may be there after an error."""
 
 
-def test_every_public_operation_is_tried() -> None:
+def test_operations_that_are_public_are_all_tried() -> None:
     public = {name for name in dir(FileStore) if not name.startswith("_")}
     assert public <= OPERATIONS.keys()
 
@@ -131,7 +132,7 @@ def must_void(store: FileStore, other: FileStore) -> None:
     store.set("written", "1")
     with FileStore(store.path, timeout=LIMIT_S) as third:
         third.set("torn", "x" * 100)
-    os.truncate(store._log.handle.file, os.path.getsize(store._log.handle.file) - 50)
+    os.truncate(log_of(store).handle.file, os.path.getsize(log_of(store).handle.file) - 50)
 
 
 def must_follow(store: FileStore, other: FileStore) -> None:
@@ -179,7 +180,7 @@ class Case:
         with self.open(LIMIT_S) as other, self.open(LIMIT_S) as store:
             self.condition(store, other)
             before = self.contents()
-            store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
+            log_of(store).handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
             with self.faulty.fail(number, error, names=names, for_good=for_good) as failed:
                 said = outcome(OPERATIONS[self.operation], store)
             where = failed[0] if failed else ""
@@ -214,7 +215,7 @@ class Case:
         except StoreClosedError:
             assert self.operation == "close", self.what
         except StoreError as error:
-            assert (store._log.handle.final_error[1] or "it is not over") in str(error), self.what
+            assert (log_of(store).handle.final_error[1] or "it is not over") in str(error), self.what
         if self.operation != "begin a run":
             other.set("others", "2")
         with self.open(0) as third:
@@ -250,7 +251,7 @@ def exhaust(case: Case, errors: list[int], modes: tuple[bool, ...]) -> int:
 
 @pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_call_may_fail(operation: str, directory: Path) -> None:
+def test_operation_survives_the_failure_of_every_call(operation: str, directory: Path) -> None:
     """Once and for good, with one error after another of those there are."""
     calls = 0
     with faulty_system() as faulty:
@@ -267,7 +268,7 @@ def test_every_call_may_fail(operation: str, directory: Path) -> None:
 
 @pytest.mark.usefixtures("mounts_stay")
 @pytest.mark.parametrize("operation", ["set", "get", "compact", "open", "begin a run"])
-def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -> None:
+def test_operation_on_a_durable_log_survives_the_failure_of_every_call(operation: str, directory: Path) -> None:
     with faulty_system() as faulty:
         base = make_base(directory, durable=True, compactions=0)
         for condition in (nothing, must_read):
@@ -279,7 +280,9 @@ def test_every_call_on_a_durable_log_may_fail(operation: str, directory: Path) -
 @pytest.mark.parametrize(
     ("lock", "operation"), [("flock", "set"), ("soft", "set"), ("soft", "compact"), ("soft", "list_keys")]
 )
-def test_every_call_under_other_locks_may_fail(lock: str, operation: str, directory: Path) -> None:
+def test_operation_under_other_locks_survives_the_failure_of_every_call(
+    lock: str, operation: str, directory: Path
+) -> None:
     """Once and for good each: a lock that can't be given back twice in a row is another matter than once."""
     with faulty_system() as faulty:
         base = make_base(directory, durable=False, compactions=1, lock=lock)
@@ -293,7 +296,9 @@ def test_every_call_under_other_locks_may_fail(lock: str, operation: str, direct
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_call_may_fail_with_every_error(operation: str, durable: bool, directory: Path) -> None:
+def test_operation_survives_the_failure_of_every_call_with_every_error(
+    operation: str, durable: bool, directory: Path
+) -> None:
     with faulty_system() as faulty:
         for compactions in (0, 1):
             base = make_base(directory, durable=durable, compactions=compactions)
@@ -334,7 +339,7 @@ def test_reads_and_writes_that_stop_after_a_byte_change_nothing(
             assert {"read", "write"} <= set(cut)
 
 
-def test_who_looks_through_a_log_reads_on_when_a_read_stops_after_a_byte(directory: Path) -> None:
+def test_dump_verify_and_repair_read_on_when_a_read_stops_after_a_byte(directory: Path) -> None:
     base = make_base(directory, durable=False, compactions=1)
     put_state(str(directory), base)
     path = directory / "store"
@@ -369,7 +374,7 @@ NEVER_FAIL_OF_A_DISK = {
 """What a log asks of `os` besides."""
 
 
-def test_no_call_that_may_reach_a_file_system_is_spared() -> None:
+def test_calls_that_may_reach_a_file_system_are_all_made_to_fail() -> None:
     package = Path(fscoord.__file__).parent
     sources = [*package.glob("_log/**/*.py"), *package.glob("stores/**/*.py"), package / "_runtime/file_events.py"]
     used = {name for source in sources for name in re.findall(r"system\.os\.([a-z_]+)", source.read_text("utf-8"))}
@@ -389,7 +394,7 @@ def through(real: Any, name: str) -> ModuleType:
     return module
 
 
-def test_nothing_but_the_seam_calls_the_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_is_called_through_its_seam_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a log does to files, locks and clocks, it does through what is put in the place of `_system`'s."""
     for name in ("os", "fcntl", "time", "select", "threading"):
         monkeypatch.setattr(system, name, through(getattr(system, name), name))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from faults.test_fork import until
+from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import (
@@ -109,7 +110,7 @@ def all_wait(path: str, count: int) -> None:
 # A wait that watches
 
 
-def test_a_wait_ends_with_what_it_waits_for(path: str) -> None:
+def test_wait_alive_ends_when_its_key_comes(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
         with start_thread(store.wait_alive, ["k"], [1, 2]) as waiter:
             other.set("k", "v")
@@ -117,7 +118,7 @@ def test_a_wait_ends_with_what_it_waits_for(path: str) -> None:
         assert store.wait_alive(["k"], [1], 0) == []
 
 
-def test_a_wait_ends_with_the_death_of_who_is_needed(path: str) -> None:
+def test_wait_alive_ends_with_the_death_of_a_rank(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 4) as others:
         others[3].kill()
         with start_thread(store.wait_alive, ["k"], [1, 2, 7]) as waiter:
@@ -133,7 +134,7 @@ def watched(store: FileStore) -> set[int]:
     return set(watch._events.processes) if watch is not None and watch._events is not None else set()
 
 
-def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_is_reported_by_the_kernel_between_looks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
     monkeypatch.setattr(log_ticket, "DEATH_WATCH_FIRST_S", 10 * HANG_S)  # the next look of its own never comes
     with (
@@ -146,7 +147,9 @@ def test_the_kernel_tells_of_a_death_while_nobody_looks(path: str, monkeypatch: 
         assert waiter.join() == [1]
 
 
-def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_that_hears_of_all_deaths_from_the_kernel_looks_rarely(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
     sleep = log_ticket.Waiter.max_sleep
 
@@ -163,7 +166,7 @@ def test_who_is_told_of_all_deaths_by_the_kernel_looks_rarely(path: str, monkeyp
         assert waiter.result == [number]
 
 
-def test_a_wait_without_events_finds_deaths_by_itself(path: str) -> None:
+def test_wait_alive_without_events_finds_deaths_by_itself(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S, watch="poll") as store, ranks(path, 2) as others:
         with start_thread(store.wait_alive, ["k"], [1]) as waiter:
             until(lambda: store._notifier._watcher is not None)
@@ -171,7 +174,7 @@ def test_a_wait_without_events_finds_deaths_by_itself(path: str) -> None:
         assert waiter.result == [1]
 
 
-def test_a_wait_finds_a_handle_that_is_closed_while_its_process_lives(
+def test_wait_alive_finds_a_handle_that_is_closed_while_its_process_lives(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(death_watch, "PROBE_S", 0.05)
@@ -182,7 +185,7 @@ def test_a_wait_finds_a_handle_that_is_closed_while_its_process_lives(
         assert waiter.result == [1]
 
 
-def test_a_wait_times_out_when_nobody_dies(path: str) -> None:
+def test_wait_alive_times_out_when_no_rank_dies(path: str) -> None:
     with (
         FileStore(path, rank=0, timeout=HANG_S) as store,
         ranks(path, 2),
@@ -191,7 +194,7 @@ def test_a_wait_times_out_when_nobody_dies(path: str) -> None:
         store.wait_alive(["k"], [1, 2], 0.05)
 
 
-def test_a_stopped_process_is_waited_for(path: str) -> None:
+def test_process_that_is_stopped_is_waited_for(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as others:
         pid = others[1].process.pid
         assert pid
@@ -216,7 +219,7 @@ def test_watched_processes_cost_no_descriptors_when_the_waits_are_over(path: str
 # Barriers
 
 
-def test_a_barrier_is_passed_as_ever(path: str) -> None:
+def test_barrier_with_fail_fast_is_passed_when_all_have_come(path: str) -> None:
     with ranks(path, 3) as crew:
         for key in ("b", "c"):
             for rank in crew:
@@ -224,7 +227,7 @@ def test_a_barrier_is_passed_as_ever(path: str) -> None:
             assert all(isinstance(rank.result(), float) for rank in crew)
 
 
-def test_the_death_of_a_rank_that_is_needed_breaks_the_barrier_for_all_alike(path: str) -> None:
+def test_barrier_is_broken_for_all_alike_by_the_death_of_a_missing_rank(path: str) -> None:
     with ranks(path, 5) as crew:
         for rank in crew[:3]:
             rank.call(meet, 5)
@@ -246,7 +249,7 @@ def test_the_death_of_a_rank_that_is_needed_breaks_the_barrier_for_all_alike(pat
         assert late.dead == ("4",)
 
 
-def test_a_rank_that_dies_after_it_came_breaks_nothing(path: str) -> None:
+def test_rank_that_dies_after_its_arrival_breaks_nothing(path: str) -> None:
     with ranks(path, 3) as crew:
         for rank in crew[:2]:
             rank.call(meet, 3)
@@ -257,7 +260,7 @@ def test_a_rank_that_dies_after_it_came_breaks_nothing(path: str) -> None:
         assert isinstance(crew[2].result(), float)
 
 
-def test_a_broken_barrier_begins_anew_for_a_rank_that_was_started_again(path: str) -> None:
+def test_barrier_that_is_broken_begins_anew_for_a_rank_started_again(path: str) -> None:
     with ranks(path, 3) as crew:
         for rank in crew[:2]:
             rank.call(meet, 3)
@@ -271,7 +274,7 @@ def test_a_broken_barrier_begins_anew_for_a_rank_that_was_started_again(path: st
             assert all(isinstance(rank.result(), float) for rank in crew[:2])
 
 
-def test_a_rank_of_two_processes_is_dead_when_both_are(path: str) -> None:
+def test_rank_of_two_processes_is_dead_when_both_are(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as crew, FileStore(path, rank=1) as twin:
         crew[1].kill()
         with pytest.raises(StoreTimeoutError):
@@ -281,13 +284,13 @@ def test_a_rank_of_two_processes_is_dead_when_both_are(path: str) -> None:
             meet(store, 0, 2)
 
 
-def test_who_never_came_near_is_late_and_not_dead(path: str) -> None:
+def test_rank_that_was_never_seen_is_late_and_not_dead(path: str) -> None:
     words = r"late: rank 1 \(not seen here\), rank 2 \(not seen here\)"
     with FileStore(path, rank=0, timeout=HANG_S) as store, pytest.raises(StoreTimeoutError, match=words):
         meet(store, 0, 3, timeout=0.05)
 
 
-def test_a_barrier_through_a_view_fails_fast_too(path: str) -> None:
+def test_barrier_through_a_view_fails_fast_too(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as crew:
         view = PrefixStore("job", store)
         crew[1].kill()
@@ -295,7 +298,7 @@ def test_a_barrier_through_a_view_fails_fast_too(path: str) -> None:
             barrier(view, 2, "b", HANG_S, 0, fail_fast=True)
 
 
-def test_a_store_that_can_not_tell_waits_as_ever(path: str) -> None:
+def test_store_without_liveness_waits_until_the_timeout(path: str) -> None:
     with FileStore(path, lock="soft", rank=0, timeout=HANG_S) as store:
         with FileStore(path, lock="soft", rank=1):
             pass
@@ -304,7 +307,7 @@ def test_a_store_that_can_not_tell_waits_as_ever(path: str) -> None:
         assert caught.value.dead_ranks == ()
 
 
-def test_to_fail_fast_a_caller_says_which_rank_it_is(path: str) -> None:
+def test_barrier_with_fail_fast_needs_the_rank_of_its_caller(path: str) -> None:
     with FileStore(path) as store, pytest.raises(ValueError, match="fail_fast needs rank"):
         barrier(store, 2, "b", 1, fail_fast=True)
 
@@ -313,7 +316,7 @@ def test_to_fail_fast_a_caller_says_which_rank_it_is(path: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["barrier", "synchronize", "gather"])
-def test_a_time_out_tells_the_dead_from_the_late(what: str, path: str) -> None:
+def test_timeout_distinguishes_the_dead_ranks_from_the_late(what: str, path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store, ranks(path, 3) as crew:
         crew[1].kill()
         call: dict[str, Callable[[], object]] = {
@@ -332,27 +335,27 @@ def test_a_time_out_tells_the_dead_from_the_late(what: str, path: str) -> None:
         assert re.search(rf"late: rank 2 \(\S+:{crew[2].process.pid}, alive\), rank 3 \(not seen here\)", text)
 
 
-def test_a_time_out_does_not_wait_for_a_lock_to_tell_who_is_dead(path: str) -> None:
+def test_timeout_does_not_wait_for_a_lock_to_find_the_dead_ranks(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
         other.close()
         store.append("b/arrivals", "0/2 ")
         with FileStore(path, timeout=HANG_S) as stuck:
             stuck.set("k", "v")
-            stuck._log.handle.lock.try_lock()
+            log_of(stuck).handle.lock.try_lock()
             started = time.monotonic()
             assert [member.alive for member in store.members([1])] == ["no"]
             assert time.monotonic() - started < HANG_S / 2
-            stuck._log.handle.lock.unlock()
+            log_of(stuck).handle.lock.unlock()
         assert store.dead_ranks([1]) == [1]
 
 
-def test_a_verdict_on_a_barrier_that_was_broken_before_breaks_no_later_one() -> None:
+def test_verdict_on_a_barrier_that_was_broken_before_breaks_no_later_one() -> None:
     store = HashStore(timeout=HANG_S)
     store.set("b/arrivals", "0/2 !0:1 0/2 !0:1 ")  # the second who found the death was slow to say so
     barrier(store, 2, "b", HANG_S, 1, fail_fast=True)
 
 
-def test_a_verdict_on_who_had_come_breaks_nothing() -> None:
+def test_verdict_on_a_rank_that_had_come_breaks_nothing() -> None:
     store = HashStore(timeout=HANG_S)
     store.set("b/arrivals", "0/2 !0:0 ")
     barrier(store, 2, "b", HANG_S, 1, fail_fast=True)

@@ -22,12 +22,12 @@ def said(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("importer", ["ours", "another"])
 @pytest.mark.parametrize("fork", ["Python", "C"])
-def test_a_fork_beside_the_first_wait_leaves_the_child_its_own(fork: str, importer: str, tmp_path: Path) -> None:
+def test_fork_beside_the_first_wait_leaves_the_child_its_own(fork: str, importer: str, tmp_path: Path) -> None:
     """The thread that has importlib's lock is not there; it may be fscoord's own, or one of the program."""
     assert said("fork", str(tmp_path / "store"), fork, importer) == ["StoreTimeoutError", "0 False True"]
 
 
-def test_no_descriptor_at_a_first_use_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_descriptors_exhausted_at_a_first_use_are_an_error_of_the_library(tmp_path: Path) -> None:
     is_logging_there, ends, afterwards = said("descriptors", str(tmp_path / "store"))
     assert is_logging_there == "False", "it was imported before, so this was no first use"
     assert (
@@ -42,7 +42,7 @@ def test_no_descriptor_at_a_first_use_is_an_error_of_ours(tmp_path: Path) -> Non
     assert afterwards == "StoreTimeoutError done True"
 
 
-def test_an_isolated_subinterpreter_has_all_that_needs_no_thread(tmp_path: Path) -> None:
+def test_subinterpreter_that_is_isolated_has_all_that_needs_no_thread(tmp_path: Path) -> None:
     """Such an interpreter allows no daemon threads: a wait for the lock polls, and a lock with a `ttl` can't be had."""
     (ends,) = said("subinterpreter", str(tmp_path / "store"))
     assert ends == (

@@ -181,7 +181,7 @@ def flip(data: bytes, bit: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_every_single_flipped_bit_is_damage_or_changes_nothing(name: str, path: str) -> None:
+def test_bit_flipped_anywhere_in_a_log_is_damage_or_changes_nothing(name: str, path: str) -> None:
     write, durable = LOGS[name]
     write(path, durable)
     data = contents(path)
@@ -192,9 +192,7 @@ def test_every_single_flipped_bit_is_damage_or_changes_nothing(name: str, path: 
 
 
 @pytest.mark.parametrize("kept", [5, 8, 23, 60])
-def test_every_single_flipped_bit_of_a_log_whose_tail_is_torn_is_damage_or_changes_nothing(
-    kept: int, path: str
-) -> None:
+def test_bit_flipped_in_a_log_with_a_torn_tail_is_damage_or_changes_nothing(kept: int, path: str) -> None:
     make(path, lambda handle: handle.write(b"first", b"1"))
     torn = tear(path, kept, b"torn", b"x" * 80)
     data = contents(path)
@@ -252,7 +250,7 @@ def test_zeros_in_the_middle_are_damage(size: int, durable: bool, path: str) -> 
         assert caught.value.offset in {0, *(step.start for step in found if step.start < start + size < last + size)}
 
 
-def test_a_record_moved_repeated_or_taken_out_is_damage(path: str) -> None:
+def test_record_moved_repeated_or_taken_out_is_damage(path: str) -> None:
     data = make(path, lambda handle: [handle.write(b"k", b"%d" % number) for number in range(4)])
     first, *rest = [data[step.start : step.end] for step in steps(data)]
     before = data[:HEADER_SIZE] + first
@@ -263,14 +261,14 @@ def test_a_record_moved_repeated_or_taken_out_is_damage(path: str) -> None:
             look_at(path)
 
 
-def test_two_logs_in_one_file_are_damage(path: str) -> None:
+def test_logs_concatenated_in_one_file_are_damage(path: str) -> None:
     put(path, make(path, write_every_kind) + make(path + "2", write_every_kind))
     with pytest.raises(CorruptLogError):
         look_at(path)
 
 
 @pytest.mark.parametrize("size", [1, 60, 400])
-def test_what_a_writer_wrote_before_it_lost_the_lock_and_comes_late_is_damage(size: int, path: str) -> None:
+def test_late_write_of_a_writer_that_had_lost_the_lock_is_damage(size: int, path: str) -> None:
     """As on a server that had been cut off from its host: others have written meanwhile."""
     before = make(path, lambda handle: handle.write(b"k", b"first"))
     with opened(path) as zombie:
@@ -287,7 +285,7 @@ def test_what_a_writer_wrote_before_it_lost_the_lock_and_comes_late_is_damage(si
             look_at(path)
 
 
-def test_what_comes_late_into_a_torn_record_changes_nothing_or_is_damage(path: str) -> None:
+def test_late_write_into_a_torn_record_changes_nothing_or_is_damage(path: str) -> None:
     """The rest of it, when others have stepped over it."""
     make(path, lambda handle: handle.write(b"k", b"first"))
     with opened(path) as zombie:
@@ -321,7 +319,7 @@ def test_random_damage_never_changes_a_record(path: str, rng: random.Random, sca
         assert reported is not None or got in (expected, expected[:-1])
 
 
-def test_a_flip_in_a_durable_log_that_ends_in_zeros_may_look_like_a_lost_sector(path: str) -> None:
+def test_flip_in_a_durable_log_that_ends_in_zeros_may_look_like_a_lost_sector(path: str) -> None:
     """The one exception, which docs/format.md admits: and it is the last record only."""
     data = make(path, lambda handle: [handle.write(b"k", bytes(1500)) for _ in range(2)], durable=True)
     found = steps(data)
@@ -332,7 +330,7 @@ def test_a_flip_in_a_durable_log_that_ends_in_zeros_may_look_like_a_lost_sector(
         look_at(path)
 
 
-def test_the_criterion_itself_sees_what_it_should(path: str) -> None:
+def test_criterion_fails_a_handle_that_finds_too_little_or_false_damage(path: str) -> None:
     """Handles that find too little, or take damage for nothing, fail it."""
     make_voided(path, False)
     data = contents(path)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
+from support.internals import log_of
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
@@ -71,7 +72,7 @@ def is_free(both: Pair, at: At) -> None:
 
 @pytest.mark.parametrize("lock", KINDS)
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
     with pair(path, lock) as both:
         while both.store._notifier._watcher is None:
             OPERATIONS["wait"](both.store)
@@ -88,14 +89,14 @@ def test_handlers_exception_comes_out_of_every_operation(path: str, lock: str, e
                 is_free(both, at)
             assert number > 15
             both.check(name)
-        logs = [both.store._log, both.other._log]
+        logs = [log_of(both.store), log_of(both.other)]
         assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
             "and one for each in a later file"
         )
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_handlers_exception_comes_out_of_waits(path: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_waits(path: str, exception: type[Exception]) -> None:
     with pair(path, "ofd") as both:
         while both.store._notifier._watcher is None:
             OPERATIONS["wait"](both.store)
@@ -110,7 +111,7 @@ def test_handlers_exception_comes_out_of_waits(path: str, exception: type[Except
 
 
 @pytest.mark.parametrize("exception", [AttributeError, ImportError])
-def test_handlers_exception_comes_out_of_a_first_wait(path: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_a_first_wait(path: str, exception: type[Exception]) -> None:
     """It looks for what the platform and watchdog have, and does without what they have not."""
     with FileStore(path) as store:
         wait(store)  # so that all is imported
@@ -132,7 +133,7 @@ def wait(store: FileStore) -> None:
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
 @pytest.mark.parametrize("exception", [TimeoutError, ValueError])
-def test_handlers_exception_comes_out_of_compaction(path: str, lock: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_compaction(path: str, lock: str, exception: type[Exception]) -> None:
     """Each time of another log, because the points of a compaction grow in number with those before."""
     for number in itertools.count(1):
         os.mkdir(f"{path} {number}")
@@ -156,7 +157,7 @@ def ignored_in_finalizers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_handlers_exception_comes_out_of_opening_and_closing(path: str, exception: type[Exception]) -> None:
+def test_exception_of_a_handler_is_raised_by_opening_and_closing(path: str, exception: type[Exception]) -> None:
     FileStore(path).close()
     gc.collect()
     open_before = descriptors()
@@ -169,7 +170,7 @@ def test_handlers_exception_comes_out_of_opening_and_closing(path: str, exceptio
     assert number > 50
 
 
-def test_error_is_the_systems_if_it_has_a_number() -> None:
+def test_error_with_a_number_is_of_the_system_and_not_foreign() -> None:
     for error in (OSError(5, "input/output error"), BlockingIOError(11, "again"), StoreUnavailableError("x")):
         raise_if_foreign(error)
     for error in (KeyError("x"), KeyboardInterrupt(), RuntimeError("can't start new thread")):

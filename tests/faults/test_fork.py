@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of, state_of
 from support.interrupts import At, interrupt
 from support.places import start_thread, wait_in_vain
 
@@ -115,7 +116,7 @@ def test_parent_and_child_use_one_handle(path: str, lock: str, fork: Callable[[]
         for _ in range(50):
             store.add("n", 1)
         store.append("text", "child")
-        return {"k": store.get("k"), "own": len(store._log.handle.owned_fds)}
+        return {"k": store.get("k"), "own": len(log_of(store).handle.owned_fds)}
 
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "before")
@@ -130,17 +131,17 @@ def test_parent_and_child_use_one_handle(path: str, lock: str, fork: Callable[[]
 
 
 @every_fork
-def test_a_child_is_a_session_of_its_own(path: str, fork: Callable[[], int]) -> None:
+def test_child_is_a_session_of_its_own(path: str, fork: Callable[[], int]) -> None:
     with FileStore(path, timeout=HANG_S) as store:
         store.set("k", "parent")
         with Child(fork, store.set, "k", "child") as child:
             child.result()
             store.get("k")
-            assert [session.pid for session in store._log.sessions.values()] == [os.getpid(), child.pid]
+            assert [session.pid for session in log_of(store).sessions.values()] == [os.getpid(), child.pid]
 
 
 @every_fork
-def test_a_child_goes_on_when_its_parent_is_gone(path: str, fork: Callable[[], int]) -> None:
+def test_child_goes_on_when_its_parent_is_gone(path: str, fork: Callable[[], int]) -> None:
     def parent(store: FileStore) -> None:
         store.set("parent", "1")
         if fork() == 0:
@@ -161,7 +162,9 @@ def test_a_child_goes_on_when_its_parent_is_gone(path: str, fork: Callable[[], i
 @every_fork
 @every_kernel_kind
 @pytest.mark.parametrize("what", ["uses", "closes", "leaves"])
-def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what: str, fork: Callable[[], int]) -> None:
+def test_lock_of_the_parent_outlives_anything_its_child_does(
+    path: str, lock: str, what: str, fork: Callable[[], int]
+) -> None:
     def work(store: FileStore) -> None:
         if what == "uses":
             store.set_timeout(0)
@@ -172,7 +175,7 @@ def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what:
             store.close()
 
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
-        kernel = store._log.handle.lock
+        kernel = log_of(store).handle.lock
         kernel.try_lock()
         try:
             with Child(fork, work, store) as child:
@@ -184,7 +187,7 @@ def test_the_parents_lock_outlives_what_a_child_does(path: str, lock: str, what:
         other.set("k", "1")
 
 
-def test_no_descriptor_of_a_store_is_left_to_another_program(path: str) -> None:
+def test_descriptors_of_a_store_are_not_inherited_by_another_program(path: str) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with FileStore(path, spill_bytes=128 * 1024) as store, FileStore(path, rank=1) as other:
         store.set("long", b"x" * 200_000)
@@ -208,7 +211,7 @@ def is_open(fd: int) -> bool:
 
 
 @every_fork
-def test_a_closed_handle_is_closed_in_the_child_too(path: str, fork: Callable[[], int]) -> None:
+def test_handle_that_is_closed_is_closed_in_the_child_too(path: str, fork: Callable[[], int]) -> None:
     def work(store: FileStore) -> bool:
         with pytest.raises(StoreClosedError):
             store.set("k", "1")
@@ -221,7 +224,7 @@ def test_a_closed_handle_is_closed_in_the_child_too(path: str, fork: Callable[[]
 
 
 @every_fork
-def test_closing_in_the_child_leaves_the_parents_handle_open(path: str, fork: Callable[[], int]) -> None:
+def test_close_in_the_child_leaves_the_parents_handle_open(path: str, fork: Callable[[], int]) -> None:
     with FileStore(path, timeout=HANG_S) as store:
         store.set("k", "1")
         with Child(fork, store.close) as child:
@@ -231,7 +234,7 @@ def test_closing_in_the_child_leaves_the_parents_handle_open(path: str, fork: Ca
 
 
 @every_fork
-def test_a_child_of_a_temporary_store_does_not_remove_it(fork: Callable[[], int]) -> None:
+def test_child_of_a_temporary_store_does_not_remove_it(fork: Callable[[], int]) -> None:
     with FileStore(timeout=HANG_S) as store:
         with Child(fork, store.close) as child:
             child.result()
@@ -240,7 +243,7 @@ def test_a_child_of_a_temporary_store_does_not_remove_it(fork: Callable[[], int]
 
 
 @every_fork
-def test_a_log_that_is_gone_is_not_born_again_by_a_child(path: str, fork: Callable[[], int]) -> None:
+def test_child_does_not_make_a_log_again_that_is_gone(path: str, fork: Callable[[], int]) -> None:
     def work(store: FileStore) -> bool:
         os.unlink(path)
         for call in (lambda: store.get("k"), lambda: store.set("k", "1")):
@@ -254,7 +257,7 @@ def test_a_log_that_is_gone_is_not_born_again_by_a_child(path: str, fork: Callab
             assert child.result() is False
 
 
-def test_a_pool_of_forked_workers_shares_an_inherited_handle(path: str) -> None:
+def test_pool_of_forked_workers_shares_an_inherited_handle(path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store:
         store.set("k", "1")
         with multiprocessing.get_context("fork").Pool(3) as pool:
@@ -297,7 +300,7 @@ class Slow(types.ModuleType):
 
 @every_fork
 @every_kernel_kind
-def test_a_fork_in_the_middle_of_another_threads_append(
+def test_fork_during_an_append_of_another_thread_leaves_the_child_usable(
     path: str, lock: str, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child has no such thread: it neither waits for its mutex nor believes its half of a record."""
@@ -330,7 +333,9 @@ def test_a_fork_in_the_middle_of_another_threads_append(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_forks_at_random_while_threads_work(path: str, rng: random.Random, scale: Callable[[int], int]) -> None:
+def test_forks_at_random_while_threads_work_leave_the_children_usable(
+    path: str, rng: random.Random, scale: Callable[[int], int]
+) -> None:
     """Whatever the threads held when the fork came, the child has a handle that works and knows all.
 
     By Python's fork alone: after one in C beside threads that run, a child may find Python's own lock held for ever.
@@ -367,7 +372,7 @@ def test_forks_at_random_while_threads_work(path: str, rng: random.Random, scale
 
 
 @every_fork
-def test_a_fork_while_a_request_for_the_lock_is_in_flight(
+def test_fork_during_a_request_for_the_lock_does_not_pass_it_to_the_child(
     path: str, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child does not inherit the request: it makes its own, and the parent's is granted to the parent."""
@@ -378,7 +383,7 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
 
     monkeypatch.setattr(log_lock, "NAP_PHASE_S", 0)
     with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
-        kernel = other._log.handle.lock
+        kernel = log_of(other).handle.lock
         kernel.try_lock()
         try:
             with start_thread(store.add, "n", 1) as waiter:
@@ -392,12 +397,12 @@ def test_a_fork_while_a_request_for_the_lock_is_in_flight(
         assert store.get("n") == b"2"
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: str) -> None:
+def test_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: str) -> None:
     """It closes what it inherited at once, used or not."""
 
     def parent() -> int:
         store = FileStore(path)
-        store._log.handle.lock.try_lock()
+        log_of(store).handle.lock.try_lock()
         pid = os.fork()
         if pid == 0:
             signal.alarm(HANG_S)
@@ -415,7 +420,9 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_is_killed(path: 
 
 
 @every_fork
-def test_the_first_call_of_a_child_may_be_interrupted_anywhere(path: str, fork: Callable[[], int]) -> None:
+def test_child_interrupted_anywhere_in_its_first_call_knows_each_record_once(
+    path: str, fork: Callable[[], int]
+) -> None:
     """Its handle then knows every record once, not twice and not never."""
 
     def work(store: FileStore, number: int) -> tuple[bool, str]:
@@ -427,7 +434,7 @@ def test_the_first_call_of_a_child_may_be_interrupted_anywhere(path: str, fork: 
             pass
         store.set("works", "1")
         with FileStore(store.path) as fresh:
-            state, truth = store._state, fresh._state
+            state, truth = state_of(store), state_of(fresh)
             assert (state.values, state.queues) == (truth.values, truth.queues), at.where
         return at.reached, at.where
 
@@ -446,7 +453,7 @@ def test_the_first_call_of_a_child_may_be_interrupted_anywhere(path: str, fork: 
 
 
 @every_fork
-def test_a_fork_of_a_process_that_waits(path: str, fork: Callable[[], int]) -> None:
+def test_fork_of_a_process_that_waits_lets_both_wait_apart(path: str, fork: Callable[[], int]) -> None:
     """Parent and child wait apart: each is woken by its own key, and takes no event from the other."""
 
     def work(store: FileStore) -> bytes:
@@ -468,7 +475,7 @@ def test_a_fork_of_a_process_that_waits(path: str, fork: Callable[[], int]) -> N
 
 
 @every_fork
-def test_a_child_reads_no_events_of_its_parent(path: str, fork: Callable[[], int]) -> None:
+def test_child_reads_no_events_of_its_parent(path: str, fork: Callable[[], int]) -> None:
     def work(store: FileStore) -> list[str]:
         wait_in_vain(store)
         return inotify_instances()
@@ -494,7 +501,7 @@ def inotify_instances() -> list[str]:
 
 
 @pytest.mark.parametrize("module", [log_shared, log_watch], ids=["handles", "watches"])
-def test_a_fork_while_another_thread_looks_up_what_the_process_shares(module: Any, path: str) -> None:
+def test_fork_while_another_thread_has_the_guard_leaves_the_child_usable(module: Any, path: str) -> None:
     """The thread that has the guard is not there in the child, and never gives it back."""
     taken, over = threading.Event(), threading.Event()
 

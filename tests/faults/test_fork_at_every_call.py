@@ -79,32 +79,36 @@ def fork_everywhere(
 
 @every_fork
 @pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "announce_rank"])
-def test_a_fork_at_any_call_of_another_thread(operation: str, fork: Any, directory: Path, draw: Draw) -> None:
+def test_fork_at_any_call_of_another_thread_leaves_both_usable(
+    operation: str, fork: Any, directory: Path, draw: Draw
+) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS[operation], fork=fork) > 1
 
 
-def test_a_fork_at_any_call_of_another_threads_compaction(directory: Path, draw: Draw) -> None:
+def test_fork_at_any_call_of_another_threads_compaction_leaves_both_usable(directory: Path, draw: Draw) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS["compact"]) > 40
 
 
 @pytest.mark.parametrize("operation", ["set", "get", "wait", "close"])
-def test_a_fork_at_any_point_between_the_calls_of_another_thread(operation: str, directory: Path, draw: Draw) -> None:
+def test_fork_between_the_calls_of_another_thread_leaves_both_usable(
+    operation: str, directory: Path, draw: Draw
+) -> None:
     """Where it holds a lock, or has done one half of something, and calls nobody."""
     assert fork_everywhere(directory, draw, OPERATIONS[operation], at_calls=False) > 10
 
 
-def test_a_fork_at_any_call_of_threads_that_wait_for_the_log_s_lock(directory: Path, draw: Draw) -> None:
+def test_fork_at_any_call_of_threads_that_wait_for_the_lock_leaves_both_usable(directory: Path, draw: Draw) -> None:
     """The thread that asks the kernel for the lock is one of them. A fork in C beside several is Python's affair."""
     assert fork_everywhere(directory, draw, OPERATIONS["set"], blocks=True) > 10
 
 
-def test_a_fork_at_any_point_between_the_calls_of_a_thread_that_waits_for_the_lock(directory: Path, draw: Draw) -> None:
+def test_fork_between_the_calls_of_a_thread_in_wait_of_the_lock_is_harmless(directory: Path, draw: Draw) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS["set"], at_calls=False, blocks=True) > 10
 
 
 @every_fork
 @pytest.mark.parametrize("operation", ["set", "wait"])
-def test_a_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
+def test_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
     operation: str, fork: Any, directory: Path, draw: Draw
 ) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS[operation], fork=fork, parent_dies=True) > 1
@@ -112,7 +116,7 @@ def test_a_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
 
 @pytest.mark.parametrize("coherence", ["locked", "direct"])
 @pytest.mark.parametrize("operation", ["set", "wait"])
-def test_a_fork_at_any_call_on_a_mount_that_hosts_share(
+def test_fork_at_any_call_on_a_shared_mount_leaves_both_usable(
     operation: str, coherence: str, directory: Path, draw: Draw
 ) -> None:
     """There a handle asks for all of its node, or stands in line for that."""
@@ -120,7 +124,7 @@ def test_a_fork_at_any_call_on_a_mount_that_hosts_share(
 
 
 @pytest.mark.parametrize("lock", ["flock", "soft"])
-def test_a_fork_at_any_call_under_other_locks(lock: str, directory: Path, draw: Draw) -> None:
+def test_fork_at_any_call_under_other_locks_leaves_both_usable(lock: str, directory: Path, draw: Draw) -> None:
     assert fork_everywhere(directory, draw, OPERATIONS["set"], lock=lock) > 5
 
 
@@ -137,7 +141,7 @@ def work(store: FileStore) -> None:
 
 
 @pytest.mark.parametrize("operation", [take_turns, work], ids=["Lock", "Queue"])
-def test_a_fork_at_any_call_of_a_recipe(operation: Operation, directory: Path, draw: Draw) -> None:
+def test_fork_at_any_call_of_a_recipe_leaves_both_usable(operation: Operation, directory: Path, draw: Draw) -> None:
     assert fork_everywhere(directory, draw, operation) > 10
 
 
@@ -150,7 +154,7 @@ WITHIN = {name: OPERATIONS[name] for name in ("set", "get", "wait", "compact")} 
 
 
 @pytest.mark.parametrize("operation", WITHIN)
-def test_a_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
+def test_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
     operation: str, directory: Path, draw: Draw
 ) -> None:
     """The child may fail, and the parent does not, whatever it was making: a child removes nothing of its parent's."""
@@ -161,7 +165,7 @@ def test_a_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
 @pytest.mark.timeout(3600)
 @every_fork
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in WITHOUT_CALLS])
-def test_a_fork_at_any_call_of_any_operation(operation: str, fork: Any, directory: Path) -> None:
+def test_fork_at_any_call_of_any_operation_leaves_both_usable(operation: str, fork: Any, directory: Path) -> None:
     for condition in (nothing, must_read, must_follow):
         for how in ({}, {"at_calls": False}, {"parent_dies": True}, {"blocks": True}, {"within": True}):
             if fork is os.fork or not {"blocks", "within"} & how.keys():

@@ -13,7 +13,7 @@ LIMIT_S = 4 * HANG_S
 
 
 @pytest.mark.parametrize("fork", ["Python", "C"])
-def test_whatever_locks_another_thread_holds_a_child_can_use_and_close_everything(fork: str, tmp_path: Path) -> None:
+def test_child_can_use_and_close_everything_while_another_thread_holds_locks(fork: str, tmp_path: Path) -> None:
     """Stores of all kinds, tasks, a rendezvous: each is used, and closed, and the child ends."""
     with Processes("fork_worker") as processes:
         out, complaint = processes.start(str(tmp_path / "store"), fork).communicate(timeout=LIMIT_S)

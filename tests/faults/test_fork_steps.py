@@ -63,18 +63,18 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return steps
 
 
-def test_a_step_without_a_place_is_refused() -> None:
+def test_step_without_a_place_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'nobody' is not a step of fork recovery.*ORDER"):
         forks.after_fork_in_child("nobody", list)
 
 
-def test_each_step_has_one_place_and_one_module() -> None:
+def test_steps_each_have_one_place_and_one_module() -> None:
     found = [step for module in MODULES for step in steps_of(module)]
     assert sorted(found) == sorted(forks.ORDER)
     assert len(set(found)) == len(found)
 
 
-def test_the_steps_are_taken_in_their_order_whatever_that_of_imports(steps: dict[str, Any]) -> None:
+def test_steps_are_taken_in_their_own_order_and_not_that_of_imports(steps: dict[str, Any]) -> None:
     taken: list[str] = []
     for name in reversed(forks.ORDER):
         forks.after_fork_in_child(name, lambda name=name: taken.append(name))  # type: ignore[misc]
@@ -84,7 +84,7 @@ def test_the_steps_are_taken_in_their_order_whatever_that_of_imports(steps: dict
     assert taken == list(forks.ORDER), "a child takes them once"
 
 
-def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> None:
+def test_child_that_is_interrupted_takes_all_steps_again(steps: dict[str, Any]) -> None:
     taken: list[str] = []
 
     def interrupted() -> None:
@@ -101,26 +101,26 @@ def test_an_interrupted_child_takes_all_steps_again(steps: dict[str, Any]) -> No
 
 @pytest.mark.once
 @pytest.mark.parametrize("module", MODULES)
-def test_the_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step(module: str) -> None:
+def test_page_on_forks_names_every_module_with_a_lock_a_thread_or_a_step(module: str) -> None:
     if makes_a_lock_or_thread(module) or steps_of(module):
         assert f"`{module}`" in PAGE.read_text(), (
             f"docs/forks.md must say what a forked child does to those of {module}"
         )
 
 
-def test_the_page_on_forks_has_the_steps_in_their_order() -> None:
+def test_page_on_forks_has_the_steps_in_their_order() -> None:
     rows = [line.split("|")[2].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     assert [row for row in rows if row in forks.ORDER] == list(forks.ORDER)
 
 
-def test_the_page_on_forks_names_no_module_that_is_not_there() -> None:
+def test_page_on_forks_names_no_module_that_is_not_there() -> None:
     named = {part for part in PAGE.read_text().split("`") if part.endswith(".py") and " " not in part}
     assert named <= set(MODULES)
     for module in named:
         importlib.import_module("fscoord." + module.removesuffix(".py").replace("/", "."))
 
 
-def test_threads_that_begin_to_watch_processes_at_once_watch_each_its_own(
+def test_threads_that_begin_to_watch_processes_at_once_each_watch_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All have opened a descriptor before any of them goes on."""

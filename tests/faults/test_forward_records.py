@@ -113,9 +113,7 @@ def go_on(work: Path, state: State, *, durable: bool) -> None:
 
 
 @pytest.mark.parametrize(("cut", "durable"), [*((cut, False) for cut in CUTS), (7, True), (40, True)])
-def test_a_power_failure_while_generation_0_is_told_of_a_new_one_harms_nothing(
-    cut: int, durable: bool, work: Path
-) -> None:
+def test_power_failure_while_a_forward_record_is_written_does_no_harm(cut: int, durable: bool, work: Path) -> None:
     fill(work, cut, durable=durable)
     states = compact_and_fail(work, durable=durable)
     assert len(states) > 4
@@ -124,7 +122,7 @@ def test_a_power_failure_while_generation_0_is_told_of_a_new_one_harms_nothing(
 
 
 @pytest.mark.parametrize("cut", [8, 40])
-def test_nor_does_it_behind_a_record_whose_writer_was_killed_before_it_was_synced(cut: int, work: Path) -> None:
+def test_power_failure_behind_an_unsynced_record_of_a_killed_writer_is_harmless(cut: int, work: Path) -> None:
     fill(work, cut, durable=False, killed=True)
     states = compact_and_fail(work, durable=False, killed=True)
     assert len(states) > 8
@@ -133,7 +131,7 @@ def test_nor_does_it_behind_a_record_whose_writer_was_killed_before_it_was_synce
 
 
 @pytest.mark.parametrize("cut", [7, 40])
-def test_nor_does_another_while_that_one_is_got_over(cut: int, work: Path) -> None:
+def test_power_failure_during_the_recovery_from_another_does_no_harm(cut: int, work: Path) -> None:
     fill(work, cut, durable=False)
     for number, state in enumerate(compact_and_fail(work, durable=False)):
         put_state(str(work), state)

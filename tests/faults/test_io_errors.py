@@ -66,7 +66,7 @@ def outcome(operation: Operation, store: Store) -> FscoordError | None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_any_call_may_fail_while_a_log_is_born_or_opened(
+def test_log_survives_the_failure_of_any_call_while_it_is_made_or_opened(
     error: int, for_good: bool, path: str, faulty: FaultyOs
 ) -> None:
     for exists in (False, True):
@@ -107,7 +107,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("introduced", [False, True])
-def test_a_write_that_stops_at_any_byte_is_not_applied_and_can_be_repeated(introduced: bool, path: str) -> None:
+def test_write_that_stops_at_any_byte_is_not_applied_and_can_be_repeated(introduced: bool, path: str) -> None:
     """What is torn is the record itself, or the introduction of a handle that has not written before."""
     fill(path)
     content = b"new" + bytes(20)
@@ -156,7 +156,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-def test_a_full_disk_is_said_and_got_over(small_disk: Path) -> None:
+def test_full_disk_is_reported_and_writes_go_on_when_there_is_room(small_disk: Path) -> None:
     path = str(small_disk / "store")
     with FileStore(path) as store, FileStore(path, read_only=True) as reader, FileStore(path) as other:
         number = 0
@@ -182,7 +182,7 @@ def test_a_full_disk_is_said_and_got_over(small_disk: Path) -> None:
     assert [kind for _, kind, *_ in log.records].count("V") >= 1
 
 
-def test_a_disk_without_room_for_a_header_leaves_nothing_behind(small_disk: Path) -> None:
+def test_disk_without_room_for_a_header_is_left_without_a_log(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(64 << 10))
     with pytest.raises(StoreUnavailableError, match="No space left"):
         FileStore(small_disk / "store")
@@ -201,7 +201,9 @@ def durable(path: str, faulty: FaultyOs) -> Iterator[FileStore]:
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-def test_a_handle_that_failed_to_sync_is_done_for(error: int, path: str, faulty: FaultyOs, durable: FileStore) -> None:
+def test_handle_that_failed_to_sync_refuses_all_further_calls(
+    error: int, path: str, faulty: FaultyOs, durable: FileStore
+) -> None:
     """The kernel may have dropped what it could not write, and says so only once."""
     with faulty.fail(0, error, names=("fdatasync",)), pytest.raises(StoreUnavailableError, match="syncing") as caught:
         durable.set("k", "new")
@@ -215,7 +217,7 @@ def test_a_handle_that_failed_to_sync_is_done_for(error: int, path: str, faulty:
         assert store.get("k") == b"after all"
 
 
-def test_a_directory_that_can_not_be_synced_is_no_acknowledgement(path: str, faulty: FaultyOs) -> None:
+def test_directory_that_cannot_be_synced_is_no_acknowledgement(path: str, faulty: FaultyOs) -> None:
     FileStore(path, durable=True).close()
     with FileStore(path, durable=True, timeout=LIMIT_S) as store:
         with faulty.fail(0, errno.EIO, names=("fsync",)), pytest.raises(StoreUnavailableError, match="syncing"):
@@ -224,7 +226,9 @@ def test_a_directory_that_can_not_be_synced_is_no_acknowledgement(path: str, fau
             store.set("k", "v")
 
 
-def test_a_reader_that_can_not_sync_what_it_reads_is_done_for(path: str, faulty: FaultyOs, durable: FileStore) -> None:
+def test_reader_that_cannot_sync_its_records_refuses_all_further_reads(
+    path: str, faulty: FaultyOs, durable: FileStore
+) -> None:
     for read_only in (True, False):
         with FileStore(path, read_only=read_only, timeout=LIMIT_S) as reader:
             durable.set("k", "new")
@@ -235,7 +239,7 @@ def test_a_reader_that_can_not_sync_what_it_reads_is_done_for(path: str, faulty:
     assert durable.get("k") == b"new"
 
 
-def test_a_durable_log_is_synced_before_anybody_can_act_on_a_record(path: str, faulty: FaultyOs) -> None:
+def test_durable_log_is_synced_before_a_record_can_be_acted_on(path: str, faulty: FaultyOs) -> None:
     """Write, sync, unlock, acknowledge; the directory before the first; a reader syncs what it has not seen before."""
     with FileStore(path, durable=True, timeout=LIMIT_S) as store:
         names = [name for name, _ in faulty.calls if name in ("write", "fsync", "link")]
@@ -259,13 +263,13 @@ def test_a_durable_log_is_synced_before_anybody_can_act_on_a_record(path: str, f
             assert "fdatasync" not in [name for name, _ in faulty.calls]
 
 
-def test_the_header_of_a_durable_log_is_synced_where_it_is_written_late_too(path: str, faulty: FaultyOs) -> None:
+def test_durable_log_whose_header_is_written_late_is_synced_too(path: str, faulty: FaultyOs) -> None:
     Path(path).touch(0o600)
     FileStore(path, durable=True).close()
     assert [name for name, _ in faulty.calls if name in ("write", "fsync")] == ["write", "fsync"]
 
 
-def test_a_durable_log_is_locked_until_it_is_synced(path: str, faulty: FaultyOs, durable: FileStore) -> None:
+def test_durable_log_is_locked_until_it_is_synced(path: str, faulty: FaultyOs, durable: FileStore) -> None:
     import fcntl
     import struct
 
@@ -285,7 +289,7 @@ def test_a_durable_log_is_locked_until_it_is_synced(path: str, faulty: FaultyOs,
     assert held == [True]
 
 
-def test_a_log_that_is_not_durable_is_never_synced(path: str, faulty: FaultyOs) -> None:
+def test_log_that_is_not_durable_is_never_synced(path: str, faulty: FaultyOs) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "v")
         assert other.get("k") == b"v"
@@ -295,7 +299,7 @@ def test_a_log_that_is_not_durable_is_never_synced(path: str, faulty: FaultyOs) 
 # -- the disk fails to read --------------------------------------------------------------------------------------------
 
 
-def test_a_failed_read_changes_nothing_and_can_be_repeated(path: str, faulty: FaultyOs) -> None:
+def test_read_that_fails_changes_nothing_and_can_be_repeated(path: str, faulty: FaultyOs) -> None:
     fill(path)
     with FileStore(path, timeout=LIMIT_S) as store, FileStore(path) as other:
         other.set("k", "new")
@@ -309,9 +313,7 @@ def test_a_failed_read_changes_nothing_and_can_be_repeated(path: str, faulty: Fa
 
 
 @pytest.mark.parametrize("fit", [0, 10, 10_000])
-def test_after_a_failed_write_the_error_says_whether_the_record_may_be_there(
-    fit: int, path: str, faulty: FaultyOs
-) -> None:
+def test_error_of_a_failed_write_says_whether_the_record_may_be_there(fit: int, path: str, faulty: FaultyOs) -> None:
     """Once its last byte is written a record counts, whatever its writer is told."""
     fill(path)
 

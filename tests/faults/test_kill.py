@@ -90,7 +90,7 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(lock: str, tmp_path: 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_a_hundred_rounds_of_killed_writers(lock: str, tmp_path: Path, rng: random.Random, capsys) -> None:
+def test_killed_writers_in_a_hundred_rounds_lose_nothing(lock: str, tmp_path: Path, rng: random.Random, capsys) -> None:
     torn = kill_writers(tmp_path, lock, 100, rng)
     with capsys.disabled():
         print(f" {lock}: {100 * VICTIMS} writers killed, {torn} torn tails")

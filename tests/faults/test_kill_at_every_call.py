@@ -13,6 +13,7 @@ from faults.persistence import put_state, same_files
 from faults.test_compaction import in_child
 from faults.test_every_call import CONDITIONS, OPERATIONS, make_base, must_void, nothing
 from support.faulty import faulty_system
+from support.internals import log_of
 from support.plain_reader import read_newest
 
 from fscoord import FileStore
@@ -45,7 +46,7 @@ def perform(path: Path, operation: str, condition: Any, number: int, part: float
     with faulty_system() as faulty:
         store, other = FileStore(path, timeout=LIMIT_S), FileStore(path, timeout=LIMIT_S)
         condition(store, other)
-        store._log.handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
+        log_of(store).handle.path_checked_at = 0.0  # so that it looks whether the file is still there, too
         faulty.calls.clear()
         with faulty.instead(does):
             OPERATIONS[operation](store)
@@ -102,13 +103,13 @@ def kill_everywhere(directory: Path, operation: str, condition: Any) -> int:
 
 @pytest.mark.parametrize("condition", [nothing, must_void])
 @pytest.mark.parametrize("operation", ["multi_set", "queue_pop", "announce_rank"])
-def test_who_is_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
+def test_process_killed_at_any_call_has_done_all_or_nothing(operation: str, condition: Any, directory: Path) -> None:
     assert kill_everywhere(directory, operation, condition) > 5
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", WRITES)
-def test_who_is_killed_at_any_call_of_any_operation_has_done_all_or_nothing(operation: str, directory: Path) -> None:
+def test_process_killed_at_any_call_of_any_operation_has_done_all_or_nothing(operation: str, directory: Path) -> None:
     for condition in CONDITIONS:
         assert kill_everywhere(directory, operation, condition) > 5

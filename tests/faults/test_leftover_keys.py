@@ -203,13 +203,13 @@ class Another:
         self._thread.join()
 
 
-def test_keys_of_a_line_whose_user_is_killed(
+def test_keys_of_a_line_whose_user_is_killed_are_those_documented(
     path: Path, kind: str, moment: str, check_line: Callable[[], None]
 ) -> None:
     assert kill_at_each_operation(path, moment, lambda view: use(view, kind), check_line) > 2
 
 
-def test_keys_of_a_line_whose_holder_is_killed_while_it_serves_the_next(
+def test_keys_of_a_line_whose_holder_is_killed_serving_the_next_are_documented(
     path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
 ) -> None:
     def act(view: Mortal) -> None:
@@ -228,7 +228,7 @@ def test_keys_of_a_line_whose_holder_is_killed_while_it_serves_the_next(
     assert kill_at_each_operation(path, moment, act, check) > 5
 
 
-def test_keys_of_a_line_whose_waiter_is_killed(
+def test_keys_of_a_line_whose_waiter_is_killed_are_those_documented(
     path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
 ) -> None:
     def act(view: Mortal) -> None:
@@ -248,7 +248,7 @@ def test_keys_of_a_line_whose_waiter_is_killed(
     assert kill_at_each_operation(path, moment, act, check_line) > 5
 
 
-def test_keys_of_a_line_where_who_buries_a_dead_holder_is_killed(
+def test_keys_of_a_line_are_documented_if_the_cleaner_of_a_dead_hold_is_killed(
     path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
 ) -> None:
     def act(view: Mortal) -> None:
@@ -265,7 +265,7 @@ def test_keys_of_a_line_where_who_buries_a_dead_holder_is_killed(
     assert kill_at_each_operation(path, moment, act, check_line) > 5
 
 
-def test_keys_of_a_line_where_who_breaks_a_hold_is_killed(
+def test_keys_of_a_line_whose_breaker_of_a_hold_is_killed_are_documented(
     path: Path, store: Store, kind: str, moment: str, check_line: Callable[[], None]
 ) -> None:
     def act(view: Mortal) -> None:
@@ -293,7 +293,7 @@ def test_keys_of_a_line_where_who_breaks_a_hold_is_killed(
 # Others
 
 
-def test_keys_of_work_done_once_by_who_is_killed(path: Path, store: Store, moment: str) -> None:
+def test_keys_of_once_whose_caller_is_killed_are_those_documented(path: Path, store: Store, moment: str) -> None:
     names = iter(map(str, range(1000)))
     name = ""
 
@@ -310,7 +310,7 @@ def test_keys_of_work_done_once_by_who_is_killed(path: Path, store: Store, momen
     assert kill_at_each_operation(path, moment, act, check) > 5
 
 
-def test_keys_of_a_latch_whose_users_are_killed(path: Path, store: Store, moment: str) -> None:
+def test_keys_of_a_latch_whose_users_are_killed_are_those_documented(path: Path, store: Store, moment: str) -> None:
     def act(view: Mortal) -> None:
         door = Latch(view, "d", 1)
         door.count_down()
@@ -326,7 +326,7 @@ def test_keys_of_a_latch_whose_users_are_killed(path: Path, store: Store, moment
 
 @pytest.mark.parametrize("kind_of_queue", [Queue, PriorityQueue])
 @pytest.mark.parametrize("way", ["ack", "release"])
-def test_keys_of_a_queue_whose_users_are_killed(
+def test_keys_of_a_queue_whose_users_are_killed_are_those_documented(
     path: Path, store: Store, moment: str, kind_of_queue: type[Queue], way: str
 ) -> None:
     def act(view: Mortal) -> None:
@@ -344,7 +344,7 @@ def test_keys_of_a_queue_whose_users_are_killed(
     assert kill_at_each_operation(path, moment, act, check) > 5
 
 
-def test_keys_of_a_group_whose_members_are_killed(
+def test_keys_of_a_group_whose_members_are_killed_are_those_documented(
     path: Path, store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "KEPT", 4)
@@ -386,7 +386,7 @@ def test_keys_that_stay_are_documented_for_each_recipe() -> None:
 NO_RECIPES = {"force_release", "Item", "Leader", "Participant", "Contender"}
 
 
-def test_keys_after_a_history_with_kills_are_those_of_the_page(
+def test_keys_after_a_history_with_kills_are_those_documented(
     tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     place = Place("file-ofd", str(tmp_path))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
+from support.internals import log_of
 
 from fscoord import FileStore, SessionDeadError, StoreError
 from fscoord._log.format.control_records import Session
@@ -81,7 +82,7 @@ def lives(store: FileStore) -> dict[int, str]:
 # Sessions
 
 
-def test_members_say_who_they_are(path: str) -> None:
+def test_members_show_their_process_rank_and_label(path: str) -> None:
     with FileStore(path, rank=3, label="first") as store, FileStore(path, label="second") as other:
         first, second = store.members()
         assert (first.number, first.pid, first.host, first.rank, first.label) == (
@@ -97,7 +98,7 @@ def test_members_say_who_they_are(path: str) -> None:
         assert store.members() == other.members()
 
 
-def test_a_handle_introduces_itself_when_it_has_something_to_say(path: str) -> None:
+def test_handle_registers_at_its_first_write(path: str) -> None:
     with FileStore(path) as silent, FileStore(path, rank=0) as speaker:
         assert [member.number for member in speaker.members()] == [1]
         assert not silent.check(["k"])
@@ -107,13 +108,13 @@ def test_a_handle_introduces_itself_when_it_has_something_to_say(path: str) -> N
         assert (silent.register(), speaker.register()) == (2, 1)
 
 
-def test_a_handle_is_registered_once_and_keeps_its_number(path: str) -> None:
+def test_handle_is_registered_once_and_keeps_its_number(path: str) -> None:
     with FileStore(path) as store:
         assert store.register() == store.register() == 1
         assert [entry.kind for entry in dump(path)] == ["session"]
 
 
-def test_a_read_only_handle_sees_members_and_is_none(path: str, watcher: FileStore) -> None:
+def test_handle_that_is_read_only_sees_members_and_is_none(path: str, watcher: FileStore) -> None:
     with FileStore(path, read_only=True) as reader:
         with Victim(path) as victim:
             assert lives(reader) == {1: "yes", victim.session: "yes"}
@@ -126,7 +127,7 @@ def test_a_read_only_handle_sees_members_and_is_none(path: str, watcher: FileSto
             reader.register()
 
 
-def test_a_handle_may_be_several_ranks(path: str) -> None:
+def test_handle_may_be_several_ranks(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         for rank in (4, 5, 4, 5):
             store.announce_rank(rank)
@@ -136,8 +137,8 @@ def test_a_handle_may_be_several_ranks(path: str) -> None:
         assert other.dead_ranks([3, 4, 5]) == [4]
 
 
-def test_the_number_of_a_byte_that_somebody_holds_is_not_given(path: str, watcher: FileStore) -> None:
-    alive = watcher._log.liveness.file
+def test_session_number_whose_byte_is_held_is_not_given(path: str, watcher: FileStore) -> None:
+    alive = log_of(watcher).liveness.file
     assert alive is not None
     with open(path + ".alive", "r+b", buffering=0) as stranger:
         lock = system.fcntl.F_OFD_SETLK
@@ -151,7 +152,7 @@ def alive_range(kind: int, start: int, length: int) -> bytes:
     return system.FLOCK_STRUCT.pack(kind, 0, start, length, 0)
 
 
-def test_a_handle_that_asked_who_lives_before_it_wrote_lives(path: str, watcher: FileStore) -> None:
+def test_handle_that_probed_liveness_before_its_first_write_lives(path: str, watcher: FileStore) -> None:
     with FileStore(path, timeout=HANG_S) as silent:
         assert silent.dead_ranks([0]) == []
         silent.set("k", "v")
@@ -161,7 +162,7 @@ def test_a_handle_that_asked_who_lives_before_it_wrote_lives(path: str, watcher:
 # Deaths
 
 
-def test_a_killed_process_is_dead_and_all_agree_on_it(path: str, watcher: FileStore) -> None:
+def test_process_that_is_killed_is_dead_and_all_agree_on_it(path: str, watcher: FileStore) -> None:
     with Victim(path) as victim, FileStore(path, rank=2) as other:
         assert lives(watcher)[victim.session] == "yes"
         assert watcher.dead_ranks([1]) == []
@@ -173,7 +174,7 @@ def test_a_killed_process_is_dead_and_all_agree_on_it(path: str, watcher: FileSt
         assert [entry.writer for entry in dump(path) if entry.kind == "death"] == [1]
 
 
-def test_a_stopped_process_lives(path: str, watcher: FileStore) -> None:
+def test_process_that_is_stopped_lives(path: str, watcher: FileStore) -> None:
     with Victim(path) as victim:
         victim.kill(signal.SIGSTOP)
         assert os.waitpid(victim.pid, os.WUNTRACED)[0] == victim.pid
@@ -181,20 +182,20 @@ def test_a_stopped_process_lives(path: str, watcher: FileStore) -> None:
         assert watcher.dead_ranks([1]) == []
 
 
-def test_a_zombie_is_dead(path: str, watcher: FileStore) -> None:
+def test_zombie_is_dead(path: str, watcher: FileStore) -> None:
     with Victim(path) as victim:
         os.kill(victim.pid, signal.SIGKILL)
         os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
         assert watcher.dead_ranks([1]) == [1]
 
 
-def test_a_closed_handle_is_a_dead_session_of_a_living_process(path: str, watcher: FileStore) -> None:
+def test_handle_that_is_closed_is_a_dead_session_of_a_living_process(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1):
         assert watcher.dead_ranks([1]) == []
     assert watcher.dead_ranks([1]) == [1]
 
 
-def test_a_program_that_another_takes_the_place_of_is_dead(path: str, watcher: FileStore) -> None:
+def test_process_that_executes_another_program_is_dead(path: str, watcher: FileStore) -> None:
     def become_another(store: FileStore) -> None:
         store.announce_rank(1)
         os.write(done, b"%d" % store.register())
@@ -223,7 +224,7 @@ def test_a_program_that_another_takes_the_place_of_is_dead(path: str, watcher: F
         os.waitpid(pid, 0)
 
 
-def test_a_rank_that_comes_again_lives(path: str, watcher: FileStore) -> None:
+def test_rank_that_comes_again_lives(path: str, watcher: FileStore) -> None:
     with Victim(path) as first:
         first.kill()
         assert watcher.dead_ranks([1]) == [1]
@@ -232,11 +233,11 @@ def test_a_rank_that_comes_again_lives(path: str, watcher: FileStore) -> None:
             assert lives(watcher) == {1: "yes", first.session: "no", second.session: "yes"}
 
 
-def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
         other.set("k", "v")
         monkeypatch.setattr(Liveness, "is_alive", lambda *_: False)
-        assert store._log.record_death(2, HANG_S)
+        assert log_of(store).record_death(2, HANG_S)
         size = os.path.getsize(path)
         for call in (lambda: other.set("k", "w"), lambda: other.check(["k"]), lambda: other.members()):
             with pytest.raises(SessionDeadError, match=r"session 2 is dead.*open the store again"):
@@ -245,34 +246,34 @@ def test_what_reads_of_its_own_death_writes_no_more(path: str, monkeypatch: pyte
         assert store.get("k") == b"v"
 
 
-def test_a_death_is_the_verdict_whatever_its_byte_says_and_who_was_never_there_is_unknown(
+def test_death_record_outweighs_the_byte_and_a_session_never_seen_is_unknown(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "v")
         other.set("k", "w")
         assert store.get("k") == b"w"
-        assert store._log.liveness.is_alive(2, None) is True
-        assert store._log.liveness.is_alive(99, None) is None
+        assert log_of(store).liveness.is_alive(2, None) is True
+        assert log_of(store).liveness.is_alive(99, None) is None
         with monkeypatch.context() as patch:
             patch.setattr(Liveness, "is_alive", lambda *_: False)
-            assert store._log.record_death(2, HANG_S)
-        assert store._log.liveness.file is not None
-        assert store._log.liveness.file.is_held(2)
-        assert store._log.liveness.is_alive(2, None) is False
+            assert log_of(store).record_death(2, HANG_S)
+        assert log_of(store).liveness.file is not None
+        assert log_of(store).liveness.file.is_held(2)
+        assert log_of(store).liveness.is_alive(2, None) is False
 
 
-def test_who_has_asked_who_lives_and_wrote_nothing_looks_after_no_byte(path: str, watcher: FileStore) -> None:
+def test_handle_that_probed_liveness_and_wrote_nothing_keeps_no_byte(path: str, watcher: FileStore) -> None:
     watcher.set("k", "v")
     with FileStore(path, timeout=HANG_S) as other:
         assert other.get("k") == b"v"
-        assert other._log.is_alive(1, None) is True
-        other._log.handle.path_checked_at = 0.0
+        assert log_of(other).is_alive(1, None) is True
+        log_of(other).handle.path_checked_at = 0.0
         assert other.get("k") == b"v"
-        assert other._log.session == 0
+        assert log_of(other).session == 0
 
 
-def test_that_liveness_can_t_be_told_is_said_once(
+def test_liveness_file_that_cannot_be_used_is_reported_once(
     path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -281,13 +282,13 @@ def test_that_liveness_can_t_be_told_is_said_once(
     monkeypatch.setattr(own_session, "open_liveness_file", refuse)
     with FileStore(path) as store, caplog.at_level(logging.WARNING, logger="fscoord"):
         store.set("k", "v")
-        store._log.liveness.take_byte()
+        log_of(store).liveness.take_byte()
     assert [text for text in caplog.messages if "can't be used" in text] == caplog.messages[:1]
 
 
-def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
+def test_death_is_probed_again_before_it_is_recorded(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1) as other:
-        assert not watcher._log.record_death(other.register(), HANG_S)
+        assert not log_of(watcher).record_death(other.register(), HANG_S)
         assert "death" not in [entry.kind for entry in dump(path)]
 
 
@@ -295,14 +296,14 @@ def test_a_death_is_looked_at_again_before_it_is_recorded(path: str, watcher: Fi
 
 
 @every_fork
-def test_a_forked_child_is_another_session(path: str, watcher: FileStore, fork: Callable[[], int]) -> None:
+def test_forked_child_is_another_session(path: str, watcher: FileStore, fork: Callable[[], int]) -> None:
     with Child(fork, watcher.register) as child:
         assert child.result() == 2
         assert lives(watcher)[1] == "yes"
     assert lives(watcher) == {1: "yes", 2: "no"}
 
 
-def test_a_spawned_child_is_another_session(path: str, watcher: FileStore) -> None:
+def test_spawned_child_is_another_session(path: str, watcher: FileStore) -> None:
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=be_second_member, args=(path,))
     child.start()
@@ -312,9 +313,7 @@ def test_a_spawned_child_is_another_session(path: str, watcher: FileStore) -> No
     assert lives(watcher) == {1: "yes", 2: "no"}
 
 
-def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_it_alive(
-    path: str, watcher: FileStore
-) -> None:
+def test_parent_that_is_dead_stays_so_if_a_child_forked_in_c_keeps_its_byte(path: str, watcher: FileStore) -> None:
     ready, done = os.pipe()
 
     def leave_a_child(_: FileStore) -> None:
@@ -331,7 +330,7 @@ def test_a_child_forked_in_c_that_keeps_the_byte_of_a_dead_parent_does_not_keep_
         orphan = int(os.read(orphan_ready, 20))
         try:
             victim.kill()
-            alive = watcher._log.liveness.file
+            alive = log_of(watcher).liveness.file
             assert alive is not None
             assert alive.is_held(victim.session)
             assert watcher.dead_ranks([1]) == [1]
@@ -357,12 +356,12 @@ def session_of_mine(**changes: Any) -> Session:
     return mine._replace(**changes)
 
 
-def test_a_process_number_that_was_given_again_is_another_process() -> None:
+def test_process_number_that_was_given_again_is_another_process() -> None:
     assert not ProcessIdentity.find().is_provably_dead(session_of_mine())
     assert ProcessIdentity.find().is_provably_dead(session_of_mine(start_time=system.start_time() - 1))
 
 
-def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
+def test_process_number_not_in_use_is_a_dead_process() -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -381,13 +380,13 @@ def test_a_number_that_nobody_has_is_a_process_that_is_gone() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_process_number_from_elsewhere_proves_nothing(elsewhere: dict[str, Any]) -> None:
+def test_process_number_from_elsewhere_proves_nothing(elsewhere: dict[str, Any]) -> None:
     stranger = {"start_time": system.start_time() - 1} | elsewhere
     assert not ProcessIdentity.find().is_provably_dead(session_of_mine(**stranger))
 
 
 @pytest.mark.parametrize(("began", "found", "same"), [(7, 7, True), (1, 1, True), (0, 0, False), (7, 8, False)])
-def test_a_process_is_the_same_if_it_began_when_the_session_says(
+def test_process_is_the_same_if_its_start_time_is_that_of_the_session(
     began: int, found: int, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "start_time", lambda pid=None: found)
@@ -397,12 +396,12 @@ def test_a_process_is_the_same_if_it_began_when_the_session_says(
     assert not ProcessIdentity.find().is_same_process(session._replace(host="elsewhere"))
 
 
-def test_where_nothing_is_known_of_this_machine_a_process_number_proves_nothing() -> None:
+def test_process_number_proves_nothing_where_the_machine_is_unknown() -> None:
     unknown = ProcessIdentity("", bytes(16), 0, 0)
     assert not unknown.is_provably_dead(Session("", os.getpid(), start_time=1))
 
 
-def test_after_a_reboot_all_who_were_there_are_dead(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reboot_makes_all_earlier_sessions_dead(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Victim(path) as victim:
         victim.kill()
     monkeypatch.setattr(system, "boot_id", lambda: bytes(range(16)))
@@ -413,7 +412,7 @@ def test_after_a_reboot_all_who_were_there_are_dead(path: str, monkeypatch: pyte
 # The liveness file
 
 
-def test_where_the_liveness_file_is_gone_nobody_is_called_dead(path: str, watcher: FileStore) -> None:
+def test_liveness_file_that_is_gone_makes_no_session_dead(path: str, watcher: FileStore) -> None:
     with FileStore(path, rank=1) as other:
         other.set("k", "v")
         os.unlink(path + ".alive")
@@ -424,7 +423,7 @@ def test_where_the_liveness_file_is_gone_nobody_is_called_dead(path: str, watche
             assert other.get("k") == b"v"
 
 
-def test_who_only_looks_makes_no_liveness_file(path: str) -> None:
+def test_probe_of_liveness_makes_no_file(path: str) -> None:
     with FileStore(path, rank=0) as store:
         store.set("k", "v")
         os.unlink(path + ".alive")
@@ -433,20 +432,18 @@ def test_who_only_looks_makes_no_liveness_file(path: str) -> None:
         assert not os.path.exists(path + ".alive")
 
 
-def test_a_handle_whose_liveness_file_is_gone_is_another_session_when_it_next_writes(
-    path: str, watcher: FileStore
-) -> None:
+def test_handle_whose_liveness_file_is_gone_registers_anew_when_it_writes(path: str, watcher: FileStore) -> None:
     os.replace(path + ".alive", path + ".moved")
     with FileStore(path, rank=1) as other:
         now = system.time.monotonic()
-        watcher._log.handle.path_checked_at = watcher._log.liveness.checked_at = now - 10
+        log_of(watcher).handle.path_checked_at = log_of(watcher).liveness.checked_at = now - 10
         watcher.set("k", "v")
         assert watcher.register() == 3
         assert lives(other) == {1: "unknown", 2: "yes", 3: "yes"}
         assert other.dead_ranks([0]) == []
 
 
-def test_a_liveness_file_that_was_left_unfinished_is_finished(path: str) -> None:
+def test_liveness_file_that_was_left_unfinished_is_finished(path: str) -> None:
     Path(path + ".alive").write_bytes(b"fsal")
     os.chmod(path + ".alive", 0o600)
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
@@ -455,7 +452,7 @@ def test_a_liveness_file_that_was_left_unfinished_is_finished(path: str) -> None
 
 
 @pytest.mark.parametrize("what", ["a link", "a directory", "another file"])
-def test_a_store_works_without_its_liveness_file(
+def test_store_works_without_its_liveness_file(
     what: str, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if what == "a link":
@@ -476,7 +473,7 @@ def test_a_store_works_without_its_liveness_file(
     assert all("other processes can't tell whether this one lives" in record.getMessage() for record in caplog.records)
 
 
-def test_where_the_kernel_has_no_locks_everybody_is_unknown(path: str) -> None:
+def test_sessions_are_all_unknown_where_the_kernel_has_no_locks(path: str) -> None:
     with FileStore(path, lock="soft", rank=0) as store, FileStore(path, lock="soft", rank=1) as other:
         other.close()
         assert not store.has_liveness
@@ -485,7 +482,7 @@ def test_where_the_kernel_has_no_locks_everybody_is_unknown(path: str) -> None:
     assert not os.path.exists(path + ".alive")
 
 
-def test_the_last_participant_takes_the_liveness_file_away(path: str) -> None:
+def test_liveness_file_is_removed_by_the_last_participant(path: str) -> None:
     with FileStore(path, 2) as one, FileStore(path, 2) as two:
         one.set("k", "v")
         two.set("k", "v")
@@ -496,7 +493,7 @@ def test_the_last_participant_takes_the_liveness_file_away(path: str) -> None:
 # Compaction
 
 
-def test_compaction_remembers_who_lives_and_which_ranks_are_dead(path: str) -> None:
+def test_compaction_keeps_the_living_sessions_and_the_dead_ranks(path: str) -> None:
     with (
         FileStore(path, label="first", timeout=HANG_S) as store,
         FileStore(path, rank=7) as late,
@@ -516,7 +513,7 @@ def test_compaction_remembers_who_lives_and_which_ranks_are_dead(path: str) -> N
             assert fresh.dead_sessions(range(9)) == store.dead_sessions(range(9)) == [2, 3, other.session]
 
 
-def test_of_the_dead_of_a_rank_compaction_remembers_the_last(path: str, watcher: FileStore) -> None:
+def test_compaction_keeps_the_last_of_the_dead_of_a_rank(path: str, watcher: FileStore) -> None:
     for _ in range(5):
         FileStore(path, rank=1).close()
     for _ in range(2):
@@ -527,13 +524,15 @@ def test_of_the_dead_of_a_rank_compaction_remembers_the_last(path: str, watcher:
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 2, 3])
-def test_who_was_forgotten_as_dead_writes_no_more(compactions: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_was_forgotten_as_dead_writes_no_more(
+    compactions: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileStore(path, timeout=HANG_S) as store, FileStore(path) as other:
         store.set("k", "v")
         other.set("k", "w")
         with monkeypatch.context() as patch:
             patch.setattr(Liveness, "is_alive", lambda *_: False)
-            assert store._log.record_death(2, HANG_S)
+            assert log_of(store).record_death(2, HANG_S)
         FileStore(path, rank=1).close()  # a session behind it, or its number would be kept
         for _ in range(compactions):
             store.compact()

@@ -144,16 +144,14 @@ def lock_calls(steps: dict[str, list[Step]], killed: dict[str, float]) -> list[C
 
 
 @pytest.mark.parametrize("kind", ["Lock", "Election"])
-def test_the_history_of_a_lock_under_kills_and_stops_is_that_of_a_lock(
-    tmp_path: Path, kind: str, rng: random.Random
-) -> None:
+def test_lock_history_under_kills_and_stops_is_linearizable(tmp_path: Path, kind: str, rng: random.Random) -> None:
     steps, killed = run(tmp_path, "hold_again", [[kind]] * PROCESSES, kills_and_stops(rng))
     calls = lock_calls(steps, killed)
     assert sum(call.operation[0] == "acquire" for call in calls) >= STEPS
     assert check(calls, models.counting_lock, (0, "")) == LINEARIZABLE, calls
 
 
-def test_no_write_of_who_lost_its_lease_comes_after_one_of_who_got_it(tmp_path: Path, rng: random.Random) -> None:
+def test_lease_holder_that_lost_it_writes_nothing_after_the_next_holder(tmp_path: Path, rng: random.Random) -> None:
     ttl = 0.2
     arguments = [[ttl, rng.randrange(2, 20)] for _ in range(PROCESSES)]
     steps, _ = run(tmp_path, "write_again", arguments, wake_who_stops(3 * ttl))

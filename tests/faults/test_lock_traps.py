@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from faults.holder import Holder
+from support.internals import log_of
 from support.interrupts import At, interrupt
 from support.places import start_thread
 
@@ -51,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def held(path: str, lock: str) -> Iterator[Callable[[], object]]:
     """Hold the lock through a handle of its own; yields what gives it back."""
     with FileStore(path, lock=lock, timeout=HANG_S) as holder:
-        kernel = holder._log.handle.lock
+        kernel = log_of(holder).handle.lock
         until(lambda: takes(holder))
         try:
             yield kernel.unlock
@@ -90,7 +91,9 @@ def until(condition: Callable[[], Any]) -> None:
 
 @every_kind
 @pytest.mark.parametrize("where", ["nothing", "half", "all"])
-def test_a_stopped_holder_is_named_and_the_deadline_met(path: str, lock: str, where: str, record_property: Any) -> None:
+def test_holder_that_is_stopped_is_named_at_the_deadline(
+    path: str, lock: str, where: str, record_property: Any
+) -> None:
     with FileStore(path, lock=lock, timeout=0.05) as store, Holder(path, lock, where) as holder:
         start = time.monotonic()
         with pytest.raises(StoreTimeoutError) as caught:
@@ -107,7 +110,7 @@ def test_a_stopped_holder_is_named_and_the_deadline_met(path: str, lock: str, wh
 
 
 @every_kernel_kind
-def test_a_stopped_holder_that_goes_on_loses_nothing(path: str, lock: str) -> None:
+def test_holder_that_goes_on_after_a_stop_loses_nothing(path: str, lock: str) -> None:
     with FileStore(path, lock=lock, timeout=HANG_S) as store, Holder(path, lock) as holder:
         with start_thread(store.add, "n", 1) as waiter:
             until(lock_threads)
@@ -116,7 +119,7 @@ def test_a_stopped_holder_that_goes_on_loses_nothing(path: str, lock: str) -> No
         assert store.get("held") == b"by the holder"
 
 
-def test_a_holder_that_has_written_nothing_yet_is_called_that(path: str) -> None:
+def test_holder_that_has_written_nothing_yet_is_reported_as_such(path: str) -> None:
     with (
         FileStore(path, timeout=0.05) as store,
         Holder(path, introduced=False),
@@ -125,9 +128,9 @@ def test_a_holder_that_has_written_nothing_yet_is_called_that(path: str) -> None
         store.set("k", "1")
 
 
-def test_a_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
+def test_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
     with FileStore(path, timeout=0.05) as store, Holder(path) as holder:
-        assert not store._log.sessions
+        assert not log_of(store).sessions
         with pytest.raises(StoreTimeoutError) as caught:
             store.set("k", "1")
         assert caught.value.holder == holder.name
@@ -147,7 +150,7 @@ def test_reads_need_no_lock(path: str, lock: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["nothing", "all"])
-def test_a_wait_keeps_its_deadline_while_a_holder_is_stopped(path: str, where: str) -> None:
+def test_wait_keeps_its_deadline_while_a_holder_is_stopped(path: str, where: str) -> None:
     """Even the first wait on a log, which would announce a bell and needs the lock for that."""
     with FileStore(path, timeout=HANG_S) as store, Holder(path, where=where):
         start = time.monotonic()
@@ -157,13 +160,13 @@ def test_a_wait_keeps_its_deadline_while_a_holder_is_stopped(path: str, where: s
         assert caught.value.keys == ("k",)
 
 
-def test_a_key_is_seen_at_once_though_its_writer_has_not_let_go_of_the_lock(path: str) -> None:
+def test_key_is_seen_at_once_although_its_writer_still_has_the_lock(path: str) -> None:
     with FileStore(path, timeout=HANG_S) as store, start_thread(store.get, "held") as waiter, Holder(path, where="all"):
         until(lambda: not waiter.is_alive())
     assert waiter.result == b"by the holder"
 
 
-def test_a_timeout_of_zero_looks_once(path: str) -> None:
+def test_timeout_of_zero_looks_once(path: str) -> None:
     with FileStore(path, timeout=0) as store, Holder(path) as holder:
         with pytest.raises(StoreTimeoutError) as caught:
             store.set("k", "1")
@@ -172,7 +175,7 @@ def test_a_timeout_of_zero_looks_once(path: str) -> None:
             store.get("k")
 
 
-def test_a_timeout_without_limit_waits_as_long_as_it_takes(path: str) -> None:
+def test_timeout_without_limit_waits_as_long_as_it_takes(path: str) -> None:
     with FileStore(path, timeout=math.inf) as store, Holder(path) as holder:
         with start_thread(store.add, "n", 1) as waiter:
             until(lock_threads)
@@ -180,7 +183,7 @@ def test_a_timeout_without_limit_waits_as_long_as_it_takes(path: str) -> None:
         assert waiter.result == 1
 
 
-def test_nan_is_no_timeout(path: str) -> None:
+def test_timeout_of_nan_is_refused(path: str) -> None:
     with FileStore(path) as store:
         for call in (lambda: store.set_timeout(math.nan), lambda: store.wait(["k"], math.nan)):
             with pytest.raises(ValueError, match=r"NaN|nan"):
@@ -193,7 +196,7 @@ def test_nan_is_no_timeout(path: str) -> None:
 
 
 @every_kernel_kind
-def test_a_wait_given_up_does_not_take_the_lock_later(path: str, lock: str, impatient: None) -> None:
+def test_wait_given_up_does_not_take_the_lock_later(path: str, lock: str, impatient: None) -> None:
     with FileStore(path, lock=lock, timeout=0.05) as store:
         descriptors = count_descriptors()
         with Holder(path, lock) as holder:
@@ -208,7 +211,7 @@ def test_a_wait_given_up_does_not_take_the_lock_later(path: str, lock: str, impa
 
 
 @every_kernel_kind
-def test_a_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impatient: None) -> None:
+def test_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impatient: None) -> None:
     """The request that nobody waits for any more gets the lock, at some time, and gives it back: its own hold alone."""
     with FileStore(path, lock=lock, timeout=0.05) as store, FileStore(path, lock=lock, timeout=0.05) as stranger:
         with held(path, lock) as release:
@@ -223,16 +226,16 @@ def test_a_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impati
                 for thread in lock_threads():
                     thread.join(0.1)
                 try:
-                    stranger._log.handle.lock.try_lock()
+                    log_of(stranger).handle.lock.try_lock()
                     found.append("a stranger got in")
                 except BlockingIOError:
                     pass
                 finally:
-                    stranger._log.handle.lock.unlock()
+                    log_of(stranger).handle.lock.unlock()
                 return None, 0, b""
 
             for _ in range(3):
-                store._log.update(1, b"k", b"v", decide, HANG_S)
+                log_of(store).update(1, b"k", b"v", decide, HANG_S)
             assert not found
         assert is_free(path, lock)
 
@@ -269,7 +272,7 @@ def waiting_lists() -> list[Any]:
     return [request.waiters for request in list(log_line._requests.values())]
 
 
-def test_a_handle_thrown_away_while_it_waits_leaves_nothing(path: str, impatient: None) -> None:
+def test_handle_discarded_while_it_waits_leaves_nothing(path: str, impatient: None) -> None:
     gc.collect()  # what others threw away is not to be counted
     before = count_descriptors()
     store = FileStore(path, timeout=0)
@@ -289,7 +292,7 @@ def test_a_handle_thrown_away_while_it_waits_leaves_nothing(path: str, impatient
 
 
 @every_kind
-def test_closing_ends_the_waits_of_other_threads_for_the_lock(path: str, lock: str) -> None:
+def test_close_ends_the_lock_waits_of_other_threads(path: str, lock: str) -> None:
     store = FileStore(path, lock=lock, timeout=math.inf)
     with Holder(path, lock) as holder:
         waiter = start_thread(store.set, "k", "1")
@@ -304,7 +307,7 @@ def test_closing_ends_the_waits_of_other_threads_for_the_lock(path: str, lock: s
     assert is_free(path, lock)
 
 
-def test_a_wait_that_the_kernel_refuses_goes_on_by_trying(
+def test_wait_that_the_kernel_refuses_goes_on_by_trying(
     path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system may know F_OFD_SETLK and not F_OFD_SETLKW; a process may have no descriptor or thread left."""
@@ -315,13 +318,13 @@ def test_a_wait_that_the_kernel_refuses_goes_on_by_trying(
     monkeypatch.setattr(log_lock.LogLock, "block", refuse)
     with FileStore(path, timeout=HANG_S) as store, held(path, "ofd") as release:
         with start_thread(store.add, "n", 1) as waiter:
-            until(lambda: not store._log.handle.lock.can_block)
+            until(lambda: not log_of(store).handle.lock.can_block)
             assert waiter.is_alive()
             release()
         assert waiter.result == 1
 
 
-def test_a_wait_goes_on_by_trying_where_no_thread_can_be_started(
+def test_wait_goes_on_by_trying_if_no_thread_can_be_started(
     path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_: threading.Thread) -> None:
@@ -335,7 +338,7 @@ def test_a_wait_goes_on_by_trying_where_no_thread_can_be_started(
         assert count_descriptors() == descriptors
 
 
-def test_a_wait_goes_on_by_trying_where_no_descriptor_is_left(
+def test_wait_goes_on_by_trying_if_no_descriptor_is_left(
     path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reopen(*_: Any) -> int:
@@ -347,7 +350,7 @@ def test_a_wait_goes_on_by_trying_where_no_descriptor_is_left(
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone(
+def test_log_that_goes_on_elsewhere_while_its_waiter_reopens_it_is_not_gone(
     steps: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that waits in the kernel opens the file in use, while another follows a seal on the same handle. It
@@ -366,14 +369,14 @@ def test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not
             return fd
 
         monkeypatch.setattr(log_path, "open_descriptor", open_and_go_on)
-        os.close(store._log._reopen_for_lock())
+        os.close(log_of(store)._reopen_for_lock())
         assert store.get("k") == b"2"
         store.set("k", "3")
 
 
 @every_kernel_kind
 @pytest.mark.parametrize("replaced", [False, True])
-def test_who_waits_for_the_lock_of_a_log_that_has_gone_is_told_while_another_holds_it(
+def test_waiter_for_the_lock_of_a_log_that_is_gone_fails_while_another_holds_it(
     lock: str, replaced: bool, path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And does not open what is there instead over and over meanwhile."""
@@ -400,7 +403,7 @@ def test_who_waits_for_the_lock_of_a_log_that_has_gone_is_told_while_another_hol
 
 
 @every_kernel_kind
-def test_an_interrupted_hand_over_never_lets_two_hold_the_lock(path: str, lock: str, impatient: None) -> None:
+def test_handover_that_is_interrupted_never_lets_two_hold_the_lock(path: str, lock: str, impatient: None) -> None:
     """At every point of a call that gets the lock from the kernel: it is free afterwards, and the handle works."""
     points = iter(range(1, 1000))
     while interrupt_hand_over(path, lock, next(points)):
@@ -420,7 +423,7 @@ def interrupt_hand_over(path: str, lock: str, number: int) -> bool:
         store.set_timeout(0)
         with pytest.raises(StoreTimeoutError):  # for the other holds the lock
             store.set("two", at.where)
-        other._log.handle.lock.unlock()
+        log_of(other).handle.lock.unlock()
         store.set_timeout(HANG_S)
         assert store.add("m", 1) == number
     return at.reached
@@ -436,14 +439,14 @@ def interrupted(at: At, call: Callable[..., Any], *arguments: Any) -> None:
 
 def takes(store: FileStore) -> bool:
     try:
-        store._log.handle.lock.try_lock()
+        log_of(store).handle.lock.try_lock()
     except BlockingIOError:
         return False
     return True
 
 
 @pytest.mark.usefixtures("no_ctrl_c_is_lost")
-def test_a_call_ends_at_once_when_ctrl_c_comes_while_it_waits_for_the_lock(path: str) -> None:
+def test_call_that_waits_for_the_lock_ends_at_once_on_ctrl_c(path: str) -> None:
     with FileStore(path, timeout=math.inf) as store, Holder(path) as holder:
         with start_thread(press_ctrl_c, lock_threads), pytest.raises(KeyboardInterrupt):
             store.set("k", "1")
@@ -461,7 +464,7 @@ def press_ctrl_c(condition: Callable[[], Any]) -> None:
 
 
 @every_kernel_kind
-def test_an_interpreter_may_end_while_it_waits_for_the_lock(path: str, lock: str) -> None:
+def test_interpreter_may_exit_while_it_waits_for_the_lock(path: str, lock: str) -> None:
     program = (
         "import sys, threading, fscoord\n"
         f"store = fscoord.FileStore({path!r}, lock={lock!r}, timeout=60)\n"
@@ -476,7 +479,7 @@ def test_an_interpreter_may_end_while_it_waits_for_the_lock(path: str, lock: str
     assert is_free(path, lock)
 
 
-def test_a_participant_that_ends_while_the_holder_is_stopped_says_nothing_and_ends(path: str) -> None:
+def test_participant_that_exits_while_the_holder_is_stopped_prints_nothing(path: str) -> None:
     """Its leaving is lost; but no thread can be started any more, and nothing is printed."""
     program = f"import fscoord; fscoord.FileStore({path!r}, world_size=2, timeout=0.2)\n"
     with FileStore(path), Holder(path):
@@ -485,7 +488,7 @@ def test_a_participant_that_ends_while_the_holder_is_stopped_says_nothing_and_en
 
 
 @every_kind
-def test_a_killed_holder_frees_the_lock_and_its_torn_record_is_voided(path: str, lock: str) -> None:
+def test_holder_that_is_killed_frees_the_lock_and_its_torn_record_is_voided(path: str, lock: str) -> None:
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         with Holder(path, lock) as holder:
             holder.kill()
@@ -498,7 +501,7 @@ def test_a_killed_holder_frees_the_lock_and_its_torn_record_is_voided(path: str,
 
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in KINDS for b in KINDS if a != b])
-def test_two_openers_must_want_the_same_lock(path: str, first: str, second: str, empty: bool) -> None:
+def test_opener_with_another_lock_than_the_log_has_is_refused(path: str, first: str, second: str, empty: bool) -> None:
     if empty:
         Path(path).touch(0o600)
     with FileStore(path, lock=first) as store:
@@ -539,13 +542,13 @@ def suspect() -> None:
     raise NeedsLock
 
 
-def test_a_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
+def test_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path, timeout=0.05) as store, FileStore(path, read_only=True, timeout=HANG_S) as reader:
         store.set("k", "1")
         with held(path, "ofd") as release:
-            monkeypatch.setattr(reader._log, "_read", suspect)
+            monkeypatch.setattr(log_of(reader), "_read", suspect)
             with start_thread(reader.get, "k") as waiter:
                 for _ in range(10):
                     assert store.get("k") == b"1"
@@ -556,21 +559,19 @@ def test_a_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
         assert waiter.result == b"1"
 
 
-def test_a_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the lock held, nothing that reading does to its descriptors lets the lock go, or fails."""
     with FileStore(path) as store, FileStore(path, read_only=True) as reader:
         store.set("k", "1")
         with open(path, "ab") as log:
             log.write(b"torn")
-        monkeypatch.setattr(reader._log, "_read", suspect)
+        monkeypatch.setattr(log_of(reader), "_read", suspect)
         assert reader.get("k") == b"1"
         store.set("k", "2")
         assert reader.get("k") == b"2"
 
 
-def test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_seen_without_the_lock_is_looked_at_again_with_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer may be in the middle of voiding what is torn."""
     examine, looks = torn_tail.examine, []
 

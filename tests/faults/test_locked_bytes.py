@@ -85,7 +85,7 @@ def test_bytes_of_others_are_passed_over(path: Path) -> None:
                 }
 
 
-def test_locker_is_looked_for_for_a_moment_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locker_is_searched_for_a_moment_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be a hundred thousand files to look through, while the log is locked."""
 
     class Clock:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
@@ -118,7 +119,7 @@ def test_log_that_was_moved_with_its_files_is_the_same(path: Path) -> None:
     assert len(generations(other)) == 1
 
 
-def test_log_that_was_moved_without_its_files_names_the_one_that_lacks(path: Path) -> None:
+def test_log_moved_without_its_files_names_the_missing_one(path: Path) -> None:
     make(path)
     (missing,) = generations(path.parent)
     other = path.parent / "other"
@@ -204,7 +205,7 @@ def test_copied_directory_holds_a_log_of_its_own(path: Path, compactions: int) -
     assert (read(path), read(copied)) == (b"precious", b"copy")
 
 
-def test_copy_of_a_copy_is_told_apart_as_well(path: Path) -> None:
+def test_copy_of_a_copy_is_a_log_of_its_own_as_well(path: Path) -> None:
     make(path)
     second, third = path.parent / "second", path.parent / "third"
     shutil.copytree(path.parent, second, ignore=lambda *_: {"second"})
@@ -227,7 +228,7 @@ def test_first_writers_of_a_copy_begin_one_lineage(path: Path) -> None:
             with thread:
                 pass
         assert one.get("n") == b"10"
-        assert len({handle._log.handle.header.lineage for handle in (one, two)}) == 1
+        assert len({log_of(handle).handle.header.lineage for handle in (one, two)}) == 1
     assert len(generations(other)) == 2
 
 
@@ -237,9 +238,9 @@ def test_handles_of_a_copy_share_nothing_with_those_of_the_original(path: Path) 
     other = path.parent / "other"
     shutil.copytree(path.parent, other, ignore=lambda *_: {"other"})
     with opened(path) as store, opened(path) as same, opened(other / path.name) as copied:
-        assert store._log.handle.mutex is same._log.handle.mutex
-        assert store._log.handle.mutex is not copied._log.handle.mutex
-        assert process_mutex_for(store._log.handle.root.key) is not process_mutex_for(copied._log.handle.root.key)
+        assert log_of(store).handle.mutex is log_of(same).handle.mutex
+        assert log_of(store).handle.mutex is not log_of(copied).handle.mutex
+        assert process_mutex_for(log_of(store).handle.root.key) is not process_mutex_for(log_of(copied).handle.root.key)
 
 
 def test_log_copied_while_it_is_written_is_whole_or_refused(path: Path) -> None:
@@ -346,7 +347,7 @@ def test_later_file_restored_over_the_living_one_is_a_copy(path: Path) -> None:
     assert is_writable(path)
 
 
-def test_two_copies_of_the_first_file_are_one_store_for_the_first_writer_only(path: Path) -> None:
+def test_copies_of_the_first_file_are_one_store_for_the_first_writer_only(path: Path) -> None:
     """The original is gone, so that either may go on; and the other one is refused from then on."""
     make(path)
     copies = [path.with_name("one"), path.with_name("two")]
@@ -465,7 +466,7 @@ def test_log_without_lasting_inode_numbers_removes_nothing(path: Path, fuse: Non
     assert len(generations(path.parent)) == 3
     assert read(path) == b"precious"
     with opened(path) as store:
-        header = store._log.handle.header
+        header = log_of(store).handle.header
         assert (header.inode, header.root_inode) == (0, 0)
         store.set("k", "later")
     shutil.copytree(path.parent, path.parent / "other", ignore=lambda *_: {"other"})

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 from support.shared_os import SharedOs, shared_os
 
@@ -87,7 +88,7 @@ class OtherHost:
         if word == b"c":
             store.compact()
             return
-        log, done = store._log, list[bool]()
+        log, done = log_of(store), list[bool]()
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
             if done:
@@ -167,7 +168,7 @@ OPERATIONS: dict[str, tuple[Callable[[FileStore], object], object]] = {
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("kind", COHERENCE)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_file_may_go_before_any_call_of_an_operation(
+def test_operation_survives_the_loss_of_its_file_before_any_call(
     name: str, kind: str, forgets: bool, path: str, other: OtherHost, kernel: SharedOs, locks: LockManager
 ) -> None:
     """Once or twice, where the handle does not have its lock: else nobody could compact. And before all of it.
@@ -180,7 +181,7 @@ def test_the_file_may_go_before_any_call_of_an_operation(
     def calls_left(ahead: int, times: int, number: int) -> int:
         with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
             store.set("n", "1")
-            fds, left = store._log.handle.owned_fds, number
+            fds, left = log_of(store).handle.owned_fds, number
 
             def does(call: str = "", _: object = None, given: tuple[Any, ...] = ()) -> None:
                 nonlocal left, points
@@ -217,7 +218,9 @@ def is_locked(fd: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", COHERENCE)
-def test_a_lock_that_comes_when_its_file_has_gone(kind: str, path: str, other: OtherHost, locks: LockManager) -> None:
+def test_lock_granted_on_a_removed_file_is_taken_again_on_the_newest(
+    kind: str, path: str, other: OtherHost, locks: LockManager
+) -> None:
     """Who waits in the kernel is given the lock of a file that the one before has compacted, and removed."""
     with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
         store.set("n", "1")
@@ -242,13 +245,13 @@ def is_waiting(fd: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", COHERENCE)
-def test_a_host_that_compacts_without_pause_keeps_nobody_from_writing_for_good(
+def test_writer_is_not_starved_for_good_by_a_host_that_compacts_without_pause(
     kind: str, path: str, other: OtherHost, locks: LockManager
 ) -> None:
     """Each time that a handle has arrived in the newest generation, that one is gone: this is no failing server."""
     with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
         store.set("n", "1")
-        fds, left = store._log.handle.owned_fds, [5 * network.TRIES]
+        fds, left = log_of(store).handle.owned_fds, [5 * network.TRIES]
 
         def compact() -> None:
             if left[0] and not any(is_locked(fd) for fd in fds):
@@ -260,13 +263,13 @@ def test_a_host_that_compacts_without_pause_keeps_nobody_from_writing_for_good(
         assert not left[0]
 
 
-def test_the_wait_for_a_generation_that_stays_has_an_end(
+def test_wait_for_a_generation_that_stays_ends_with_the_timeout(
     path: str, other: OtherHost, locks: LockManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "LOCK_GRACE_S", 0.2)
     with FileStore(path, coherence="direct", timeout=0.1) as store:
         store.set("n", "1")
-        fds = store._log.handle.owned_fds
+        fds = log_of(store).handle.owned_fds
         locks.before = lambda: any(is_locked(fd) for fd in fds) or other.compact(2)
         with pytest.raises(StoreTimeoutError):
             store.add("n", 1)

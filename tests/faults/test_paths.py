@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.logs import HEADER_SIZE
 from support.places import Thread, wait_in_vain
 from support.plain_reader import read_log
@@ -111,7 +112,7 @@ def inner(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_log_that_goes_away_is_gone_for_every_handle(way: str, inner: Path) -> None:
+def test_log_that_goes_away_is_gone_for_every_handle(way: str, inner: Path) -> None:
     spoil, words = WAYS[way]
     with FileStore(inner, timeout=HANG_S) as writer, FileStore(inner, read_only=True, timeout=HANG_S) as reader:
         writer.set("k", "v")
@@ -133,7 +134,7 @@ def test_a_log_that_goes_away_is_gone_for_every_handle(way: str, inner: Path) ->
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("watch", ["auto", "poll"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_wait_ends_when_the_log_goes_away(way: str, watch: str, read_only: bool, inner: Path) -> None:
+def test_wait_ends_when_the_log_goes_away(way: str, watch: str, read_only: bool, inner: Path) -> None:
     """It looks once a second at the latest, and does not wait for its own deadline."""
     spoil, words = WAYS[way]
     with FileStore(inner) as writer:
@@ -156,7 +157,7 @@ def wait_until_gone(waiter: FileStore) -> StoreGoneError:
     return caught.value
 
 
-def test_a_handle_does_not_write_into_a_file_that_took_the_logs_place(path: Path) -> None:
+def test_handle_does_not_write_into_a_file_that_took_the_logs_place(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         path.unlink()
@@ -167,22 +168,20 @@ def test_a_handle_does_not_write_into_a_file_that_took_the_logs_place(path: Path
 
 
 @pytest.mark.parametrize("compactions", [0, 1])
-def test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its_own(
-    compactions: int, path: Path
-) -> None:
+def test_handle_that_was_interrupted_does_not_go_on_in_a_replacement_file(compactions: int, path: Path) -> None:
     """It opens the file anew, at the place that it had read to, before the next look at the name is due."""
     with FileStore(path) as store:
         store.set("k", "v")
         for _ in range(compactions):
             store.compact()
             store.set("k", "w")
-        file = Path(store._log.handle.file)
+        file = Path(log_of(store).handle.file)
         data = file.read_bytes()
         file.unlink()
         file.write_bytes(data + data)
         file.chmod(0o600)
-        store._log.handle.recovery = recovery.POSITION
-        store._log.handle.path_checked_at = time.monotonic() + 3600
+        log_of(store).handle.recovery = recovery.POSITION
+        log_of(store).handle.path_checked_at = time.monotonic() + 3600
         with pytest.raises(StoreGoneError):
             store.get("k")
 
@@ -243,7 +242,7 @@ FOR_WRITERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", [*INSECURE, *FOR_WRITERS])
-def test_what_is_not_a_file_of_ours_alone_is_refused_and_left_alone(what: str, path: Path) -> None:
+def test_path_to_a_file_that_is_not_the_users_alone_is_refused_and_left_alone(what: str, path: Path) -> None:
     make, words = {**INSECURE, **FOR_WRITERS}[what]
     make(path)
     with untouched(path.parent):
@@ -261,13 +260,13 @@ def test_what_is_not_a_file_of_ours_alone_is_refused_and_left_alone(what: str, p
                 assert store.get("k") == b"v"
 
 
-def test_a_device_is_refused() -> None:
+def test_device_is_refused() -> None:
     for read_only in (False, True):
         with pytest.raises(InsecurePathError, match="is not a regular file"):
             FileStore("/dev/null", read_only=read_only)
 
 
-def test_a_link_to_the_directory_is_followed_and_means_the_same_store(tmp_path: Path) -> None:
+def test_link_to_the_directory_is_followed_and_means_the_same_store(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with FileStore(tmp_path / "real" / "store") as one, FileStore(tmp_path / "link" / "store") as other:
@@ -291,7 +290,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_a_foreign_file_is_refused_and_left_alone(what: str, path: Path) -> None:
+def test_foreign_file_is_refused_and_left_alone(what: str, path: Path) -> None:
     path.write_bytes(FOREIGN[what])
     path.chmod(0o600)
     with untouched(path.parent):
@@ -304,7 +303,7 @@ def test_a_foreign_file_is_refused_and_left_alone(what: str, path: Path) -> None
             list(dump(path))
 
 
-def test_an_empty_file_becomes_a_log_but_not_for_a_reader(path: Path) -> None:
+def test_empty_file_becomes_a_log_but_not_for_a_reader(path: Path) -> None:
     path.touch(0o600)
     with untouched(path.parent), pytest.raises(StoreUnavailableError, match="no writer has opened it yet") as caught:
         FileStore(path, read_only=True)
@@ -315,7 +314,7 @@ def test_an_empty_file_becomes_a_log_but_not_for_a_reader(path: Path) -> None:
     assert path.stat().st_ino == inode
 
 
-def test_a_header_that_its_writer_did_not_finish_is_written_anew(path: Path) -> None:
+def test_header_that_its_writer_did_not_finish_is_written_anew(path: Path) -> None:
     make_log(path)
     header = path.read_bytes()[:HEADER_SIZE]
     for size in range(8, HEADER_SIZE):
@@ -329,7 +328,7 @@ def test_a_header_that_its_writer_did_not_finish_is_written_anew(path: Path) -> 
         assert store.num_keys() == 0
 
 
-def test_a_name_that_a_crash_left_at_a_log_is_removed(path: Path) -> None:
+def test_name_that_a_crash_left_at_a_log_is_removed(path: Path) -> None:
     """A maker that died between link(2) and unlink(2)."""
     make_log(path)
     birth = path.with_name(path.name + ".0123456789ab.new")
@@ -369,9 +368,7 @@ def test_processes_that_open_at_once_agree_on_one_log(there: str, path: Path) ->
     assert sorted(os.listdir(path.parent)) == [path.name, path.name + ".alive"]
 
 
-def test_where_there_are_no_hard_links_a_log_is_born_empty_and_then_initialised(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_is_born_empty_and_then_initialised_without_hard_links(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object) -> None:
         raise PermissionError(errno.EPERM, "no hard links here")
 
@@ -383,9 +380,7 @@ def test_where_there_are_no_hard_links_a_log_is_born_empty_and_then_initialised(
     assert sorted(os.listdir(path.parent)) == [path.name, path.name + ".alive"]
 
 
-def test_where_there_are_no_hard_links_a_link_that_appears_is_not_followed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_that_appears_is_not_followed_without_hard_links(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object) -> None:
         path.symlink_to("elsewhere")
         raise PermissionError(errno.EPERM, "no hard links here")
@@ -398,7 +393,7 @@ def test_where_there_are_no_hard_links_a_link_that_appears_is_not_followed(
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o644])
-def test_the_mode_is_what_was_asked_for_whatever_the_umask(umask: int, mode: int, path: Path) -> None:
+def test_mode_is_as_requested_under_any_umask(umask: int, mode: int, path: Path) -> None:
     before = os.umask(umask)
     try:
         with FileStore(path, mode=mode) as store:
@@ -409,7 +404,7 @@ def test_the_mode_is_what_was_asked_for_whatever_the_umask(umask: int, mode: int
     assert modes == {"store": mode, "store.alive": mode, "store.bell": mode}
 
 
-def test_the_mode_is_exact_in_a_directory_that_hands_its_group_on(tmp_path: Path) -> None:
+def test_mode_is_exact_in_a_directory_that_hands_its_group_on(tmp_path: Path) -> None:
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(0o2770)
@@ -419,7 +414,7 @@ def test_the_mode_is_exact_in_a_directory_that_hands_its_group_on(tmp_path: Path
     assert {stat.S_IMODE(entry.stat().st_mode) for entry in directory.iterdir()} == {0o600}
 
 
-def test_a_log_that_gets_a_second_name_goes_on_for_who_has_it_open_and_keeps_both(path: Path) -> None:
+def test_log_that_gets_a_second_name_goes_on_for_open_handles_and_keeps_both(path: Path) -> None:
     """Nobody else may open it, for the other name may be somebody else's; so its end removes nothing."""
     second = path.with_name("second")
     with FileStore(path, world_size=1, timeout=HANG_S) as store, FileStore(path, read_only=True) as reader:
@@ -436,7 +431,7 @@ def test_a_log_that_gets_a_second_name_goes_on_for_who_has_it_open_and_keeps_bot
     assert second.exists()
 
 
-def test_a_log_that_others_may_write_is_opened_by_who_means_that(path: Path) -> None:
+def test_log_that_others_may_write_is_opened_only_with_that_mode(path: Path) -> None:
     make_log(path)
     path.chmod(0o666)
     with FileStore(path, mode=0o666) as store:
@@ -451,7 +446,7 @@ def test_a_log_that_others_may_write_is_opened_by_who_means_that(path: Path) -> 
 @pytest.mark.parametrize(
     "name", ["a b", "a\nb", "\u00e9", "'\"$(x)", "-", ".hidden", "x" * 200, os.fsdecode(b"\xff\xfe")]
 )
-def test_any_name_will_do(name: str, tmp_path: Path) -> None:
+def test_path_may_have_any_name(name: str, tmp_path: Path) -> None:
     with (
         FileStore(tmp_path / name) as store,
         FileStore(os.path.join(tmp_path, name)) as other,
@@ -465,7 +460,7 @@ def test_any_name_will_do(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("x" * 300, errno.ENAMETOOLONG), ("absent/store", errno.ENOENT), ("file/store", errno.ENOTDIR)]
 )
-def test_a_name_that_can_not_be_is_an_error_at_once(name: str, number: int, tmp_path: Path) -> None:
+def test_path_that_is_impossible_is_an_error_at_once(name: str, number: int, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for read_only in (False, True):
         with pytest.raises(StoreUnavailableError) as caught:
@@ -473,7 +468,7 @@ def test_a_name_that_can_not_be_is_an_error_at_once(name: str, number: int, tmp_
         assert caught.value.errno == number
 
 
-def test_a_nul_in_the_name_is_a_value_error(tmp_path: Path) -> None:
+def test_path_with_a_nul_is_a_value_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="null"):
         FileStore(f"{tmp_path}/a\0b")
 
@@ -504,7 +499,7 @@ def what_a_reader_sees(path: str) -> tuple[bytes, str, list[str]]:
         return value, error, kinds
 
 
-def test_read_only_needs_no_permission_to_write_and_writes_no_side_car(as_stranger, public_dir: Path) -> None:
+def test_read_only_handle_needs_no_write_permission_and_writes_no_side_car(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     make_log(path)
     path.chmod(0o644)
@@ -521,7 +516,7 @@ def wait_as_reader(path: str) -> bytes:
         return store.get("late")
 
 
-def test_a_read_only_wait_is_ended_by_the_write_of_another_user(as_stranger, public_dir: Path) -> None:
+def test_read_only_wait_is_ended_by_the_write_of_another_user(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     with FileStore(path, mode=0o644) as store:
         waits = threading.Thread(target=lambda: store.set("late", "value"))
@@ -539,7 +534,7 @@ def try_to_open(path: str) -> tuple[str, str]:
     return "", ""
 
 
-def test_another_users_log_is_refused(as_stranger, public_dir: Path) -> None:
+def test_log_of_another_user_is_refused(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     assert as_stranger(try_to_open, str(path))[0] == "StoreUnavailableError"  # there is none to read
     as_stranger(make_log, path)
@@ -549,7 +544,7 @@ def test_another_users_log_is_refused(as_stranger, public_dir: Path) -> None:
         assert store.get("k") == b"v"
 
 
-def test_a_log_that_may_not_be_read_is_said_so(as_stranger, public_dir: Path) -> None:
+def test_log_that_may_not_be_read_is_reported(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     make_log(path)
     with untouched(public_dir):
@@ -558,7 +553,7 @@ def test_a_log_that_may_not_be_read_is_said_so(as_stranger, public_dir: Path) ->
     assert "Permission denied; check the owners and modes of the log" in text
 
 
-def test_a_log_for_all_is_shared_by_users_who_mean_it(as_stranger, public_dir: Path) -> None:
+def test_log_for_all_users_is_shared_if_each_asks_for_that_mode(as_stranger, public_dir: Path) -> None:
     path = public_dir / "store"
     with FileStore(path, mode=0o666, timeout=HANG_S) as store:
         store.set("mine", "1")
@@ -572,7 +567,7 @@ def write_as_member(path: str) -> None:
         store.set("theirs", "2")
 
 
-def test_a_directory_that_may_not_be_written_to_is_said_so(as_stranger, public_dir: Path) -> None:
+def test_directory_that_may_not_be_written_to_is_reported(as_stranger, public_dir: Path) -> None:
     public_dir.chmod(0o755)
     with untouched(public_dir):
         name, text = as_stranger(make_and_tell, str(public_dir / "store"))

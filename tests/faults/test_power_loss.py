@@ -67,7 +67,7 @@ def crash_states(data: bytes, begin: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_record_that_was_not_synced_is_torn_whatever_sectors_of_it_are_lost(start: int, size: int, path: str) -> None:
+def test_record_that_was_not_synced_is_torn_whichever_sectors_are_lost(start: int, size: int, path: str) -> None:
     data, begin = make_log(path, start, size)
     found = steps(data)
     for state in crash_states(data, begin):
@@ -87,7 +87,7 @@ def test_a_record_that_was_not_synced_is_torn_whatever_sectors_of_it_are_lost(st
 
 
 @pytest.mark.parametrize("start", [0, 100, 505, 511])
-def test_the_power_may_fail_again_while_the_tear_is_voided(start: int, path: str) -> None:
+def test_power_failure_while_a_tear_is_voided_loses_no_earlier_record(start: int, path: str) -> None:
     """The void is one sector, and was synced before the record behind it was written."""
     data, begin = make_log(path, start, 900)
     kept = complete(steps(data), begin)
@@ -115,7 +115,7 @@ def test_the_power_may_fail_again_while_the_tear_is_voided(start: int, path: str
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_what_is_lost_of_any_other_record_is_damage(start: int, path: str) -> None:
+def test_sector_lost_of_any_other_record_is_damage(start: int, path: str) -> None:
     """Or of the same record, once another has been written behind it: then it had been synced."""
     make_log(path, start, 900)
     with opened(path) as handle:
@@ -131,7 +131,7 @@ def test_what_is_lost_of_any_other_record_is_damage(start: int, path: str) -> No
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_what_no_power_failure_does_to_the_last_record_is_damage(start: int, path: str) -> None:
+def test_last_record_changed_otherwise_than_by_power_failure_is_damage(start: int, path: str) -> None:
     data, begin = make_log(path, start, 1500)
     _, (first, second), (third, end), *_ = sectors(begin, len(data))
     states = {
@@ -154,7 +154,7 @@ def flipped(data: bytes, offset: int) -> bytes:
 
 
 @pytest.mark.parametrize("start", [0, 505])
-def test_a_log_that_is_not_durable_does_not_take_a_lost_sector_for_a_tear(start: int, path: str) -> None:
+def test_log_that_is_not_durable_does_not_take_a_lost_sector_for_a_tear(start: int, path: str) -> None:
     data, begin = make_log(path, start, 1500, durable=False)
     (_, first), (middle, end), *_ = sectors(begin, len(data))
     assert first == middle
@@ -163,7 +163,7 @@ def test_a_log_that_is_not_durable_does_not_take_a_lost_sector_for_a_tear(start:
         look_at(path)
 
 
-def test_a_record_as_a_value_is_no_record_behind_a_lost_prefix_unless_it_is_whole(path: str) -> None:
+def test_record_in_a_value_counts_behind_a_lost_prefix_only_if_it_is_whole(path: str) -> None:
     """A record that holds a copy of a log and has lost its prefix can't be told from damage: then it is called that."""
     copy = make(path + "-copy", lambda handle: handle.write(b"k", b"v"))
     for value, damaged in ((copy, True), (copy[HEADER_SIZE:-1], True), (copy[HEADER_SIZE : HEADER_SIZE + 50], False)):

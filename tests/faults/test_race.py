@@ -66,7 +66,9 @@ def test_readers_beside_tearing_writers_see_every_record_once_and_whole(place: P
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_half_a_million_records_beside_tearing_writers(place: Path, rng: random.Random, capsys) -> None:
+def test_race_of_half_a_million_records_with_tearing_writers_is_read_correctly(
+    place: Path, rng: random.Random, capsys
+) -> None:
     count = 250_000
     found = race(str(place / "log"), count, rng, limit=3000)
     with capsys.disabled():
@@ -74,7 +76,7 @@ def test_half_a_million_records_beside_tearing_writers(place: Path, rng: random.
     assert found["tears"] > count / 2
 
 
-def test_the_checking_reader_would_notice(tmp_path: Path) -> None:
+def test_checking_reader_notices_zeros_phantoms_gaps_and_repeats(tmp_path: Path) -> None:
     """Zeros, a phantom, a record missing or given twice: the state machine of these tests fails for each."""
     good = [(ord("S"), b"1", value(1, number), 1, 0) for number in range(40)]
     Counter().apply(good)

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os, faulty_system
+from support.internals import log_of
 from support.places import Thread
 from support.plain_reader import read_log
 
@@ -60,7 +61,7 @@ def needs_root() -> None:
         pytest.skip("needs root, to mount a file system")
 
 
-def test_a_log_whose_file_system_was_remounted_read_only_can_be_read(needs_root: None, tmp_path: Path) -> None:
+def test_log_on_a_file_system_remounted_read_only_can_be_read(needs_root: None, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-t", "tmpfs", "tmpfs") as disk:
         with FileStore(disk / "store") as store:
             store.set("k", "v")
@@ -81,7 +82,7 @@ def test_a_log_whose_file_system_was_remounted_read_only_can_be_read(needs_root:
             assert reader.get("k") == b"w"
 
 
-def test_a_log_is_one_under_two_mounts(needs_root: None, tmp_path: Path) -> None:
+def test_log_is_one_under_two_mounts(needs_root: None, tmp_path: Path) -> None:
     """A bind mount cannot be told from another name of the directory, and need not be: the file is the same."""
     (tmp_path / "here").mkdir()
     with (
@@ -127,7 +128,7 @@ def no_descriptor_left() -> Iterator[None]:
         gc.enable()
 
 
-def test_where_no_descriptor_is_left_a_store_that_is_open_goes_on_and_another_is_an_error_at_once(path: Path) -> None:
+def test_store_goes_on_if_no_descriptor_is_left_and_another_fails_at_once(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         with no_descriptor_left():
@@ -170,7 +171,7 @@ with FileStore(sys.argv[1], timeout=60) as store, FileStore(sys.argv[1], timeout
 """
 
 
-def test_where_the_kernel_gives_no_inotify_instance_waits_go_on_by_polling(needs_root: None, path: Path) -> None:
+def test_wait_goes_on_by_polling_if_the_kernel_gives_no_inotify_instance(needs_root: None, path: Path) -> None:
     """In a user namespace, whose limit can be lowered without anybody else's."""
     root = str(Path(fscoord.__file__).parent.parent)
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", WITHOUT_EVENTS, str(path)]
@@ -181,7 +182,7 @@ def test_where_the_kernel_gives_no_inotify_instance_waits_go_on_by_polling(needs
     assert done.stdout.count("no events from the file system") == 1
 
 
-def test_events_that_were_lost_to_a_full_queue_end_a_wait_all_the_same(path: Path) -> None:
+def test_event_queue_that_overflows_still_ends_a_wait(path: Path) -> None:
     """The kernel says so by an event of its own (inotify(7), IN_Q_OVERFLOW), which is one more reason to look."""
     overflow = struct_event(wd=-1, mask=0x4000)
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
@@ -219,7 +220,7 @@ with FileStore(sys.argv[1], read_only=True, timeout=60) as store:
 OVERFLOW = 0x4000
 
 
-def test_whose_queue_was_filled_while_it_was_stopped_finds_what_it_waits_for(path: Path) -> None:
+def test_reader_whose_event_queue_overflowed_while_stopped_finds_its_key(path: Path) -> None:
     """A reader's queue, for that watches the log itself. Equal events that follow each other count once only."""
     full = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     with FileStore(path, timeout=HANG_S, compact_bytes=None, watch="poll") as store:
@@ -298,7 +299,7 @@ class JumpingClock(ModuleType):
         return int(self.time() * 1e9)
 
 
-def test_nothing_depends_on_the_wall_clock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_does_not_depend_on_the_wall_clock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "time", JumpingClock())
     with FileStore(path, timeout=HANG_S, rank=0) as store, FileStore(path, timeout=HANG_S, rank=1) as other:
         for number in range(1, 20):
@@ -323,12 +324,12 @@ def test_nothing_depends_on_the_wall_clock(path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_a_lock_outlives_another_library_that_opens_and_closes_the_log(lock: str, path: Path) -> None:
+def test_lock_outlives_another_library_that_opens_and_closes_the_log(lock: str, path: Path) -> None:
     """As it would not if it were a lock of the process, which any close(2) of the file gives back (fcntl(2))."""
     with FileStore(path, lock=lock) as store, FileStore(path, lock=lock, timeout=0) as other:
         store.set("k", "v")
         other.set("k", "w")
-        kernel = store._log.handle.lock
+        kernel = log_of(store).handle.lock
         kernel.try_lock()
         try:
             with open(path, "rb+") as stranger:
@@ -355,7 +356,7 @@ def second_copy() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_two_copies_of_the_package_in_one_process_exclude_each_other(lock: str, path: Path) -> None:
+def test_copies_of_the_package_in_one_process_exclude_each_other(lock: str, path: Path) -> None:
     with second_copy() as another:
         assert another.FileStore is not FileStore
         with (
@@ -364,7 +365,7 @@ def test_two_copies_of_the_package_in_one_process_exclude_each_other(lock: str, 
         ):
             ours.set("k", "v")
             theirs.set("k", "w")
-            kernel = ours._log.handle.lock
+            kernel = log_of(ours).handle.lock
             kernel.try_lock()
             try:
                 with pytest.raises(another.StoreTimeoutError):
@@ -389,7 +390,7 @@ def add_often(store: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL], ids=errno.errorcode.get)
-def test_where_there_are_no_locks_the_store_says_so_and_takes_no_weaker_ones(error: int, path: Path) -> None:
+def test_store_on_a_mount_without_locks_reports_it_and_takes_no_weaker_ones(error: int, path: Path) -> None:
     with faulty_system() as faulty, FileStore(path, timeout=HANG_S) as store:
         before = path.read_bytes()
         with (
@@ -404,7 +405,7 @@ def test_where_there_are_no_locks_the_store_says_so_and_takes_no_weaker_ones(err
 
 
 @pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO, errno.ETIMEDOUT], ids=errno.errorcode.get)
-def test_a_link_that_was_made_though_the_answer_is_an_error_is_a_log(error: int, path: Path) -> None:
+def test_link_that_was_made_although_the_answer_is_an_error_is_a_log(error: int, path: Path) -> None:
     """link(2), "BUGS": NFS may say so when the reply was lost."""
 
     def does(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -79,7 +79,7 @@ def nobody_is_in_line(hold: Any) -> bool:
     return not hold.holders() and not hold.waiters() and not hold._held
 
 
-def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
+def test_acquisition_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
     def act(point: At) -> None:
         acquired = False
         with suppress(KeyboardInterrupt):
@@ -95,7 +95,7 @@ def test_an_acquisition_that_is_interrupted_holds_nothing(hold: Any, settle: Cal
     assert any(where.startswith("recipes/_hold.py") and "after append" in where for where in found)
 
 
-def test_an_entry_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
+def test_context_entry_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
     def act(point: At) -> None:
         entered = False
         with suppress(KeyboardInterrupt):
@@ -110,7 +110,7 @@ def test_an_entry_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[
 
 
 @pytest.mark.parametrize("way", ["release", "__exit__"])
-def test_a_release_that_is_interrupted_is_done_all_the_same(hold: Any, way: str) -> None:
+def test_release_that_is_interrupted_is_still_done(hold: Any, way: str) -> None:
     arguments = (None, None, None) if way == "__exit__" else ()
 
     def act(point: At) -> None:
@@ -125,7 +125,7 @@ def test_a_release_that_is_interrupted_is_done_all_the_same(hold: Any, way: str)
     assert len(at_each_point(act)) > 10
 
 
-def test_a_reentrant_lock_that_is_interrupted_counts_as_often_as_it_was_acquired(store: Store) -> None:
+def test_reentrant_lock_that_is_interrupted_keeps_count_of_its_acquisitions(store: Store) -> None:
     lock = RLock(store, "l")
 
     def act(point: At) -> None:
@@ -153,7 +153,7 @@ def test_a_reentrant_lock_that_is_interrupted_counts_as_often_as_it_was_acquired
     assert len(at_each_point(leave)) > 3
 
 
-def test_a_release_that_a_signal_handler_breaks_off_with_any_error_is_done() -> None:
+def test_release_that_a_signal_handler_breaks_off_with_any_error_is_done() -> None:
     """Such as a `TimeoutError` of whoever uses SIGALRM."""
 
     def raise_it() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from faults.test_flips import LOGS, contents, flip
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
 from support.plain_reader import read_log
 
@@ -52,7 +53,7 @@ def content(path: str) -> object:
         return dict(zip(keys, store.multi_get(keys), strict=True)), store.queue_len("queue")
 
 
-def test_a_sound_log_is_copied_with_all_that_it_says(path: str, output: str) -> None:
+def test_repair_of_a_sound_log_copies_all_that_it_holds(path: str, output: str) -> None:
     with FileStore(path, run_id=("job", 3), lock="flock", durable=True, label="me", mode=0o640) as store:
         store.set("k", "v")
         store.queue_push("queue", "x")
@@ -76,7 +77,7 @@ def data_of(found: list[Step]) -> list[record.Record]:
     return [step.record for step in found if step.record is not None]
 
 
-def test_all_before_the_damage_is_kept_and_all_behind_it_if_asked_for(path: str, output: str) -> None:
+def test_repair_keeps_all_before_the_damage_and_all_behind_it_if_asked_for(path: str, output: str) -> None:
     data = make(path, write_every_kind)
     found = steps(data)
     for bad in found[1:]:
@@ -95,7 +96,7 @@ def test_all_before_the_damage_is_kept_and_all_behind_it_if_asked_for(path: str,
         assert [(one.offset, one.size) for one in skipped] == [(bad.start, bad.end - bad.start)]
 
 
-def test_what_is_left_out_is_named_by_its_kind_and_key(path: str, output: str) -> None:
+def test_repair_names_each_record_left_out_by_kind_and_key(path: str, output: str) -> None:
     data = make(path, lambda handle: [handle.write(b"a", b"1"), handle.write(b"b", b"22"), handle.write(b"c", b"3")])
     bad = steps(data)[2]
     put(path, flip(data, 8 * (bad.end - 2)))
@@ -110,7 +111,7 @@ def test_what_is_left_out_is_named_by_its_kind_and_key(path: str, output: str) -
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_whatever_the_damage_the_copy_holds_only_what_was_written(name: str, path: str, output: str, rng) -> None:
+def test_repair_of_any_damage_copies_only_records_that_were_written(name: str, path: str, output: str, rng) -> None:
     write, durable = LOGS[name]
     write(path, durable)
     data = contents(path)
@@ -132,7 +133,7 @@ def test_whatever_the_damage_the_copy_holds_only_what_was_written(name: str, pat
         assert len(salvaged) >= len(kept)
 
 
-def test_a_torn_tail_is_left_out_and_said_so(path: str, output: str) -> None:
+def test_repair_leaves_out_a_torn_tail_and_reports_it(path: str, output: str) -> None:
     torn = tear(path, 30, b"k", b"v" * 50)
     _, (only,) = mend(path, output)
     assert (only.offset, only.size) == (torn, 30)
@@ -140,7 +141,7 @@ def test_a_torn_tail_is_left_out_and_said_so(path: str, output: str) -> None:
     assert look_at(output) == look_at(path)
 
 
-def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output: str) -> None:
+def test_session_whose_introduction_is_lost_keeps_its_number(path: str, output: str) -> None:
     with FileStore(path) as first:
         first.set("k", "1")
         start = os.path.getsize(path)
@@ -153,10 +154,12 @@ def test_a_session_whose_introduction_is_lost_keeps_its_number(path: str, output
         assert store.get("k") == b"2"
         store.set("k", "3")
         assert store.register() == 3
-        assert [(one.host, one.pid) for number, one in store._log.sessions.items() if number == 2] == [("unknown", 0)]
+        assert [(one.host, one.pid) for number, one in log_of(store).sessions.items() if number == 2] == [
+            ("unknown", 0)
+        ]
 
 
-def test_who_wrote_several_records_is_introduced_and_told_of_once(path: str, output: str) -> None:
+def test_session_with_a_lost_introduction_is_introduced_and_reported_once(path: str, output: str) -> None:
     with FileStore(path) as first:
         first.set("k", "1")
         start = os.path.getsize(path)
@@ -171,7 +174,7 @@ def test_who_wrote_several_records_is_introduced_and_told_of_once(path: str, out
     assert kinds == ["s", "S", "s", "S", "S", "S"]
 
 
-def test_a_copy_has_the_lock_and_the_runs_of_what_is_left_of_the_headers(path: str, output: str) -> None:
+def test_repair_takes_lock_and_runs_from_the_headers_that_are_left(path: str, output: str) -> None:
     with FileStore(path, lock="flock", durable=True) as store:
         store.set("k", "1")
     with FileStore(path, lock="flock", durable=True, run_id=("job", 1)) as store:
@@ -203,7 +206,7 @@ def newest(path: str) -> str:
     return os.path.join(os.path.dirname(path), name)
 
 
-def test_what_is_copied_is_the_newest_generation(newest: str, path: str, output: str) -> None:
+def test_repair_copies_the_newest_generation(newest: str, path: str, output: str) -> None:
     expected = content(path)
     found, skipped = mend(path, output)
     assert (found.source, found.generation, found.notes, skipped) == (newest, 2, (), [])
@@ -211,7 +214,7 @@ def test_what_is_copied_is_the_newest_generation(newest: str, path: str, output:
     assert Header.decode(contents(output))[0].generation == 0
 
 
-def test_damage_in_an_old_generation_loses_nothing_and_is_told(newest: str, path: str, output: str) -> None:
+def test_damage_in_an_old_generation_loses_nothing_and_is_reported(newest: str, path: str, output: str) -> None:
     expected = content(path)
     put(path, flip(contents(path), 8 * (steps(contents(path))[1].end - 2)))
     found, skipped = mend(path, output)
@@ -220,7 +223,7 @@ def test_damage_in_an_old_generation_loses_nothing_and_is_told(newest: str, path
     assert content(output) == expected
 
 
-def test_a_generation_that_is_missing_is_made_do_without_only_if_asked_for(newest: str, path: str, output: str) -> None:
+def test_generation_that_is_missing_is_passed_over_only_if_asked_for(newest: str, path: str, output: str) -> None:
     os.unlink(newest)
     with pytest.raises(CorruptLogError, match=r"generation 2 is missing.*--salvage") as caught:
         repair(path, output, write=True)
@@ -232,7 +235,7 @@ def test_a_generation_that_is_missing_is_made_do_without_only_if_asked_for(newes
     assert content(output) == ({"k0": b"0"}, 0)
 
 
-def test_a_generation_is_looked_for_twice_before_it_is_called_missing(newest: str, path: str, output: str) -> None:
+def test_generation_is_looked_for_twice_before_it_is_called_missing(newest: str, path: str, output: str) -> None:
     """It may have been superseded since another named it."""
     os.unlink(newest)
     with faulty_os() as faulty, pytest.raises(CorruptLogError, match="generation 2 is missing"):
@@ -248,7 +251,7 @@ def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
     put(path, data + record.encode(record.FORWARD, b"", named.forward() if value is None else value, 1, 2, chain)[0])
 
 
-def test_of_all_generations_that_are_named_the_newest_counts(newest: str, path: str, output: str) -> None:
+def test_generation_that_counts_is_the_newest_of_all_that_are_named(newest: str, path: str, output: str) -> None:
     expected = content(path)
     add_forward(path, 1)
     found, skipped = mend(path, output)
@@ -256,7 +259,7 @@ def test_of_all_generations_that_are_named_the_newest_counts(newest: str, path: 
     assert content(output) == expected
 
 
-def test_what_names_no_generation_sensibly_is_passed_over(path: str, output: str) -> None:
+def test_forward_record_that_names_no_generation_is_passed_over(path: str, output: str) -> None:
     data = make(path, write_every_kind)
     add_forward(path, 1, b"nonsense")
     found, skipped = mend(path, output)
@@ -264,7 +267,7 @@ def test_what_names_no_generation_sensibly_is_passed_over(path: str, output: str
     assert look_at(output) == data_of(steps(data))
 
 
-def test_whoever_may_write_a_log_it_can_be_read_but_nothing_else_can(path: str, output: str) -> None:
+def test_repair_reads_a_log_that_anybody_may_write_but_only_a_regular_file(path: str, output: str) -> None:
     data = make(path, write_every_kind)
     os.chmod(path, 0o666)
     mend(path, output)
@@ -276,7 +279,7 @@ def test_whoever_may_write_a_log_it_can_be_read_but_nothing_else_can(path: str, 
         repair(path, output, write=True)
 
 
-def test_a_header_that_is_damaged_is_made_do_without_only_if_asked_for(newest: str, path: str, output: str) -> None:
+def test_header_that_is_damaged_is_passed_over_only_if_asked_for(newest: str, path: str, output: str) -> None:
     expected = content(path)
     put(newest, flip(contents(newest), 8 * 40))
     with pytest.raises(CorruptLogError, match=r"header.*--salvage"):
@@ -287,7 +290,7 @@ def test_a_header_that_is_damaged_is_made_do_without_only_if_asked_for(newest: s
     assert content(output) == expected
 
 
-def test_a_log_whose_only_header_is_damaged_can_be_salvaged(path: str, output: str) -> None:
+def test_log_whose_only_header_is_damaged_can_be_salvaged(path: str, output: str) -> None:
     data = make(path, write_every_kind)
     put(path, flip(data, 8 * 3))
     found, _ = mend(path, output, salvage=True)
@@ -295,7 +298,7 @@ def test_a_log_whose_only_header_is_damaged_can_be_salvaged(path: str, output: s
     assert any("no header could be read" in note for note in found.notes)
 
 
-def test_a_later_generation_that_nothing_readable_names_is_told(newest: str, path: str, output: str) -> None:
+def test_generation_that_no_readable_record_names_is_reported(newest: str, path: str, output: str) -> None:
     data = contents(path)
     for step in steps(data)[-2:]:
         data = flip(data, 8 * (step.end - 2))
@@ -311,7 +314,7 @@ def test_a_later_generation_that_nothing_readable_names_is_told(newest: str, pat
 # -- what it must not do
 
 
-def test_without_being_told_to_it_writes_nothing(path: str, output: str, tmp_path: Path) -> None:
+def test_repair_writes_nothing_unless_asked_to(path: str, output: str, tmp_path: Path) -> None:
     make(path, write_every_kind)
     before = sorted(os.listdir(tmp_path))
     found = repair(path, output)
@@ -319,7 +322,7 @@ def test_without_being_told_to_it_writes_nothing(path: str, output: str, tmp_pat
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_how_far_it_has_got_is_told_of_each_file(newest: str, path: str, output: str) -> None:
+def test_repair_reports_its_progress_for_each_file(newest: str, path: str, output: str) -> None:
     told: list[tuple[str, int, int]] = []
     repair(path, output, write=True, on_progress=lambda *given: told.append(given))
     sizes = os.path.getsize(path), os.path.getsize(newest)
@@ -327,7 +330,7 @@ def test_how_far_it_has_got_is_told_of_each_file(newest: str, path: str, output:
 
 
 @pytest.mark.parametrize("there", ["a file", "the log itself", "a link"])
-def test_nothing_is_overwritten(there: str, path: str, output: str) -> None:
+def test_repair_overwrites_nothing(there: str, path: str, output: str) -> None:
     make(path, write_every_kind)
     if there == "a file":
         Path(output).write_text("mine")
@@ -340,7 +343,7 @@ def test_nothing_is_overwritten(there: str, path: str, output: str) -> None:
     assert contents(target) == before
 
 
-def test_what_appears_meanwhile_is_not_overwritten_either(path: str, output: str, tmp_path: Path) -> None:
+def test_repair_does_not_overwrite_a_file_that_appears_meanwhile(path: str, output: str, tmp_path: Path) -> None:
     make(path, write_every_kind)
     with pytest.raises(ValueError, match="nothing is overwritten"):
         repair(path, output, write=True, on_progress=lambda *_: Path(output).write_text("mine"))
@@ -349,7 +352,7 @@ def test_what_appears_meanwhile_is_not_overwritten_either(path: str, output: str
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_whichever_call_fails_the_copy_is_whole_or_not_there(
+def test_repair_leaves_a_whole_copy_or_none_whichever_call_fails(
     error: int, path: str, output: str, tmp_path: Path
 ) -> None:
     data = make(path, write_every_kind)
@@ -373,14 +376,14 @@ def test_whichever_call_fails_the_copy_is_whole_or_not_there(
     assert number > 10
 
 
-def test_where_there_are_no_hard_links_it_appears_whole_all_the_same(path: str, output: str) -> None:
+def test_repair_without_hard_links_makes_a_copy_that_appears_whole(path: str, output: str) -> None:
     data = make(path, write_every_kind)
     with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",), for_good=True):
         repair(path, output, write=True)
     assert look_at(output) == data_of(steps(data))
 
 
-def test_writers_are_kept_away_while_it_copies(path: str, output: str) -> None:
+def test_repair_keeps_writers_away_while_it_copies(path: str, output: str) -> None:
     with FileStore(path) as store:
         store.set("k", "v" * 100)
         seen = []
@@ -398,7 +401,7 @@ def test_writers_are_kept_away_while_it_copies(path: str, output: str) -> None:
 
 
 @pytest.mark.parametrize("make_bad", [lambda data: b"hello, world", lambda data: data[:60], lambda data: b""])
-def test_what_holds_no_record_is_refused(make_bad: Callable[[bytes], bytes], path: str, output: str) -> None:
+def test_repair_refuses_a_file_that_holds_no_record(make_bad: Callable[[bytes], bytes], path: str, output: str) -> None:
     put(path, make_bad(make(path, write_every_kind)))
     for salvage in (False, True):
         with pytest.raises(CorruptLogError) as caught:
@@ -407,7 +410,7 @@ def test_what_holds_no_record_is_refused(make_bad: Callable[[bytes], bytes], pat
     assert not os.path.exists(output)
 
 
-def test_a_record_of_a_newer_version_is_left_out(path: str, output: str, rng: random.Random) -> None:
+def test_repair_leaves_out_a_record_of_a_newer_version(path: str, output: str, rng: random.Random) -> None:
     data = make(path, lambda handle: handle.write(b"k", b"v"))
     chain = record.chain_at_end(data)
     strange, chain = record.encode(ord("Q"), b"", b"", 1, 0, chain)
@@ -418,7 +421,7 @@ def test_a_record_of_a_newer_version_is_left_out(path: str, output: str, rng: ra
     assert content(output) == ({"k": b"v"}, 0)
 
 
-def test_a_generation_that_goes_while_it_is_looked_for_is_followed_to_the_next(path: str, output: str) -> None:
+def test_generation_removed_during_the_search_is_followed_to_the_next(path: str, output: str) -> None:
     """Nothing keeps writers away from a log with a marker file."""
     told: list[str] = []
     with FileStore(path, lock="soft") as store:
@@ -436,7 +439,7 @@ def test_a_generation_that_goes_while_it_is_looked_for_is_followed_to_the_next(p
     assert content(output) == ({"k": b"2"}, 0)
 
 
-def test_a_generation_whose_place_another_file_has_taken_counts_as_missing(path: str, output: str) -> None:
+def test_generation_whose_place_another_file_has_taken_counts_as_missing(path: str, output: str) -> None:
     for name in (path, path + "x"):
         with FileStore(name) as store:
             store.set("k", name)

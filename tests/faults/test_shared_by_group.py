@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 import fscoord
 from fscoord import FileStore
@@ -198,7 +199,7 @@ def test_compaction_that_cannot_give_the_group_is_left_to_others(directory: Path
         with FileStore(path, mode=0o660, timeout=HANG_S, compact_bytes=2000) as store:
             for number in range(300):
                 store.set("b", str(number))
-            assert store._log.handle.header.generation == 0
+            assert log_of(store).handle.header.generation == 0
         assert len(warnings) == 1, warnings
         assert "could not be compacted" in warnings[0]
         assert "Operation not permitted" in warnings[0]

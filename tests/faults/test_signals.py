@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from faults.holder import Holder
+from support.internals import log_of, state_of
 from support.interrupts import At, interrupt
 from support.places import start_thread
 
@@ -79,19 +80,19 @@ class Pair:
 
     def check(self, where: str) -> None:
         """The lock and the mutex are free, the handle works, and knows what a fresh one knows."""
-        kernel = self.other._log.handle.lock
+        kernel = log_of(self.other).handle.lock
         try:
             kernel.try_lock()
         except BlockingIOError:
             pytest.fail(f"interrupted at {where}, it kept the lock")
         finally:
             kernel.unlock()
-        assert not self.store._log.handle.shared.is_inside, where
+        assert not log_of(self.store).handle.shared.is_inside, where
         with start_thread(self.store.set, "from another thread", where) as thread:
             thread.join()
         assert self.store.add("works", 1) == int(self.other.get("works")), where
         with FileStore(self.path, lock=self.lock, timeout=HANG_S) as fresh:
-            fresh_state, state = fresh._state, self.store._state
+            fresh_state, state = state_of(fresh), state_of(self.store)
             assert self.store.list_keys() == fresh.list_keys(), where
             assert (state.values, state.queues) == (fresh_state.values, fresh_state.queues), where
 
@@ -126,7 +127,7 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("lock", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
+def test_call_that_is_interrupted_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
     """Wherever Ctrl-C comes: no lock, no mutex, no descriptor; and the handle works, with nothing lost or doubled."""
     with pair(path, lock) as both:
         while both.store._notifier._watcher is None:
@@ -146,7 +147,7 @@ def test_an_interrupted_call_leaves_nothing_behind(path: str, lock: str, operati
     assert number > 15
 
 
-def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
+def test_first_wait_that_is_interrupted_leaves_no_descriptor(path: str) -> None:
     """The watch is made in it, and may be interrupted half-way."""
     OPERATIONS["wait"](FileStore(path))  # imports what all later waits share
     gc.collect()
@@ -165,7 +166,7 @@ def test_an_interrupted_first_wait_leaves_no_descriptor(path: str) -> None:
     assert number > 15
 
 
-def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
+def test_birth_that_is_interrupted_leaves_no_descriptor(path: str) -> None:
     """Of a log, or a bell."""
     open_before = descriptors()
     number, reached = 0, True
@@ -179,7 +180,7 @@ def test_an_interrupted_birth_leaves_no_descriptor(path: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["queue_push", "queue_pop", "get"])
-def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
+def test_recovery_from_an_interrupted_call_may_be_interrupted_too(
     path: str, operation: str, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     call = OPERATIONS[operation]
@@ -191,7 +192,7 @@ def test_a_call_that_mends_an_interrupted_one_may_be_interrupted_too(
                 both.renew()  # each time: an interrupted pop may have taken its value
                 run(at, lambda: call(both.store))
             both.check(", ".join(at.where for at in points))
-        logs = [both.store._log, both.other._log]
+        logs = [log_of(both.store), log_of(both.other)]
         assert descriptors() == open_before + sum(log.handle.root_fd >= 0 for log in logs), (
             "and one for each in a later file"
         )
@@ -243,7 +244,9 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("lock", KERNEL_KINDS)
-def test_ctrl_c_at_random_in_a_tight_loop(path: str, lock: str, seed: int, scale: Callable[[int], int]) -> None:
+def test_ctrl_c_at_random_in_a_tight_loop_frees_the_lock_and_loses_nothing(
+    path: str, lock: str, seed: int, scale: Callable[[int], int]
+) -> None:
     """Thousands, and this process looks in between: the lock is free, and what was acknowledged is there."""
     count = scale(2000)
     with FileStore(path, lock=lock, timeout=HANG_S) as store, interrupted_loop(path, lock, count, seed) as process:
@@ -334,7 +337,7 @@ def handling(number: int, handler: Callable[..., Any]) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait(path: str) -> None:
+def test_signal_without_effect_neither_ends_nor_prolongs_a_wait(path: str) -> None:
     seen: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, handling(signal.SIGUSR1, lambda *_: seen.append(1)):
 
@@ -350,7 +353,7 @@ def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait(path: str)
 
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
-def test_a_signal_that_means_nothing_neither_ends_nor_prolongs_a_wait_for_the_lock(path: str, lock: str) -> None:
+def test_signal_without_effect_neither_ends_nor_prolongs_a_wait_for_the_lock(path: str, lock: str) -> None:
     """Whether the handler lets the kernel repeat what it interrupts (SA_RESTART) or not."""
     seen: list[int] = []
     stop = threading.Event()
@@ -397,7 +400,7 @@ CASES += [(operation, True) for operation in ("queue_push", "get")]
 
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize(("operation", "dirty"), CASES)
-def test_a_handler_that_calls_the_store_works_or_is_refused(
+def test_signal_handler_that_calls_the_store_works_or_is_refused(
     path: str, operation: str, dirty: bool, handler: str, rng: random.Random
 ) -> None:
     """At every point of a call: never a hang; the call goes on as if nothing had been; nothing is lost or doubled."""
@@ -410,7 +413,7 @@ def test_a_handler_that_calls_the_store_works_or_is_refused(
             number += step
             both.renew()
             if dirty:
-                both.store._log.handle.recovery |= recovery.POSITION
+                log_of(both.store).handle.recovery |= recovery.POSITION
             said: list[str] = []
             at = At(number, lambda: said.append(outcome(HANDLERS[handler], both.store)))  # noqa: B023
             with at:
@@ -444,7 +447,7 @@ def outcome(call: Callable[[FileStore], Any], store: FileStore) -> str:
     return "works"
 
 
-def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
+def test_signal_handler_may_wait_while_its_thread_waits(path: str) -> None:
     """Really asleep, in the very call that listens for events; and the wait that it interrupted is woken afterwards."""
     found: list[bytes] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
@@ -465,10 +468,10 @@ def test_a_handler_may_wait_while_its_thread_waits(path: str) -> None:
         assert found == [b"1"]
 
 
-def test_a_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
+def test_signal_handler_may_wait_while_its_thread_waits_for_the_lock(path: str) -> None:
     found: list[int] = []
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
-        kernel = other._log.handle.lock
+        kernel = log_of(other).handle.lock
 
         def disturb() -> None:
             wait_until(lock_threads)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.internals import log_of, state_of
 from support.interrupts import At, interrupt
 from support.places import start_thread
 from support.shared_os import SharedOs, shared_os
@@ -57,7 +58,7 @@ def in_child(body: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 3])
-def test_a_forked_child_has_the_long_values_wherever_the_log_goes(
+def test_forked_child_has_the_long_values_wherever_the_log_goes(
     compactions: int, opened: Callable[..., FileStore]
 ) -> None:
     with opened() as store:
@@ -111,8 +112,8 @@ def test_ctrl_c_at_any_point_leaves_all_long_values_readable(
             assert store.queue_pop("q") == OTHER, at.where
             other.compact()
             assert store.get("k") == VALUE, at.where
-            descriptors = store._log.handle.owned_fds | other._log.handle.owned_fds
-            assert all(os.fstat(fd).st_nlink for fd in other._log.handle.fds_in_use()), at.where
+            descriptors = log_of(store).handle.owned_fds | log_of(other).handle.owned_fds
+            assert all(os.fstat(fd).st_nlink for fd in log_of(other).handle.fds_in_use()), at.where
             assert len(descriptors) <= 8, at.where
         if not at.reached:
             break
@@ -166,7 +167,7 @@ def test_long_values_are_read_in_the_way_of_the_mount(
             for handle in (store, other, reader):
                 assert handle.get("k") == VALUE + OTHER
                 kernel.calls.clear()
-                log, state = handle._log, handle._state
+                log, state = log_of(handle), state_of(handle)
                 update = partial(log.update, 0, b"", b"")
                 fetched = update(
                     lambda _, __, log=log, state=state: (state.get(b"k", log.read_locked), 0, b""), LIMIT_S
@@ -194,17 +195,17 @@ def test_zeros_from_a_cache_are_not_taken_for_a_long_value_nor_for_damage(
             kernel.posix_fadvise = lambda fd, *about: emptied.append(about)
             for lies in (1, 2):
                 kernel.zeros = lies
-                open_now = len(other._log.handle.owned_fds)
-                inspect = other._log.inspect
-                assert inspect(lambda: other._state.has(b"k"))
-                value = other._look_into(LIMIT_S, lambda fetch: other._state.get(b"k", fetch))
+                open_now = len(log_of(other).handle.owned_fds)
+                inspect = log_of(other).inspect
+                assert inspect(lambda: state_of(other).has(b"k"))
+                value = other._look_into(LIMIT_S, lambda fetch: state_of(other).get(b"k", fetch))
                 assert value == VALUE
                 assert kernel.zeros == 0
-                assert len(other._log.handle.owned_fds) == open_now
+                assert len(log_of(other).handle.owned_fds) == open_now
             assert set(emptied) == {(0, 0, os.POSIX_FADV_DONTNEED)}
 
 
-def test_a_name_that_leads_nowhere_while_a_long_value_is_looked_for_is_looked_at_again(
+def test_long_value_whose_file_name_is_missing_is_looked_for_again(
     opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence="locked") as store:
@@ -213,18 +214,18 @@ def test_a_name_that_leads_nowhere_while_a_long_value_is_looked_for_is_looked_at
         kernel.zeros = 2  # so that not even with the lock the cache is believed
         with kernel.fail(0, errno.ENOENT, names=("open",)) as failed:
             kernel.calls.clear()
-            assert store._look_into(LIMIT_S, lambda fetch: store._state.get(b"k", fetch)) == VALUE
+            assert store._look_into(LIMIT_S, lambda fetch: state_of(store).get(b"k", fetch)) == VALUE
         assert failed == ["open"]
         read = [fd for name, fd in kernel.calls if name == "pread"]
         assert read[0] != read[-1], "it was looked where the log goes on"
 
 
-def test_who_interrupts_a_look_at_long_values_cannot_look_itself(opened: Callable[..., FileStore]) -> None:
+def test_look_that_interrupts_a_look_at_long_values_is_refused(opened: Callable[..., FileStore]) -> None:
     with opened() as store, pytest.raises(StoreError, match="by a signal handler or finalizer"):
-        store._log.inspect(lambda: store._log.inspect(dict))
+        log_of(store).inspect(lambda: log_of(store).inspect(dict))
 
 
-def test_a_long_value_that_is_damaged_at_the_server_is_told(
+def test_long_value_that_is_damaged_at_the_server_is_reported(
     path: Path, opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence="locked") as store:
@@ -242,7 +243,7 @@ def test_a_long_value_that_is_damaged_at_the_server_is_told(
 @pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize("how", ["direct", "locked"])
 @pytest.mark.parametrize("compacted", [False, True])
-def test_a_server_that_forgets_the_file_is_asked_again(
+def test_server_that_forgets_the_file_is_asked_again(
     compacted: bool, how: str, error: int, opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence=how) as store, opened(coherence=how) as other:
@@ -268,7 +269,7 @@ def test_a_server_that_forgets_the_file_is_asked_again(
             assert left == [0]
 
 
-def test_a_server_that_goes_on_forgetting_the_file_is_an_error(
+def test_server_that_goes_on_forgetting_the_file_is_an_error(
     opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     with opened(coherence="direct") as store:
@@ -278,7 +279,7 @@ def test_a_server_that_goes_on_forgetting_the_file_is_an_error(
         assert store.get("k") == VALUE
 
 
-def test_a_file_that_another_host_has_removed_meanwhile_is_followed_and_not_missed(
+def test_generation_removed_by_another_host_is_followed_and_not_missed(
     path: Path, opened: Callable[..., FileStore], kernel: SharedOs
 ) -> None:
     """The server knows the old generation no more: the read is ESTALE, and so is every attempt to open it."""
@@ -286,16 +287,16 @@ def test_a_file_that_another_host_has_removed_meanwhile_is_followed_and_not_miss
         store.set("k", VALUE)
         store.compact()
         assert other.get("k") == VALUE
-        stale = other._log.handle.file
+        stale = log_of(other).handle.file
         store.set("late", "1")
         store.compact()
         store.compact()
         assert not os.path.exists(stale)
-        fds = {fd for fd in other._log.handle.owned_fds if os.readlink(f"/proc/self/fd/{fd}").startswith(stale)}
+        fds = {fd for fd in log_of(other).handle.owned_fds if os.readlink(f"/proc/self/fd/{fd}").startswith(stale)}
 
         def forget(name: str, _: object, arguments: tuple[object, ...]) -> None:
             if arguments and (arguments[0] == stale or (name in ("read", "pread", "fstat") and arguments[0] in fds)):
-                fds.discard(other._log.handle.reader_fd if other._log.handle.file != stale else -1)
+                fds.discard(log_of(other).handle.reader_fd if log_of(other).handle.file != stale else -1)
                 if arguments[0] == stale or arguments[0] in fds:
                     raise OSError(errno.ESTALE, "stale")
 

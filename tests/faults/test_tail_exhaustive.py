@@ -60,7 +60,7 @@ def write_sizes(handle: Handle) -> None:
 
 @pytest.mark.parametrize("write", [write_every_kind, write_sizes])
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_log_cut_at_any_byte_can_be_read_appended_to_and_opened_again(write, durable: bool, path: str) -> None:
+def test_log_cut_at_any_byte_can_be_read_appended_to_and_opened_again(write, durable: bool, path: str) -> None:
     data = make(path, write, durable=durable)
     found = steps(data)
     for size in moments(data, HEADER_SIZE, all_of_them=ALL):
@@ -86,7 +86,7 @@ def test_a_log_cut_at_any_byte_can_be_read_appended_to_and_opened_again(write, d
 
 
 @pytest.mark.parametrize("write", [write_every_kind, write_sizes])
-def test_a_handle_that_was_open_before_the_tear_reads_and_appends_after_it(write, path: str) -> None:
+def test_handle_that_was_open_before_the_tear_reads_and_appends_after_it(write, path: str) -> None:
     """Whether it has seen nothing of the torn record, half of it, or all that there is."""
     data = make(path, write)
     found = steps(data)
@@ -132,9 +132,7 @@ def battered(path: str) -> bytes:
     return data
 
 
-def test_a_reader_that_looks_at_every_byte_as_it_comes_sees_each_record_once_and_whole(
-    battered: bytes, path: str
-) -> None:
+def test_reader_that_looks_at_each_new_byte_sees_each_record_once_and_whole(battered: bytes, path: str) -> None:
     found = steps(battered)
     put(path, battered[:HEADER_SIZE])
     with opened(path, read_only=True) as reader, opened(path) as writer:
@@ -144,7 +142,7 @@ def test_a_reader_that_looks_at_every_byte_as_it_comes_sees_each_record_once_and
             assert writer.look() == complete(found, size)
 
 
-def test_a_reader_that_looked_at_any_moment_before_finds_all_afterwards(battered: bytes, path: str) -> None:
+def test_reader_that_looked_at_any_earlier_moment_finds_all_records_afterwards(battered: bytes, path: str) -> None:
     found = steps(battered)
     for size in moments(battered, HEADER_SIZE, all_of_them=ALL):
         put(path, battered[:size])
@@ -154,7 +152,7 @@ def test_a_reader_that_looked_at_any_moment_before_finds_all_afterwards(battered
             assert reader.look() == complete(found, len(battered))
 
 
-def test_a_writer_goes_on_behind_any_moment_of_it(battered: bytes, path: str) -> None:
+def test_writer_goes_on_behind_any_moment_of_a_battered_log(battered: bytes, path: str) -> None:
     found = steps(battered)
     for size in moments(battered, HEADER_SIZE, all_of_them=ALL):
         put(path, battered[:size])
@@ -170,7 +168,7 @@ def test_a_writer_goes_on_behind_any_moment_of_it(battered: bytes, path: str) ->
 
 
 @pytest.mark.parametrize("kept", [1, 7, 8, 9, 22, 24, 400, 823, 824, 825, 829])
-def test_a_void_torn_at_any_byte_is_voided_itself(kept: int, path: str) -> None:
+def test_void_torn_at_any_byte_is_voided_itself(kept: int, path: str) -> None:
     torn = tear(path, kept, b"k", b"v" * 799 + b"\0")
     before = contents(path)
     with opened(path) as handle:
@@ -195,7 +193,7 @@ def test_a_void_torn_at_any_byte_is_voided_itself(kept: int, path: str) -> None:
             assert read_log(contents(path)).ends == "whole"
 
 
-def test_two_tears_in_a_row_at_any_byte(path: str) -> None:
+def test_tear_behind_a_tear_at_any_byte_is_voided(path: str) -> None:
     tear(path, 30, b"first", b"x" * 40)
     once = contents(path)
     with opened(path) as handle:
@@ -215,7 +213,7 @@ def test_two_tears_in_a_row_at_any_byte(path: str) -> None:
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_body_of_a_torn_record_that_promises_much_is_not_read(path: str) -> None:
+def test_torn_record_that_announces_a_long_body_is_not_read_in_full(path: str) -> None:
     """Looking at the tail of a killed writer of a huge value must not cost the size of the value each time."""
     size = 48 << 20
     tear(path, size - 1, b"huge", b"x" * size)
@@ -228,7 +226,7 @@ def test_the_body_of_a_torn_record_that_promises_much_is_not_read(path: str) -> 
         assert [record[1] for record in reader.look()] == [b"before", b"new"]
 
 
-def test_a_log_that_was_cut_and_written_behind_the_cut_is_damaged_for_who_had_read_more(path: str) -> None:
+def test_log_cut_and_written_on_is_damaged_for_a_reader_that_had_read_more(path: str) -> None:
     data = make(path, write_every_kind)
     with opened(path, read_only=True) as reader:
         assert reader.look()

@@ -101,7 +101,7 @@ def nobody_is_in_line(hold: Any) -> bool:
 
 
 @pytest.mark.parametrize("way", ["acquire", "__enter__"])
-def test_two_interrupts_of_an_acquisition_leave_nothing_held(hash_store: Store, kind: str, way: str) -> None:
+def test_acquisition_interrupted_twice_leaves_nothing_held(hash_store: Store, kind: str, way: str) -> None:
     hold = KINDS[kind](hash_store)
 
     def act(point: At) -> None:
@@ -112,7 +112,7 @@ def test_two_interrupts_of_an_acquisition_leave_nothing_held(hash_store: Store, 
     assert at_each_two_points(act, kind=kind) > 20
 
 
-def test_two_interrupts_of_an_acquisition_on_a_file_leave_nothing_held(memory: Path) -> None:
+def test_acquisition_on_a_file_interrupted_twice_leaves_nothing_held(memory: Path) -> None:
     with FileStore(memory / "store", timeout=HANG_S) as store:
         lock = Lock(store, "l")
 
@@ -124,7 +124,7 @@ def test_two_interrupts_of_an_acquisition_on_a_file_leave_nothing_held(memory: P
         assert at_each_two_points(act, "recipes/") > 100
 
 
-def test_two_interrupts_of_a_wait_that_is_given_up_leave_nobody_in_line(hash_store: Store, kind: str) -> None:
+def test_wait_that_is_given_up_and_interrupted_twice_leaves_nobody_in_line(hash_store: Store, kind: str) -> None:
     other, hold = KINDS[OTHERS.get(kind, kind)](hash_store), KINDS[kind](hash_store)
 
     def act(point: At) -> None:
@@ -137,7 +137,7 @@ def test_two_interrupts_of_a_wait_that_is_given_up_leave_nobody_in_line(hash_sto
     assert at_each_two_points(act, "recipes/", kind) > 20
 
 
-def test_two_interrupts_of_a_wait_on_a_file_leave_nobody_in_line(memory: Path) -> None:
+def test_wait_on_a_file_interrupted_twice_leaves_nobody_in_line(memory: Path) -> None:
     with FileStore(memory / "store", timeout=HANG_S) as store, FileStore(memory / "store", timeout=HANG_S) as away:
         other, lock = Lock(away, "l"), Lock(store, "l")
 
@@ -165,7 +165,7 @@ class HandsOver(PrefixStore):
         return super().wait_sessions(keys, numbers, timeout)
 
 
-def test_two_interrupts_of_a_wait_that_is_served_leave_nothing_held(hash_store: Store, kind: str) -> None:
+def test_wait_that_is_served_and_interrupted_twice_leaves_nothing_held(hash_store: Store, kind: str) -> None:
     def let_go() -> None:
         with suppress(RuntimeError):
             other.release()
@@ -184,7 +184,7 @@ def test_two_interrupts_of_a_wait_that_is_served_leave_nothing_held(hash_store: 
 
 
 @pytest.mark.parametrize("way", ["release", "__exit__"])
-def test_two_interrupts_of_a_release_do_not_keep_it_from_being_done(hash_store: Store, kind: str, way: str) -> None:
+def test_release_interrupted_twice_is_still_done(hash_store: Store, kind: str, way: str) -> None:
     hold = KINDS[kind](hash_store)
     arguments = (None, None, None) if way == "__exit__" else ()
 
@@ -198,7 +198,7 @@ def test_two_interrupts_of_a_release_do_not_keep_it_from_being_done(hash_store: 
     assert at_each_two_points(act, kind=kind) > 20
 
 
-def test_two_interrupts_leave_a_reentrant_lock_with_the_depth_that_it_had(hash_store: Store) -> None:
+def test_reentrant_lock_interrupted_twice_keeps_its_depth(hash_store: Store) -> None:
     lock = RLock(hash_store, "l")
 
     def acquire(point: At) -> None:
@@ -222,7 +222,7 @@ def test_two_interrupts_leave_a_reentrant_lock_with_the_depth_that_it_had(hash_s
 
 
 @pytest.mark.parametrize("third", [1, 2, 3, 5, 8])
-def test_three_interrupts_of_an_acquisition_leave_nothing_held_soon(hash_store: Store, third: int) -> None:
+def test_acquisition_interrupted_three_times_soon_leaves_nothing_held(hash_store: Store, third: int) -> None:
     """The third may end the wait for what the thread is still about."""
     lock = Lock(hash_store, "l")
     first, reached = 1, True
@@ -237,7 +237,7 @@ def test_three_interrupts_of_an_acquisition_leave_nothing_held_soon(hash_store: 
     assert first > 10
 
 
-def test_two_interrupts_of_work_done_once_leave_it_to_the_next(hash_store: Store) -> None:
+def test_once_interrupted_twice_leaves_the_work_to_the_next_caller(hash_store: Store) -> None:
     numbers = iter(range(10**9))
 
     def act(point: At) -> None:
@@ -252,7 +252,7 @@ def test_two_interrupts_of_work_done_once_leave_it_to_the_next(hash_store: Store
 # Queues
 
 
-def test_two_interrupts_of_a_take_leave_the_item_to_be_had(store: Store) -> None:
+def test_queue_take_interrupted_twice_leaves_the_item_available(store: Store) -> None:
     queue = Queue(store, "q")
 
     def act(point: At) -> None:
@@ -268,7 +268,7 @@ def test_two_interrupts_of_a_take_leave_the_item_to_be_had(store: Store) -> None
 
 
 @pytest.mark.parametrize("way", ["ack", "release", "end of the with", "with that raises"])
-def test_two_interrupts_of_the_end_of_an_item_leave_it_done_or_to_be_had(hash_store: Store, way: str) -> None:
+def test_queue_item_interrupted_twice_at_its_end_is_done_or_available(hash_store: Store, way: str) -> None:
     queue = Queue(hash_store, "q")
 
     def end(item: Any) -> None:
@@ -298,7 +298,7 @@ def test_two_interrupts_of_the_end_of_an_item_leave_it_done_or_to_be_had(hash_st
 
 
 @pytest.mark.parametrize("way", ["join", "__enter__"])
-def test_two_interrupts_of_a_join_leave_nobody_in_the_group(hash_store: Store, way: str) -> None:
+def test_group_join_interrupted_twice_leaves_nobody_in_the_group(hash_store: Store, way: str) -> None:
     group = Membership(hash_store, "g")
 
     def act(point: At) -> None:
@@ -312,7 +312,7 @@ def test_two_interrupts_of_a_join_leave_nobody_in_the_group(hash_store: Store, w
 
 
 @pytest.mark.parametrize("way", ["leave", "__exit__"])
-def test_two_interrupts_of_a_leave_do_not_keep_it_from_being_done(hash_store: Store, way: str) -> None:
+def test_group_leave_interrupted_twice_is_still_done(hash_store: Store, way: str) -> None:
     group = Membership(hash_store, "g")
     arguments = (None, None, None) if way == "__exit__" else ()
 
@@ -344,7 +344,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.mark.parametrize("kind", AIO_KINDS)
-def test_two_interrupts_of_a_loop_leave_nothing_held(
+def test_event_loop_interrupted_twice_leaves_nothing_held(
     hash_store: Store, kind: str, loop: asyncio.AbstractEventLoop
 ) -> None:
     hold = AIO_KINDS[kind](aio.AsyncStore(hash_store))
@@ -362,7 +362,9 @@ def test_two_interrupts_of_a_loop_leave_nothing_held(
     assert at_each_two_points(act, "recipes/") > 100
 
 
-def test_two_interrupts_of_a_loop_leave_the_item_to_be_had(hash_store: Store, loop: asyncio.AbstractEventLoop) -> None:
+def test_event_loop_interrupted_twice_leaves_the_item_available(
+    hash_store: Store, loop: asyncio.AbstractEventLoop
+) -> None:
     queue = aio.Queue(aio.AsyncStore(hash_store), "q")
 
     async def use() -> None:
@@ -386,7 +388,9 @@ def test_two_interrupts_of_a_loop_leave_the_item_to_be_had(hash_store: Store, lo
     assert at_each_two_points(act, "recipes/") > 100
 
 
-def test_two_interrupts_of_a_loop_leave_nobody_in_the_group(hash_store: Store, loop: asyncio.AbstractEventLoop) -> None:
+def test_event_loop_interrupted_twice_leaves_nobody_in_the_group(
+    hash_store: Store, loop: asyncio.AbstractEventLoop
+) -> None:
     group = aio.Membership(aio.AsyncStore(hash_store), "g")
 
     async def use() -> None:

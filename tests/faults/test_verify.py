@@ -12,6 +12,7 @@ import pytest
 from faults.test_flips import LOGS, contents, flip
 from hypothesis import given, strategies as st
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
 from support.processes import Processes, result
 
@@ -58,7 +59,7 @@ def reported(path: str) -> int | None:
         ("v2-generations/generations.log", "sound", [5, 4], 0),
     ],
 )
-def test_the_golden_logs_are_sound(name: str, verdict: str, records: list[int], voids: int) -> None:
+def test_verify_finds_the_golden_logs_sound(name: str, verdict: str, records: list[int], voids: int) -> None:
     report = verify(DATA / name)
     assert (report.verdict, damage(report)) == (verdict, [])
     assert [generation.records for generation in report.generations] == records
@@ -66,7 +67,7 @@ def test_the_golden_logs_are_sound(name: str, verdict: str, records: list[int], 
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_log_that_is_cut_anywhere_is_torn_and_never_damaged(durable: bool, path: str, rng: random.Random) -> None:
+def test_log_that_is_cut_anywhere_is_torn_and_never_damaged(durable: bool, path: str, rng: random.Random) -> None:
     data = make(path, write_every_kind, durable=durable)
     ends = {step.end for step in steps(data)}
     for size in rng.sample(moments(data, HEADER_SIZE, all_of_them=True), 120):
@@ -77,13 +78,15 @@ def test_a_log_that_is_cut_anywhere_is_torn_and_never_damaged(durable: bool, pat
 
 
 @pytest.mark.parametrize("size", [0, 8, HEADER_SIZE - 1])
-def test_a_part_of_a_header_is_an_empty_log(size: int, path: str) -> None:
+def test_header_written_in_part_is_an_empty_log(size: int, path: str) -> None:
     put(path, make(path, write_every_kind)[:size])
     report = verify(path)
     assert (report.verdict, damage(report)) == ("empty", [])
 
 
-def test_nothing_is_written_and_a_right_to_read_is_enough(public_dir: Path, as_nobody: Callable[..., Any]) -> None:
+def test_verify_writes_nothing_and_needs_only_the_right_to_read(
+    public_dir: Path, as_nobody: Callable[..., Any]
+) -> None:
     public_dir.chmod(0o755)
     path = public_dir / "log"
     tear(str(path), 30, b"k", b"v" * 50)
@@ -96,7 +99,7 @@ def test_nothing_is_written_and_a_right_to_read_is_enough(public_dir: Path, as_n
     assert (contents(str(path)), path.stat().st_mtime_ns, sorted(os.listdir(public_dir))) == before
 
 
-def test_a_path_that_leads_to_no_log_is_an_error(path: str, tmp_path: Path) -> None:
+def test_verify_of_a_path_that_leads_to_no_log_is_an_error(path: str, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
         verify(path)
     with pytest.raises(InsecurePathError):
@@ -110,7 +113,7 @@ def test_a_path_that_leads_to_no_log_is_an_error(path: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_it_finds_a_flipped_bit_exactly_if_a_handle_does(name: str, path: str, rng: random.Random) -> None:
+def test_verify_finds_a_flipped_bit_exactly_if_a_handle_does(name: str, path: str, rng: random.Random) -> None:
     write, durable = LOGS[name]
     write(path, durable)
     data = contents(path)
@@ -122,7 +125,7 @@ def test_it_finds_a_flipped_bit_exactly_if_a_handle_does(name: str, path: str, r
         assert report.verdict == ("damaged" if found else "sound")
 
 
-def test_what_stands_behind_a_damaged_record_is_found_again(path: str) -> None:
+def test_verify_finds_the_records_behind_a_damaged_one(path: str) -> None:
     data = make(path, write_every_kind)
     found = steps(data)
     for bad in found[1:-1]:
@@ -134,7 +137,7 @@ def test_what_stands_behind_a_damaged_record_is_found_again(path: str) -> None:
             assert report.generations[0].ends == "damaged"
 
 
-def test_each_of_several_damages_is_told(path: str) -> None:
+def test_verify_reports_each_of_several_damages(path: str) -> None:
     data = make(path, write_every_kind)
     found = steps(data)
     bad = [found[2], found[5], found[-1]]
@@ -144,7 +147,7 @@ def test_each_of_several_damages_is_told(path: str) -> None:
     assert damage(verify(path)) == [(step.start, step.end - step.start) for step in bad]
 
 
-def test_a_log_inside_a_value_is_not_taken_for_what_follows(path: str, tmp_path: Path) -> None:
+def test_log_inside_a_value_is_not_taken_for_the_records_that_follow(path: str, tmp_path: Path) -> None:
     inner = make(str(tmp_path / "inner"), write_every_kind)
     data = make(path, lambda handle: [handle.write(b"log", inner), handle.write(b"k", b"v")])
     bad = steps(data)[1]
@@ -157,7 +160,7 @@ def test_a_log_inside_a_value_is_not_taken_for_what_follows(path: str, tmp_path:
     assert verify(path).generations[0].records == 1
 
 
-def test_a_hole_of_many_blocks_ends_where_records_begin_again(path: str, rng: random.Random) -> None:
+def test_hole_of_many_blocks_ends_where_records_begin_again(path: str, rng: random.Random) -> None:
     data = make(path, lambda handle: [handle.write(b"%d" % number, bytes([1]) * 100) for number in range(900)])
     found = steps(data)
     start, end = found[100].start, found[700].start
@@ -165,7 +168,7 @@ def test_a_hole_of_many_blocks_ends_where_records_begin_again(path: str, rng: ra
     assert damage(verify(path)) == [(start, end - start)]
 
 
-def test_more_damages_than_anybody_reads_are_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damages_too_many_to_list_are_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fscoord._log.inspect.verify.FINDINGS_MAX", 2)
     data = make(path, lambda handle: [handle.write(b"k", b"v") for _ in range(12)])
     for step in steps(data)[1::2]:
@@ -175,7 +178,7 @@ def test_more_damages_than_anybody_reads_are_counted(path: str, monkeypatch: pyt
     assert (len(report.findings), report.more, report.verdict) == (2, 4, "damaged")
 
 
-def test_what_only_a_newer_version_knows_is_damage_to_this_one(path: str) -> None:
+def test_record_that_needs_a_newer_version_is_damage_to_this_one(path: str) -> None:
     make(path, write_every_kind)
     header, size, chain = Header.decode(contents(path))
     assert header.generation == 0
@@ -190,7 +193,7 @@ def test_what_only_a_newer_version_knows_is_damage_to_this_one(path: str) -> Non
 
 
 @pytest.mark.parametrize("kind", [record.MULTI_SET, record.SESSION, record.DEATH, record.SEAL, record.FORWARD])
-def test_a_record_that_says_nothing_sensible_is_damage_whatever_its_checksum(kind: int, path: str) -> None:
+def test_record_that_is_malformed_is_damage_despite_its_checksum(kind: int, path: str) -> None:
     make(path, write_every_kind)
     _, size, chain = Header.decode(contents(path))
     senseless, chain = record.encode(kind, b"", b"?", 1, 0, chain)
@@ -207,7 +210,7 @@ def test_a_record_that_says_nothing_sensible_is_damage_whatever_its_checksum(kin
         (b"fscoord\n\3\0" + bytes(120), "version 3"),
     ],
 )
-def test_a_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str) -> None:
+def test_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str) -> None:
     put(path, data)
     report = verify(path)
     assert (report.verdict, damage(report)) == ("damaged", [(0, len(data))])
@@ -233,13 +236,13 @@ def newest(path: str) -> str:
     return os.path.join(os.path.dirname(path), name)
 
 
-def test_generations_are_followed_to_the_newest(store: FileStore, path: str) -> None:
+def test_verify_follows_generations_to_the_newest(store: FileStore, path: str) -> None:
     report = verify(path)
     assert [(found.generation, found.ends) for found in report.generations] == [(0, "sealed"), (2, "whole")]
     assert report.findings == ()
 
 
-def test_damage_in_a_later_generation_is_told_with_its_file(store: FileStore, path: str) -> None:
+def test_damage_in_a_later_generation_is_reported_with_its_file(store: FileStore, path: str) -> None:
     file = newest(path)
     put(file, contents(file)[:-1] + b"?")
     report = verify(path)
@@ -249,19 +252,19 @@ def test_damage_in_a_later_generation_is_told_with_its_file(store: FileStore, pa
         FileStore(path)
 
 
-def test_a_generation_that_was_deleted_is_named(store: FileStore, path: str) -> None:
+def test_generation_that_was_deleted_is_named(store: FileStore, path: str) -> None:
     os.unlink(newest(path))
     report = verify(path)
     assert report.verdict == "damaged"
     assert "generation 2 of the log is missing" in report.findings[0].message
 
 
-def test_a_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
+def test_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
     put(newest(path), make(path + "2", write_every_kind))
     assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
-def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
+def test_snapshot_that_differs_from_its_seal_is_damage(path: str) -> None:
     with FileStore(path) as store:
         store.compact()
     (name,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.1.")]
@@ -271,7 +274,7 @@ def test_a_snapshot_that_is_not_what_the_seal_says_is_damage(path: str) -> None:
     assert "snapshot" in verify(path).findings[0].message
 
 
-def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
+def test_record_written_behind_a_seal_is_damage(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         store.compact()
@@ -285,9 +288,7 @@ def test_what_was_written_behind_a_seal_is_damage(path: str) -> None:
     assert "after the seal" in report.findings[0].message
 
 
-def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(
-    store: FileStore, path: str
-) -> None:
+def test_forward_record_in_the_torn_tail_of_a_later_generation_names_nothing(store: FileStore, path: str) -> None:
     """Only of generation 0 do openers read the end first."""
     file = newest(path)
     data = contents(file)
@@ -299,7 +300,7 @@ def test_what_looks_like_a_forward_record_in_the_torn_tail_of_a_later_generation
     assert verify(path).verdict == "torn"
 
 
-def test_a_file_that_no_seal_names_is_told_and_harmless(store: FileStore, path: str) -> None:
+def test_orphan_is_reported_and_harmless(store: FileStore, path: str) -> None:
     orphan = os.path.join(os.path.dirname(path), generation_name(b"log", 3, bytes(6)).decode())
     put(orphan, contents(newest(path)))
     report = verify(path)
@@ -307,7 +308,7 @@ def test_a_file_that_no_seal_names_is_told_and_harmless(store: FileStore, path: 
     assert [(finding.file, finding.is_damage) for finding in report.findings] == [(orphan, False)]
 
 
-def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
+def test_seal_that_skips_a_generation_is_damage(path: str) -> None:
     make(path, write_every_kind)
     _, size, chain = Header.decode(contents(path))
     seal = GenerationRef(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
@@ -319,7 +320,7 @@ def test_a_seal_that_skips_a_generation_is_damage(path: str) -> None:
 # -- a log in use
 
 
-def test_beside_writers_that_tear_all_the_time_nothing_is_called_damaged(path: str, rng: random.Random) -> None:
+def test_verify_beside_writers_that_tear_all_the_time_reports_no_damage(path: str, rng: random.Random) -> None:
     with opened(path):
         pass
     count, looks, records = 600, 0, 0
@@ -337,7 +338,7 @@ def test_beside_writers_that_tear_all_the_time_nothing_is_called_damaged(path: s
     assert report.generations[0].records >= 2 * count
 
 
-def test_beside_writers_that_compact_all_the_time_nothing_is_called_damaged(path: str) -> None:
+def test_verify_beside_writers_that_compact_all_the_time_reports_no_damage(path: str) -> None:
     with FileStore(path):
         pass
     newest = 0
@@ -353,12 +354,12 @@ def test_beside_writers_that_compact_all_the_time_nothing_is_called_damaged(path
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str, path: str) -> None:
+def test_verify_does_not_judge_a_write_that_may_be_under_way(lock: str, path: str) -> None:
     with FileStore(path, lock=lock) as store:
         store.set("k", "v")
         whole = contents(path)
-        log_lock = store._log.handle.lock
-        with store._log.handle.mutex:
+        log_lock = log_of(store).handle.lock
+        with log_of(store).handle.mutex:
             log_lock.try_lock()
             try:
                 assert verify(path, timeout=0).verdict == "sound", "a whole log needs no lock"
@@ -375,13 +376,13 @@ def test_what_a_writer_may_be_writing_is_not_judged_until_it_has_ended(lock: str
 
 
 @given(st.binary(max_size=40), st.binary(max_size=60), st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1))
-def test_a_prefix_tells_what_it_was_chained_over(key: bytes, value: bytes, chain: int, writer: int) -> None:
+def test_prefix_of_a_record_implies_the_chain_before_it(key: bytes, value: bytes, chain: int, writer: int) -> None:
     data, _ = record.encode(record.SET, key, value, writer, 1, chain)
     assert record.implied_chain(data) == chain
     assert record.chain_if_sound(data, 0) == chain
 
 
-def test_every_record_is_found_from_before_it(path: str) -> None:
+def test_scan_finds_each_record_from_before_it(path: str) -> None:
     data = make(path, write_every_kind)
     found = steps(data)
     chains = [record.chain_at_end(data[: step.end]) for step in found]
@@ -394,7 +395,9 @@ def test_every_record_is_found_from_before_it(path: str) -> None:
         os.close(fd)
 
 
-def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_gives_up_a_file_that_was_made_to_be_searched_for_ever(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At each 16th of its bytes begins what looks like a record of 65 kB, newlines and all."""
     monkeypatch.setattr(scan, "_WORK_MIN", 0)
     put(path, make(path, write_every_kind) + b"\x0e\1\1\0" + b"\1\1A\1\n\1\1\0\1\n\1\1\x0e\1\1\0" * 25_000)
@@ -404,7 +407,7 @@ def test_a_file_that_was_made_to_be_searched_for_ever_is_given_up(path: str, mon
     assert [name for name, _ in faulty.calls].count("read") < 500
 
 
-def test_records_longer_than_what_is_read_at_once_are_read_whole(path: str) -> None:
+def test_records_longer_than_one_read_are_read_whole(path: str) -> None:
     sizes = [scan.CHUNK, scan.CHUNK - 29, 5, 3 << 20, 0]
 
     def write(handle: Handle) -> None:
@@ -419,9 +422,7 @@ def test_records_longer_than_what_is_read_at_once_are_read_whole(path: str) -> N
     assert (report.verdict, report.generations[0].records) == ("torn", 4)
 
 
-def test_a_log_with_a_marker_file_is_judged_when_the_marker_has_gone(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_with_a_marker_is_judged_when_the_marker_has_gone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, lock="soft") as store:
         store.set("k", "1")
     data = Path(path).read_bytes()
@@ -440,7 +441,7 @@ def test_a_log_with_a_marker_file_is_judged_when_the_marker_has_gone(
     assert naps == [scan.SOFT_LOCK_CHECK_S] * 3
 
 
-def test_a_snapshot_that_ends_where_a_piece_ends_is_sound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_that_ends_where_a_piece_ends_is_sound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.multi_set([f"k{number}" for number in range(100)], [b"x" * 100] * 100)
         store.compact()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.access import mount
@@ -82,7 +83,7 @@ def test_holes_are_not_read_where_the_file_system_reports_them(path: Path, monke
     assert reads.bytes < 20 << 20
 
 
-def test_calls_end_with_their_deadline(path: Path, without_holes: None) -> None:
+def test_opening_a_log_that_ends_in_zeros_ends_with_its_deadline(path: Path, without_holes: None) -> None:
     """Unbounded, each of them would read for an hour or more."""
     make(path, 8192 * GIB)
     started = time.monotonic()
@@ -112,7 +113,7 @@ def test_open_handles_meet_their_deadlines_and_go_on_reading(path: Path, without
             with pytest.raises(StoreTimeoutError):
                 call()
         assert time.monotonic() - started < HANG_S
-        assert store._log.handle.zeros._end > size + (1 << 20), "each goes on where the one before has stopped"
+        assert log_of(store).handle.zeros._end > size + (1 << 20), "each goes on where the one before has stopped"
         os.truncate(path, size)
         assert store.get("k") == b"1"
         store.set("k", "2")
@@ -121,7 +122,7 @@ def test_open_handles_meet_their_deadlines_and_go_on_reading(path: Path, without
 
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("zeros", [1, 600, 70_000, 3 << 20])
-def test_what_follows_zeros_is_found_by_all(
+def test_records_behind_zeros_are_found_by_every_handle(
     path: Path, zeros: int, holes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mount.Mount, "reports_holes", property(lambda _: holes))
@@ -185,7 +186,7 @@ def test_first_data_is_found_wherever_it_is(descriptor: int, is_sparse: bool) ->
     assert Zeros(is_sparse=is_sparse).first_data(descriptor, 6 << 20, 7 << 20) is None
 
 
-def test_first_data_is_found_in_what_was_added_since(descriptor: int) -> None:
+def test_first_data_is_found_in_bytes_added_since(descriptor: int) -> None:
     zeros = Zeros()
     os.ftruncate(descriptor, 1000)
     assert zeros.first_data(descriptor, 100, 1000) is None

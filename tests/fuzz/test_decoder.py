@@ -143,7 +143,7 @@ def judge(log: Written, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_of_records_whose_bytes_were_changed_those_before_are_decoded_and_no_other(
+def test_decoder_takes_the_records_before_a_changed_byte_and_no_other(
     change: Change, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
 ) -> None:
     verdicts: Counter[str] = Counter()

@@ -36,7 +36,7 @@ def put_records(path: str, *records: tuple[int, bytes, bytes, int]) -> int:
 
 @pytest.mark.parametrize("base", [b"a\0b", b"x" * 300], ids=["zero byte", "too long"])
 @pytest.mark.parametrize("kind", [record.SEAL, record.FORWARD])
-def test_a_name_that_no_file_can_have_is_damage(kind: int, base: bytes, path: str) -> None:
+def test_generation_name_that_no_file_can_have_is_damage(kind: int, base: bytes, path: str) -> None:
     """A ValueError came through, or was said to be one of the disk."""
     successor = GenerationRef(1, bytes(16), 0, 0, generation_name(base, 1, bytes(6)))
     start = put_records(path, (kind, b"", successor.seal() if kind == record.SEAL else successor.forward(), 1))
@@ -48,7 +48,7 @@ def test_a_name_that_no_file_can_have_is_damage(kind: int, base: bytes, path: st
             look_at(path)
 
 
-def test_when_the_numbers_for_sessions_are_used_up_it_is_said(path: str) -> None:
+def test_session_numbers_that_are_used_up_are_reported(path: str) -> None:
     """A struct.error came through."""
     put_records(path, (record.SESSION, b"", Session("host", 1).encode(), (1 << 32) - 1))
     with opened(path) as handle, pytest.raises(LimitExceededError, match="session"):
@@ -56,7 +56,7 @@ def test_when_the_numbers_for_sessions_are_used_up_it_is_said(path: str) -> None
     assert verify(path).verdict == "sound"
 
 
-def test_the_last_number_for_a_session_is_one(path: str) -> None:
+def test_session_may_have_the_last_number(path: str) -> None:
     put_records(path, (record.SESSION, b"", Session("host", 1).encode(), (1 << 32) - 2))
     with opened(path) as handle, opened(path) as late:
         handle.write(b"k", b"v")
@@ -67,7 +67,7 @@ def test_the_last_number_for_a_session_is_one(path: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_generation_that_only_a_later_one_names_and_that_is_gone_ends_the_search(path: str) -> None:
+def test_generation_that_is_gone_and_only_a_later_one_names_ends_the_search(path: str) -> None:
     """It went from generation 0 to 1, found 2 missing, and began again, for ever."""
     first, second = (generation_name(b"log", number, bytes(6)) for number in (1, 2))
     header = Header(b"1" * 16, OFD, generation=1).encode()
@@ -83,7 +83,7 @@ def test_a_generation_that_only_a_later_one_names_and_that_is_gone_ends_the_sear
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", [record.SEAL, record.FORWARD])
-def test_a_generation_that_leads_back_to_itself_ends_the_way(kind: int, path: str, tmp_path: Path) -> None:
+def test_generation_that_leads_back_to_itself_ends_the_search(kind: int, path: str, tmp_path: Path) -> None:
     """Who followed it went round and round; repair did so behind a damage, too."""
     name = generation_name(b"log", 1, bytes(6))
     header = Header(b"1" * 16, OFD, generation=1).encode()
@@ -104,7 +104,7 @@ def test_a_generation_that_leads_back_to_itself_ends_the_way(kind: int, path: st
     assert repair(path, tmp_path / "copy").generation == 1
 
 
-def test_a_forward_record_behind_a_torn_one_is_damage(path: str) -> None:
+def test_forward_record_behind_a_torn_one_is_damage(path: str) -> None:
     """Openers go by it, and `verify` called the log torn."""
     put_records(path, (record.SET, b"k", b"v" * 400, 1))
     way = GenerationRef(1, b"1" * 16, 0, 0, generation_name(b"log", 1, bytes(6)))

@@ -31,7 +31,7 @@ SIZE = 400
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_whatever_a_log_holds_its_users_meet_errors_of_ours_only(part: int, tmp_path: Path) -> None:
+def test_log_of_any_fixed_seed_raises_errors_of_fscoord_only(part: int, tmp_path: Path) -> None:
     """The same logs each time: to find others is for the campaign."""
     verdicts: Counter[str] = Counter()
     for number in range(12 * part, 12 * part + 12):
@@ -43,7 +43,7 @@ def test_whatever_a_log_holds_its_users_meet_errors_of_ours_only(part: int, tmp_
 
 
 @pytest.mark.long
-def test_whatever_other_logs_hold_their_users_meet_errors_of_ours_only(
+def test_log_of_any_random_seed_raises_errors_of_fscoord_only(
     tmp_path: Path, rng: random.Random, scale: Callable[[int], int], record_property
 ) -> None:
     verdicts: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def test_whatever_other_logs_hold_their_users_meet_errors_of_ours_only(
     record_property("verdicts", dict(verdicts))
 
 
-def test_the_logs_are_neither_all_sound_nor_all_damaged() -> None:
+def test_log_builder_makes_neither_only_sound_nor_only_damaged_logs() -> None:
     """Of a thousand seeds; a change of the builder may shift the balance, but must not lose either side."""
     headers = Counter()
     for seed in range(1000):
@@ -75,7 +75,7 @@ def test_the_logs_are_neither_all_sound_nor_all_damaged() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, (1 << 32) - 1))
-def test_the_decoder_takes_any_bytes(data: bytes, chain: int) -> None:
+def test_decoder_takes_any_bytes(data: bytes, chain: int) -> None:
     records, others, used, _, missing = record.decode(data, chain)
     assert 0 <= used <= len(data)
     assert missing >= -1
@@ -86,7 +86,7 @@ def test_the_decoder_takes_any_bytes(data: bytes, chain: int) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_what_records_hold_is_read_or_refused_with_words(data: bytes) -> None:
+def test_record_content_is_read_or_refused_with_words(data: bytes) -> None:
     for decode in (
         record.decode_pairs,
         Session.decode,
@@ -105,7 +105,9 @@ def test_what_records_hold_is_read_or_refused_with_words(data: bytes) -> None:
 @pytest.mark.long
 @settings(max_examples=400)
 @given(data=st.binary(min_size=20, max_size=SIZE))
-def test_hypothesis_finds_no_log_that_breaks_its_users(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_log_found_by_hypothesis_raises_errors_of_fscoord_only(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run(data, tmp_path_factory.mktemp("log"))
 
 
@@ -160,7 +162,7 @@ def bombs() -> dict[str, Callable[[bytes, int, int], bytes]]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] if "gigabyte" in name else []) for name in bombs()]
 )
-def test_a_file_that_promises_much_is_given_no_memory_for_it(name: str, tmp_path: Path) -> None:
+def test_file_that_announces_much_is_given_no_memory_for_it(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     data = make(path, write_every_kind)[: Header.decode(make(path + "2", write_every_kind))[1]]
     _, size, chain = Header.decode(data)
@@ -177,11 +179,11 @@ def test_a_file_that_promises_much_is_given_no_memory_for_it(name: str, tmp_path
         assert bounded(call) in ("done", "CorruptLogError"), what
 
 
-def test_the_limit_on_memory_is_one() -> None:
+def test_memory_limit_takes_effect() -> None:
     assert bounded(lambda: bytes(2 * MEMORY)) == "MemoryError"
 
 
-def test_a_million_keys_in_one_record_are_read_within_bounds(tmp_path: Path) -> None:
+def test_record_of_a_million_keys_is_read_within_bounds(tmp_path: Path) -> None:
     """A key bomb: the keys cost what any dictionary of them costs, and one that is too long is refused when written."""
     path = str(tmp_path / "log")
     pairs = [(b"%d" % number, b"") for number in range(100_000)]

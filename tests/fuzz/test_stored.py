@@ -196,9 +196,7 @@ STORED = st.one_of(
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @given(data=st.data())
 @settings(max_examples=25)
-def test_whatever_stands_under_the_keys_of_a_recipe_is_read_or_refused(
-    kind: Callable[[Store], Calls], data: st.DataObject
-) -> None:
+def test_recipe_reads_or_refuses_any_content_of_its_keys(kind: Callable[[Store], Calls], data: st.DataObject) -> None:
     keys = keys_of(kind)
     assert keys
     store = Sessions(timeout=0)
@@ -213,7 +211,7 @@ def test_whatever_stands_under_the_keys_of_a_recipe_is_read_or_refused(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_no_garbage_under_a_key_of_a_recipe_is_an_exception_of_pythons(kind: Callable[[Store], Calls]) -> None:
+def test_recipe_with_garbage_under_a_key_raises_no_exception_of_python(kind: Callable[[Store], Calls]) -> None:
     for key in keys_of(kind):
         for text in (b"\xff", b"9" * 5000, b"9" * 20 + b" me"):
             for moment in (0, 2):
@@ -225,7 +223,7 @@ def test_no_garbage_under_a_key_of_a_recipe_is_an_exception_of_pythons(kind: Cal
 
 
 @pytest.mark.parametrize("text", [b"x/2 ", b"7/2 ", b"/2 ", b"7/2 0/2 ", b"1", b"\xff/2 "])
-def test_what_is_no_arrival_stands_in_for_nobody(text: bytes) -> None:
+def test_arrival_that_is_malformed_counts_for_no_rank(text: bytes) -> None:
     store = HashStore(timeout=0)
     store.set("b/arrivals", text)
     for fail_fast in (False, True):
@@ -234,14 +232,14 @@ def test_what_is_no_arrival_stands_in_for_nobody(text: bytes) -> None:
     assert not store.check(["b/complete"])
 
 
-def test_a_session_that_none_can_have_makes_a_line_a_foreign_one() -> None:
+def test_lock_line_with_an_impossible_session_is_refused() -> None:
     store = Sessions(timeout=0)
     store.set("l/line", b"1 me\nid x 1 %d host:1 -" % 2**63)
     with pytest.raises(FscoordError, match="not a valid line of waiters"):
         Lock(store, "l").acquire(timeout=0)
 
 
-def test_what_is_no_claim_and_no_item_is_left_where_it_is() -> None:
+def test_queue_refuses_malformed_claims_and_items_and_leaves_them_there() -> None:
     store = HashStore(timeout=0)
     work = Queue(store, "q")
     work.put(b"data")
@@ -260,7 +258,7 @@ def test_what_is_no_claim_and_no_item_is_left_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("text", [b"x", b"\xff", b"{}", b"[]", b'{"round": 1}', b"[" * 100_000, b"9" * 5000, b"-1"])
-def test_what_is_stored_for_the_nodes_of_a_job_is_read_or_refused(text: bytes) -> None:
+def test_agent_reads_or_refuses_any_content_stored_for_its_nodes(text: bytes) -> None:
     handler: Any = SimpleNamespace(get_run_id=lambda: "id", life=1, is_current=lambda: True)
     store = HashStore(timeout=0)
     agent = Agent(Job(["true"], 1, "logs"), handler, store, None)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ WORDS = st.one_of(SIGNS, st.text(max_size=40))
 @example("\ud800", "file:")
 @example("?timeout=nan&timeout=1", "file:x")
 @example("[::1:1", "tcp://")
-def test_an_address_is_taken_apart_or_refused(text: str, scheme: str) -> None:
+def test_address_is_parsed_or_refused(text: str, scheme: str) -> None:
     try:
         parts = urls._parse(scheme + text)
     except ValueError as error:
@@ -57,7 +57,7 @@ def test_an_address_is_taken_apart_or_refused(text: str, scheme: str) -> None:
 @given(WORDS)
 @example("\u0661")
 @example("[::1]:\u0661")
-def test_an_endpoint_is_a_host_and_a_port_or_refused(text: str) -> None:
+def test_endpoint_is_a_host_and_a_port_or_refused(text: str) -> None:
     try:
         host, port = parse_rendezvous_endpoint(text, 29400)
     except ValueError as error:
@@ -69,7 +69,7 @@ def test_an_endpoint_is_a_host_and_a_port_or_refused(text: str) -> None:
 
 
 @given(WORDS)
-def test_options_of_a_rendezvous_are_pairs_or_refused(text: str) -> None:
+def test_rendezvous_options_are_pairs_or_refused(text: str) -> None:
     try:
         found = parse_rendezvous_config(text)
     except ValueError as error:
@@ -94,7 +94,7 @@ VALUES = st.one_of(st.sampled_from(["", "0", "1", "-1", "x", "9" * 5000, "\u0661
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
-def test_whatever_the_environment_says_is_understood_or_refused(variables: dict[str, str]) -> None:
+def test_environment_of_any_content_is_understood_or_refused(variables: dict[str, str]) -> None:
     try:
         environment.detect(variables)
     except (FscoordError, ValueError) as error:
@@ -122,7 +122,7 @@ def changed_states() -> st.SearchStrategy[bytes]:
 @example(b"[" * 100_000)
 @example(b"9" * 5000)
 @example(b'{"format":1e999}')
-def test_the_state_of_a_rendezvous_is_read_or_refused(data: bytes) -> None:
+def test_rendezvous_state_is_read_or_refused(data: bytes) -> None:
     try:
         state = State.decode(data)
     except RendezvousStateError as error:
@@ -132,7 +132,7 @@ def test_the_state_of_a_rendezvous_is_read_or_refused(data: bytes) -> None:
 
 
 @given(st.one_of(st.binary(max_size=80), st.text(alphabet="aA0+/= #!", max_size=40).map(str.encode)))
-def test_what_stands_in_the_place_of_that_state_is_read_or_refused(data: bytes) -> None:
+def test_rendezvous_key_of_any_content_is_read_or_refused(data: bytes) -> None:
     store = HashStore(timeout=1)
     backend = C10dRendezvousBackend(store, "id")
     store.set("torch.rendezvous.id", data)
@@ -155,7 +155,7 @@ EVENTS = st.builds(
 @example("[" * 100_000)
 @example("9" * 5000)
 @settings(max_examples=50)
-def test_an_event_of_a_rendezvous_is_read_or_refused(line: str) -> None:
+def test_rendezvous_event_is_read_or_refused(line: str) -> None:
     try:
         event = RdzvEvent.deserialize(line)
     except ValueError as error:
@@ -175,7 +175,7 @@ RECORDS = st.builds(lambda name, value: json.dumps({**RECORD, name: value}), st.
 @example(b'{"host": "host"}')
 @example(json.dumps(RECORD).encode())
 @settings(max_examples=50)
-def test_what_a_session_on_etcd_says_of_itself_is_read_or_refused(data: bytes) -> None:
+def test_etcd_session_description_is_read_or_refused(data: bytes) -> None:
     try:
         said = parse_record(data)
     except MalformedText as error:
@@ -217,7 +217,7 @@ class StoreWithSessions(HashStore):
     StoreWithSessions,
 )
 @settings(max_examples=50)
-def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
+def test_keep_alive_thread_goes_on_or_reports_an_error_for_any_content(
     state: bytes, beats: dict[str, bytes], kind: type[HashStore]
 ) -> None:
     store = kind(timeout=1)
@@ -237,7 +237,7 @@ def test_whatever_is_stored_a_keeper_of_a_node_goes_on_or_says_what_is_wrong(
 
 @given(STATES, st.integers(1, 4), st.booleans(), st.booleans())
 @settings(max_examples=50)
-def test_in_whatever_state_a_node_comes_to_rest(state: State, most: int, is_over: bool, is_known: bool) -> None:
+def test_rendezvous_node_comes_to_rest_in_any_state(state: State, most: int, is_over: bool, is_known: bool) -> None:
     alive = state.present if is_known else frozenset[str]()
     seen = Observed(alive=alive, is_last_call_over=is_over, is_reserve_over=is_over)
     for _ in range(4):
@@ -252,7 +252,7 @@ def test_in_whatever_state_a_node_comes_to_rest(state: State, most: int, is_over
 @example(b"\xff", b"1")
 @example(b"host", b"x")
 @settings(max_examples=50)
-def test_the_address_of_a_round_is_read_or_refused(address: bytes, port: bytes) -> None:
+def test_round_address_is_read_or_refused(address: bytes, port: bytes) -> None:
     store = HashStore(timeout=1)
     store.multi_set(["MASTER_ADDR", "MASTER_PORT"], [address, port])
     try:
@@ -277,7 +277,7 @@ LINES = st.builds(
 @example(b"0 me\nid x 1 0 host:1 nan:0")
 @example(b"0 me\nid x 1 0 host:1 -1:0")
 @settings(max_examples=50)
-def test_the_line_of_a_lock_is_read_or_refused(line: bytes) -> None:
+def test_lock_line_is_read_or_refused(line: bytes) -> None:
     store = HashStore(timeout=1)
     store.set("lock/line", line)
     lock = Lock(store, "lock", ttl=60)
@@ -292,7 +292,7 @@ def test_the_line_of_a_lock_is_read_or_refused(line: bytes) -> None:
 @given(st.one_of(WORDS, JSON.map(json.dumps)))
 @example("[" * 100_000)
 @example('{"barrier_args":' * 100_000)
-def test_a_barriers_configuration_is_read_or_refused(text: str) -> None:
+def test_barrier_configuration_is_read_or_refused(text: str) -> None:
     try:
         BarrierConfig.from_json(text)
     except (FscoordError, ValueError, TypeError) as error:
@@ -302,7 +302,7 @@ def test_a_barriers_configuration_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "call", [urls._parse, lambda text: parse_rendezvous_endpoint(text, 1), parse_rendezvous_config]
 )
-def test_a_megabyte_of_words_takes_no_longer_than_its_length(call: Any) -> None:
+def test_parsers_take_linear_time_for_a_megabyte_of_words(call: Any) -> None:
     """No expression that is matched against them backtracks without end: this would go on for hours."""
     for unit in ("a", "a.", "a-", "%", "a=", ":", "[", "_", "a,", "1"):
         try:

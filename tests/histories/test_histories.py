@@ -57,7 +57,7 @@ def let_happen(path: str, rng: random.Random, options: dict[str, Any]) -> Crew:
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_small_histories_are_linearizable_whatever_befalls_the_processes(
+def test_small_histories_are_linearizable_under_any_fault(
     lock: str, tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     happened: dict[str, int] = {"kill": 0, "stop": 0, "full": 0}
@@ -74,7 +74,7 @@ def test_small_histories_are_linearizable_whatever_befalls_the_processes(
     assert happened["kill"] == scale(2) * 2
 
 
-def test_holds_of_a_lock_are_linearizable_though_holders_are_killed_and_stopped(
+def test_lock_holds_are_linearizable_though_holders_are_killed_and_stopped(
     tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     """Each hold ends before the next begins, tokens rise, and the dead hold nothing for long."""

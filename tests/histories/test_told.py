@@ -30,7 +30,7 @@ def reader(start: int, end: int, result: bytes | None) -> list[tuple[object, ...
         (1650, 1700, SLOW, False),
     ],
 )
-def test_a_read_of_an_old_value_is_right_if_it_may_have_begun_before_the_write_had_ended(
+def test_read_of_an_old_value_is_right_if_it_may_begin_before_the_write_ends(
     start: int, end: int, ahead: Ahead, is_right: bool
 ) -> None:
     calls = take_history(WRITER) + take_history(reader(start, end, None), ahead)
@@ -47,12 +47,12 @@ def test_a_read_of_an_old_value_is_right_if_it_may_have_begun_before_the_write_h
             witnessed.compare(RECORDS)
 
 
-def test_an_error_that_a_full_disk_does_not_explain_is_found() -> None:
+def test_error_that_a_full_disk_does_not_explain_is_found() -> None:
     full, damaged = "StoreUnavailableError('... File too large')", "CorruptLogError('... is damaged')"
     told = [(1, 0, "v1", ("read",), 1), (1, 0, "never", damaged), (1, 1, "v1", ("read",), 2), (1, 1, "maybe", full)]
     assert errors(told) == [damaged]
 
 
-def test_a_process_that_failed_fails_the_history() -> None:
+def test_process_that_failed_fails_the_history() -> None:
     with pytest.raises(AssertionError, match="process 1 at call 0: it is so"):
         take_history([(1, 0, "v1", ("read",), 1), (1, 0, "failed", "it is so")])

@@ -21,7 +21,7 @@ def make_texts(directory):
     return directory / "texts"
 
 
-def test_two_nodes_count_words(launch, tmp_path):
+def test_example_counts_words_on_two_nodes(launch, tmp_path):
     words = ("--nnodes", 2, "--nproc-per-node", 2, "--rdzv-endpoint", tmp_path / "job", EXAMPLES / "word_count.py")
     runs = [launch(*words, make_texts(tmp_path) if not n else tmp_path / "texts") for n in range(2)]
     ends = [run.end() for run in runs]
@@ -29,14 +29,14 @@ def test_two_nodes_count_words(launch, tmp_path):
     assert sorted(out.splitlines() for _, out, _ in ends) == [[], COUNTS]
 
 
-def test_a_service_is_found_by_all(launch):
+def test_example_service_is_found_by_all_ranks(launch):
     words = ("--nproc-per-node", 3, "--local-addr", "127.0.0.1", EXAMPLES / "service.py")
     code, out, _ = launch(*words).end()
     assert code == 0
     assert sorted(out.splitlines()) == ["[1] hello, rank 1", "[2] hello, rank 2"]
 
 
-def test_the_batch_script_starts_an_agent_on_each_node(tmp_path):
+def test_batch_script_starts_an_agent_on_each_node(tmp_path):
     """`srun` stands here for one that starts two tasks, each on a node of its own as far as its environment says.
 
     The script is run as Slurm does: a copy of it, in a directory where nothing else is.

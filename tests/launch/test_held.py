@@ -41,19 +41,19 @@ def soon(monkeypatch):
     monkeypatch.setattr(held, "CHECK_INTERVAL_S", 0.01)
 
 
-def test_a_command_ends_with_its_own_code_and_its_output_is_kept():
+def test_command_ends_with_its_own_code_and_its_output_is_kept():
     ending = run("echo said; exit 7")
     assert ending == (7, frozenset(), b"said\n")
     assert ending.code == 7
     assert ending.interruption == 0
 
 
-def test_a_command_that_a_signal_kills_has_the_code_that_shells_give():
+def test_command_killed_by_a_signal_has_the_code_that_shells_give():
     ending = run("kill -9 $$")
     assert (ending.status, ending.code) == (-9, 137)
 
 
-def test_a_command_has_the_input_and_the_place_of_whoever_runs_it():
+def test_command_has_the_input_the_group_and_the_session_of_its_caller():
     reader, writer = os.pipe()
     os.write(writer, b"from outside\n")
     os.close(writer)
@@ -74,19 +74,19 @@ def test_a_command_has_the_input_and_the_place_of_whoever_runs_it():
     assert theirs == ours
 
 
-def test_a_command_has_another_input_if_that_is_wanted():
+def test_command_has_another_input_if_requested():
     with system.unnamed_file(b"from a file") as file:
         assert run("cat", stdin=file).output == b"from a file"
 
 
 @pytest.mark.parametrize("name", ["nothing-of-this-name", "/", "/dev/null"])
-def test_a_command_that_can_not_be_run_is_named(name):
+def test_command_that_can_not_be_run_is_named(name):
     with pytest.raises(FscoordError, match=f"can't run {name}: "):
         run_held([name], dict(os.environ), lambda: None, grace=1)
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"])
-def test_a_signal_is_passed_on(name):
+def test_signal_is_passed_on_to_the_command(name):
     ending = run(f"trap 'echo {name}; exit 3' {name}; kill -{name} {os.getpid()}; {AWAIT_SIGNAL}")
     assert ending.status == 3
     assert ending.output == f"{name}\n".encode()
@@ -95,7 +95,7 @@ def test_a_signal_is_passed_on(name):
 
 
 @pytest.mark.parametrize("output_max", [OUTPUT_MAX, None])
-def test_a_signal_that_ends_no_system_call_is_passed_on(output_max, soon, tmp_path):
+def test_signal_that_ends_no_system_call_is_passed_on(output_max, soon, tmp_path):
     """One that comes between a look for signals and a read, as it may; here one that another thread gets."""
     told = []
 
@@ -108,7 +108,7 @@ def test_a_signal_that_ends_no_system_call_is_passed_on(output_max, soon, tmp_pa
     assert ending.passed == {signal.SIGUSR1}
 
 
-def test_afterwards_signals_are_handled_as_before():
+def test_signals_are_handled_as_before_after_the_command():
     before = [signal.getsignal(getattr(signal, name)) for name in warden.PASSED]
     run("exit 0")
     assert [signal.getsignal(getattr(signal, name)) for name in warden.PASSED] == before
@@ -162,14 +162,14 @@ def guarded():
         each.report.close()
 
 
-def test_a_signal_that_all_have_got_is_not_passed_on_once_more(guarded):
+def test_signal_that_the_whole_group_has_got_is_not_passed_on_once_more(guarded):
     child = guarded("held", f"trap 'echo int' INT; trap 'echo end; exit' USR1; kill -INT 0; {AWAIT_SIGNAL}")
     assert child.line() == b"int\n"
     child.order(signal.SIGINT, signal.SIGUSR1)
     assert child.end()[0] == b"end\n"
 
 
-def test_the_same_signal_once_more_is_another_one(guarded):
+def test_signal_that_comes_a_second_time_is_passed_on(guarded):
     child = guarded("held", f"trap 'echo int' INT; trap 'echo end; exit' USR1; kill -INT 0; {AWAIT_SIGNAL}")
     assert child.line() == b"int\n"
     child.order(signal.SIGINT, signal.SIGINT)
@@ -178,13 +178,13 @@ def test_the_same_signal_once_more_is_another_one(guarded):
     assert child.end()[0] == b"end\n"
 
 
-def test_what_was_ignored_from_the_start_stays_ignored(guarded):
+def test_signal_ignored_from_the_start_stays_ignored(guarded):
     ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     child = guarded("held", "kill -HUP $$; kill -HUP $PPID; echo still here", preexec_fn=ignore)
     assert child.end()[0] == b"still here\n"
 
 
-def test_everything_is_killed_when_the_orders_end(guarded):
+def test_command_and_its_processes_are_killed_when_the_orders_end(guarded):
     child = guarded("held", "sh -c 'sleep 600 & echo $!'; sleep 600 & echo $!; wait")
     pids = numbers(child.line()) + numbers(child.line())
     child.close()
@@ -192,7 +192,7 @@ def test_everything_is_killed_when_the_orders_end(guarded):
     wait_until_gone(pids)
 
 
-def test_a_command_whose_warden_is_killed_is_killed_with_it(tmp_path):
+def test_command_whose_warden_is_killed_is_killed_with_it(tmp_path):
     with pytest.raises(FscoordError, match="watched over the command was killed"):
         run(f"echo $$ > {tmp_path}/pid; kill -9 $PPID; exec sleep 60", output_max=None)
     wait_until_gone([int((tmp_path / "pid").read_text())])
@@ -203,7 +203,7 @@ LEAVE = "sleep 600 & echo $!; setsid sh -c 'sleep 600 & echo $!; wait' & echo $!
 
 
 @pytest.mark.parametrize("mode", ["held", "alone", "worker"])
-def test_nothing_is_left_of_a_command_whose_warden_is_killed(guarded, mode, tmp_path):
+def test_command_whose_warden_is_killed_leaves_no_process(guarded, mode, tmp_path):
     os.mkfifo(tmp_path / "go")
     child = guarded(mode, f"{LEAVE} read go < {tmp_path}/go; kill -9 $PPID; exec sleep 600")
     pids = [number for _ in range(3) for number in numbers(child.line())]
@@ -216,7 +216,7 @@ def test_nothing_is_left_of_a_command_whose_warden_is_killed(guarded, mode, tmp_
 
 
 @pytest.mark.parametrize("mode", ["held", "alone", "worker"])
-def test_nothing_is_left_of_a_command_whose_guard_is_killed(guarded, mode):
+def test_command_whose_guard_is_killed_leaves_no_process(guarded, mode):
     child = guarded(mode, LEAVE + "exec sleep 600")
     pids = [number for _ in range(3) for number in numbers(child.line())]
     child.process.kill()
@@ -225,7 +225,7 @@ def test_nothing_is_left_of_a_command_whose_guard_is_killed(guarded, mode):
     assert not [pid for pid in pids if is_there(pid)]
 
 
-def test_nothing_is_left_of_a_command_that_kills_its_whole_group(tmp_path):
+def test_command_that_kills_its_whole_group_leaves_no_process(tmp_path):
     code = f"""if True:
         import os
         from fscoord.launch import run_held
@@ -238,7 +238,7 @@ def test_nothing_is_left_of_a_command_that_kills_its_whole_group(tmp_path):
     wait_until_gone(numbers((tmp_path / "far").read_text() + (tmp_path / "near").read_text()))
 
 
-def test_signals_that_all_of_a_job_get_do_not_end_the_guard(guarded):
+def test_guard_is_not_ended_by_signals_that_a_whole_job_gets(guarded):
     child = guarded("held", "trap 'echo told; exit 3' TERM; echo ready; " + AWAIT_SIGNAL)
     child.line()
     for name in warden.PASSED:
@@ -248,20 +248,20 @@ def test_signals_that_all_of_a_job_get_do_not_end_the_guard(guarded):
     assert child.process.returncode == 0
 
 
-def test_no_signal_is_blocked_in_a_command():
+def test_command_has_no_signal_blocked():
     ending = run_held(
         ["grep", "SigBlk", "/proc/self/status"], dict(os.environ), lambda: None, grace=1, output_max=OUTPUT_MAX
     )
     assert int(ending.output.split()[1], 16) == 0
 
 
-def test_what_a_command_leaves_behind_is_waited_for(tmp_path):
+def test_processes_left_by_a_command_are_waited_for(tmp_path):
     ending = run(f"(sleep 0.1; echo behind > {tmp_path}/said) & exit 5", output_max=None)
     assert ending.status == 5
     assert (tmp_path / "said").read_text() == "behind\n"
 
 
-def test_what_a_command_leaves_behind_goes_its_own_way_if_that_is_wanted(tmp_path):
+def test_processes_left_by_a_command_are_not_waited_for_if_requested(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     ending = run(
         f"cd {tmp_path}; (read go < fifo; echo $go > said) > /dev/null & echo $! > pid; exit 5",
@@ -276,7 +276,7 @@ def test_what_a_command_leaves_behind_goes_its_own_way_if_that_is_wanted(tmp_pat
     assert (tmp_path / "said").read_text() == "on\n"
 
 
-def test_a_signal_that_comes_when_the_command_has_ended_goes_to_what_it_left_behind(guarded):
+def test_signal_after_the_end_of_the_command_goes_to_the_processes_it_left(guarded):
     child = guarded("held", f"sh -c \"trap 'echo usr1; exit' USR1; echo ready; {AWAIT_SIGNAL}\" & exit 4")
     child.line()
     assert "pid" in child.report.readline()
@@ -298,7 +298,7 @@ def when(path, error):
 @pytest.mark.parametrize(
     "error", [LockLostError("it was taken"), StoreGoneError("it was taken"), SessionDeadError("it was taken")], ids=repr
 )
-def test_a_command_is_told_when_the_hold_is_lost_and_so_is_all_that_it_started(soon, tmp_path, error):
+def test_command_and_all_its_processes_get_sigterm_when_the_hold_is_lost(soon, tmp_path, error):
     loop = f"trap 'echo told >> said; exit' TERM; echo x >> ready; {AWAIT_SIGNAL}"
     text = f'cd {tmp_path}; trap "echo told >> said; exit 0" TERM; sh -c "{loop}" & '
     text += f"until [ -e ready ]; do sleep 0.01; done; touch lost; {AWAIT_SIGNAL}"
@@ -307,14 +307,14 @@ def test_a_command_is_told_when_the_hold_is_lost_and_so_is_all_that_it_started(s
     assert (tmp_path / "said").read_text() == "told\ntold\n"
 
 
-def test_whoever_is_deaf_to_that_is_killed_after_the_grace(soon, tmp_path):
+def test_command_that_ignores_the_loss_of_its_hold_is_killed_after_the_grace(soon, tmp_path):
     text = f"cd {tmp_path}; trap 'echo deaf > said' TERM; echo $$ > pid; touch lost; {AWAIT_SIGNAL}"
     with pytest.raises(LockLostError):
         run(text, when(tmp_path / "lost", LockLostError("it was taken")), grace=0.1)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
-def test_while_the_store_does_not_answer_the_hold_is_not_called_lost(soon, caplog, tmp_path):
+def test_hold_is_not_called_lost_while_the_store_does_not_answer(soon, caplog, tmp_path):
     looks = []
 
     def check():
@@ -327,7 +327,7 @@ def test_while_the_store_does_not_answer_the_hold_is_not_called_lost(soon, caplo
     assert [record.getMessage() for record in caplog.records] == ["does the hold last? timeout: no answer"]
 
 
-def test_without_an_answer_for_as_long_as_the_hold_lasts_it_is_stopped():
+def test_command_is_stopped_without_an_answer_for_as_long_as_the_hold_lasts():
     def check():
         raise StoreTimeoutError("no answer")
 
@@ -335,12 +335,12 @@ def test_without_an_answer_for_as_long_as_the_hold_lasts_it_is_stopped():
         run("exec sleep 600", check, patience=0.2)
 
 
-def test_who_is_stopped_is_not_waited_for_longer_than_the_hold_lasts(guarded):
+def test_holder_that_is_stopped_is_not_waited_for_longer_than_its_hold_lasts(guarded):
     child = guarded("held", "sleep 600", patience=0.1)
     assert '{"lost": true}' in child.end()[1].splitlines()
 
 
-def test_all_are_told_before_they_are_killed(monkeypatch):
+def test_processes_get_sigterm_before_they_are_killed(monkeypatch):
     sent = []
     monkeypatch.setattr(warden, "_descendants", lambda: [1, 2])
     monkeypatch.setattr(warden, "_send", lambda pids, number: sent.append((pids, number)))
@@ -350,13 +350,13 @@ def test_all_are_told_before_they_are_killed(monkeypatch):
     assert sent == [([1, 2], signal.SIGTERM)]
 
 
-def test_each_look_that_was_answered_is_a_sign_of_life(soon):
+def test_look_that_was_answered_is_a_sign_of_life(soon):
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as orders, held._HoldMonitor(lambda: None, writer, 1.0, 600.0):
         assert orders.read(2) == bytes([warden.ALIVE, warden.ALIVE])
 
 
-def test_a_look_that_is_stuck_is_not_waited_for_and_writes_nowhere_afterwards(soon, monkeypatch, tmp_path):
+def test_look_that_is_stuck_is_not_waited_for_and_writes_nowhere_afterwards(soon, monkeypatch, tmp_path):
     monkeypatch.setattr(held, "LAST_CHECK_S", 0.01)
     started, goes_on = threading.Event(), threading.Event()
 
@@ -376,7 +376,7 @@ def test_a_look_that_is_stuck_is_not_waited_for_and_writes_nowhere_afterwards(so
     assert (tmp_path / "other").read_bytes() == b""
 
 
-def test_a_sign_of_life_begins_the_time_anew_and_no_quarter_counts_twice():
+def test_watchdog_begins_anew_at_a_sign_of_life_and_counts_no_quarter_twice():
     now = [0.0]
     watchdog = warden.Watchdog(8, clock=lambda: now[0])
 
@@ -392,6 +392,6 @@ def test_a_sign_of_life_begins_the_time_anew_and_no_quarter_counts_twice():
     assert warden.Watchdog(0).missed() == 0
 
 
-def test_too_much_output_ends_it():
+def test_command_with_too_much_output_is_ended():
     with pytest.raises(LimitExceededError, match="over 10000 bytes"):
         run("while :; do echo more and more; done")

@@ -51,7 +51,7 @@ def test_lines_are_whole_long_ones_cut_and_the_last_kept(tmp_path):
     assert os.stat(path).st_mode & 0o777 == 0o644 & ~os.umask(os.umask(0))
 
 
-def test_a_console_that_nobody_reads_any_more_is_given_up():
+def test_console_that_nobody_reads_any_more_is_given_up():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb", buffering=0) as sink:

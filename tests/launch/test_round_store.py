@@ -98,7 +98,7 @@ def test_room_that_can_not_have_the_group_says_so(as_member, public_dir):
     assert said.startswith(f"{path}.round-0-0 can't have the group {GROUP + 1} of the rendezvous's file (")
 
 
-def test_room_is_told_of_the_file_system_what_the_rendezvous_was_told(tmp_path):
+def test_room_has_the_lock_and_coherence_options_of_the_rendezvous(tmp_path):
     with FileStore(tmp_path / "job", lock="soft", coherence="local") as store:
         with RoundStore(store, "0-0", is_first=True) as room:
             assert room.address == f"file://{tmp_path}/job.round-0-0/store?lock=soft&coherence=local"

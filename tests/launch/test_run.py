@@ -44,7 +44,7 @@ def number(line):
     return int(line.partition("] ")[2])
 
 
-def test_workers_are_told_who_they_are_and_share_a_fresh_store(launch, script, tmp_path):
+def test_workers_get_their_ranks_and_share_a_fresh_store(launch, script, tmp_path):
     worker = script("""
 import fscoord, json
 print(json.dumps(dict(os.environ)))
@@ -71,7 +71,7 @@ store.barrier("all", 2)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_worker_that_fails_ends_the_job_and_is_named_with_its_last_words(launch, script, tmp_path):
+def test_worker_that_fails_ends_the_job_and_is_named_with_its_last_output(launch, script, tmp_path):
     worker = script("if rank == 1: raise ValueError('no way')\ntime.sleep(600)\n")
     code, _, err = launch("--nproc-per-node", 3, worker).end()
     assert code == 1
@@ -81,7 +81,7 @@ def test_a_worker_that_fails_ends_the_job_and_is_named_with_its_last_words(launc
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_workers_begin_again_together_until_the_limit(launch, script):
+def test_workers_are_restarted_together_until_the_limit(launch, script):
     worker = script("""
 count = os.environ["FSCOORD_RESTART_COUNT"]
 print("attempt", count, flush=True)
@@ -96,7 +96,7 @@ sys.exit(3 if rank == 0 and int(count) < int(sys.argv[1]) else 0)
     assert "exit code 3" in err
 
 
-def test_a_worker_that_is_deaf_to_sigterm_is_killed_after_the_grace(launch, script):
+def test_worker_that_ignores_sigterm_is_killed_after_the_grace(launch, script):
     worker = script("""
 signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
 open(f"ready{rank}", "w").close()
@@ -112,13 +112,13 @@ while True: time.sleep(600)
     assert by_rank(out) == {1: ["heard"]}
 
 
-def test_what_a_worker_starts_and_abandons_ends_with_it(launch, script):
+def test_processes_started_and_abandoned_by_a_worker_end_with_it(launch, script):
     code, out, _ = launch(script(ABANDON)).end()
     assert code == 0
     assert not is_there(number(out.strip()))
 
 
-def test_a_worker_that_multiplies_leaves_nobody_behind(launch, script, tmp_path):
+def test_worker_that_multiplies_by_forks_leaves_no_process(launch, script, tmp_path):
     worker = script("""
 leader = os.getpid()
 for _ in range(5):
@@ -137,7 +137,7 @@ sys.exit(1)
 
 
 @pytest.mark.parametrize(("order", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_everything_in_good_order(launch, script, tmp_path, order, code):
+def test_signal_ends_all_workers_in_good_order(launch, script, tmp_path, order, code):
     run = launch("--nproc-per-node", 2, script(ABANDON + SLEEP))
     pids = [number(run.line()) for _ in range(4)]
     run.process.send_signal(order)
@@ -147,14 +147,14 @@ def test_a_signal_ends_everything_in_good_order(launch, script, tmp_path, order,
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_nobody_survives_an_agent_that_was_killed(launch, script):
+def test_agent_that_is_killed_leaves_no_process(launch, script):
     run = launch("--nproc-per-node", 2, script(ABANDON + SLEEP))
     pids = [number(run.line()) for _ in range(4)]
     run.process.kill()
     wait_until_gone(pids)
 
 
-def test_a_worker_does_not_survive_its_warden_and_that_is_a_failure(launch, script):
+def test_worker_whose_warden_is_killed_ends_and_counts_as_failed(launch, script):
     run = launch(script("os.write(1, b'%d\\n' % os.getppid())\n" + SLEEP))
     warden, worker = number(run.line()), number(run.line())
     os.kill(warden, signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_a_worker_does_not_survive_its_warden_and_that_is_a_failure(launch, scri
     wait_until_gone([worker])
 
 
-def test_nothing_outlives_a_worker_whose_warden_was_killed(launch, script):
+def test_worker_whose_warden_is_killed_leaves_no_process(launch, script):
     run = launch(script(ABANDON + "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)\n"))
     daemon = number(run.line())
     code, _, err = run.end()
@@ -188,7 +188,7 @@ def test_streams_go_to_files_to_the_console_or_to_both(launch, script, tmp_path)
     }
 
 
-def test_a_traceback_in_the_error_file_is_shown_and_the_file_named(launch, script):
+def test_traceback_in_the_error_file_is_shown_and_the_file_named(launch, script):
     worker = script("""
 import json
 with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
@@ -201,14 +201,14 @@ sys.exit(1)
     assert re.search(r"traceback file: \S+logs/round-0/0/error.json on ", err)
 
 
-def test_a_program_may_be_a_module_or_any_executable(launch):
+def test_program_may_be_a_module_or_any_executable(launch):
     assert launch("-m", "this").end()[1].startswith("[0] The Zen of Python")
     code, out, _ = launch("--nproc-per-node", 2, "--", "sh", "-c", "echo $LOCAL_RANK-$1", "x", "--y").end()
     assert code == 0
     assert by_rank(out) == {0: ["0---y"], 1: ["1---y"]}
 
 
-def test_a_program_that_is_not_there_is_a_failure_that_says_so(launch):
+def test_program_that_is_not_there_is_reported_as_a_failure(launch):
     code, _, err = launch("./nothing").end()
     assert code == 1
     assert "exit code 127" in err
@@ -226,7 +226,7 @@ def test_arguments_that_make_no_sense_are_refused(fscoord_in_process, words):
     assert fscoord_in_process("run", *words).code == 64
 
 
-def test_nodes_meet_and_number_their_workers_through(launch, script, tmp_path):
+def test_nodes_meet_and_number_their_workers_consecutively(launch, script, tmp_path):
     worker = script("print(rank, os.environ['WORLD_SIZE'], os.environ['GROUP_RANK'], flush=True)\n")
     common = ("--nnodes", 2, "--rdzv-endpoint", tmp_path / "job")
     runs = [launch(*common, "--nproc-per-node", count, worker) for count in (1, 2)]
@@ -237,7 +237,7 @@ def test_nodes_meet_and_number_their_workers_through(launch, script, tmp_path):
     assert sorted(len(by_rank(out)) for _, out, _ in ends) == [1, 2]
 
 
-def test_when_a_worker_fails_on_one_node_all_nodes_fail_and_show_the_same(launch, script, tmp_path):
+def test_worker_that_fails_on_one_node_fails_all_nodes_with_the_same_report(launch, script, tmp_path):
     worker = script("if rank == 1: sys.exit(9)\ntime.sleep(600)\n")
     runs = [launch("--nnodes", 2, "--rdzv-endpoint", tmp_path / "job", worker) for _ in range(2)]
     ends = [run.end() for run in runs]
@@ -246,7 +246,7 @@ def test_when_a_worker_fails_on_one_node_all_nodes_fail_and_show_the_same(launch
     assert shown[0] == shown[1] != []
 
 
-def test_a_node_that_comes_late_is_let_in_and_one_that_dies_is_done_without(launch, script, tmp_path):
+def test_node_that_comes_late_is_let_in_and_one_that_dies_is_done_without(launch, script, tmp_path):
     worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
     conf = "last_call_timeout=0.5,keep_alive_interval=0.2"
     common = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
@@ -285,7 +285,7 @@ def test_endpoint_with_a_port_or_an_address_is_a_host(text, config, found):
     assert _endpoint(text, config) == found
 
 
-def test_the_nodes_of_a_slurm_step_need_not_be_counted(launch, script):
+def test_nodes_of_a_slurm_step_need_not_be_counted(launch, script):
     worker = script("print(os.environ['FSCOORD_RUN_ID'])\n")
     slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
     code, out, _ = launch("--rdzv-endpoint", "job.d/x", worker, **slurm, SLURM_STEP_NUM_NODES="2").end()

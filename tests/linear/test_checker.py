@@ -87,9 +87,7 @@ def draw_history(rng: random.Random, kind: str, size: int, lies: bool) -> list[C
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_checker_says_what_trying_every_order_says(
-    kind: str, rng: random.Random, scale: Callable[[int], int]
-) -> None:
+def test_checker_agrees_with_trying_every_order(kind: str, rng: random.Random, scale: Callable[[int], int]) -> None:
     model, state, _ = KINDS[kind]
     seen = {True: 0, False: 0}
     for _ in range(scale(300)):
@@ -101,7 +99,7 @@ def test_the_checker_says_what_trying_every_order_says(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_right_store_gave_is_linearizable(kind: str, rng: random.Random) -> None:
+def test_history_of_a_right_store_is_linearizable(kind: str, rng: random.Random) -> None:
     model, state, _ = KINDS[kind]
     for size in (1, 10, 100, 1000):
         assert check(draw_history(rng, kind, size, lies=False), model, state) == LINEARIZABLE
@@ -111,20 +109,20 @@ def read(start: float, end: float, result: bytes | None) -> Call:
     return Call(start, end, ("read",), result)
 
 
-def test_a_stale_read_is_found() -> None:
+def test_stale_read_is_found() -> None:
     write = Call(0, 1, ("set", b"1"), None)
     assert check([write, read(2, 3, None)], models.value, None) == BROKEN
     assert check([write, read(1, 3, None)], models.value, None) == LINEARIZABLE  # at one instant: in either order
     assert check([write, read(0.5, 3, None), read(4, 5, b"1")], models.value, None) == LINEARIZABLE
 
 
-def test_a_value_that_comes_and_goes_is_found() -> None:
+def test_value_that_comes_and_goes_is_found() -> None:
     write = Call(0, 9, ("set", b"1"), None)
     assert check([write, read(1, 2, b"1"), read(3, 4, None)], models.value, None) == BROKEN
     assert check([write, read(1, 2, None), read(3, 4, b"1")], models.value, None) == LINEARIZABLE
 
 
-def test_a_call_that_never_returned_may_take_effect_late_or_never_but_once() -> None:
+def test_call_that_never_returned_may_take_effect_late_or_never_but_once() -> None:
     lost = Call(0, math.inf, ("add", 1), UNKNOWN)
     assert check([lost, read(1, 2, None), read(3, 4, b"1")], models.value, None) == LINEARIZABLE
     assert check([lost, read(1, 2, None)], models.value, None) == LINEARIZABLE
@@ -132,14 +130,14 @@ def test_a_call_that_never_returned_may_take_effect_late_or_never_but_once() -> 
     assert check([lost, read(-2, -1, b"1")], models.value, None) == BROKEN
 
 
-def test_two_that_won_one_compare_and_set_are_found() -> None:
+def test_compare_and_set_that_two_won_is_found() -> None:
     won = [Call(0, 5, ("compare_set", b"", name), name) for name in (b"x", b"y")]
     assert check(won, models.value, None) == BROKEN
     lost = [won[0], Call(0, 5, ("compare_set", b"", b"y"), b"x")]
     assert check(lost, models.value, None) == LINEARIZABLE
 
 
-def test_an_item_that_two_took_one_that_vanished_and_one_out_of_turn_are_found() -> None:
+def test_queue_item_taken_twice_lost_or_out_of_turn_is_found() -> None:
     pushes = [Call(i, i + 0.5, ("push", b"%d" % i), None) for i in range(2)]
     twice = [Call(3, 4, ("pop",), b"0"), Call(3, 4, ("pop",), b"0")]
     vanished = [Call(3, 4, ("pop",), b"0"), Call(5, 6, ("pop",), models.EMPTY)]
@@ -150,7 +148,7 @@ def test_an_item_that_two_took_one_that_vanished_and_one_out_of_turn_are_found()
     assert check(pushes + right, models.queue, ()) == LINEARIZABLE
 
 
-def test_two_who_hold_a_lock_at_once_a_token_that_comes_twice_and_a_release_too_many_are_found() -> None:
+def test_lock_held_by_two_token_repeated_and_release_too_many_are_found() -> None:
     def acquire(start: float, end: float, who: str, token: Any) -> Call:
         return Call(start, end, ("acquire", who), token)
 
@@ -167,14 +165,14 @@ def test_two_who_hold_a_lock_at_once_a_token_that_comes_twice_and_a_release_too_
     assert check([*dead, acquire(1, 1.5, "b", 2)], models.counting_lock, (0, "")) == BROKEN
 
 
-def test_a_write_that_is_taken_after_a_newer_one_is_found() -> None:
+def test_write_that_is_taken_after_a_newer_one_is_found() -> None:
     newer, older = Call(0, 1, ("write", 2), True), Call(2, 3, ("write", 1), True)
     assert check([newer, older], models.fenced, 0) == BROKEN
     assert check([newer, older._replace(result=False)], models.fenced, 0) == LINEARIZABLE
     assert check([newer, older._replace(start=0.5)], models.fenced, 0) == LINEARIZABLE
 
 
-def test_a_history_too_hard_for_the_budget_is_undecided() -> None:
+def test_history_too_hard_for_the_budget_is_undecided() -> None:
     calls = [Call(0, 10, ("add", 1 << i), 0) for i in range(12)]  # no order gives 0, and every subset another state
     assert check(calls, models.value, None) == BROKEN
     calls = [Call(0, 10, ("append", b"%d" % i), None) for i in range(6)] + [read(11, 12, b"none of these")]
@@ -182,7 +180,7 @@ def test_a_history_too_hard_for_the_budget_is_undecided() -> None:
     assert check(calls, models.value, None) == BROKEN
 
 
-def test_keys_are_judged_by_themselves() -> None:
+def test_keys_are_judged_separately() -> None:
     calls = [("x", Call(0, 1, ("set", b"1"), None)), ("y", Call(2, 3, ("read",), b"1"))]
     assert check_each(calls, lambda _: (models.value, None)) == {"x": LINEARIZABLE, "y": BROKEN}
 
@@ -210,7 +208,7 @@ class Wrong:
 
 
 @pytest.mark.parametrize("mistake", ["reads what was before", "loses an acknowledged write", "counts twice", ""])
-def test_a_store_with_a_mistake_is_found_out_and_one_without_is_not(mistake: str, rng: random.Random) -> None:
+def test_store_with_a_mistake_is_detected_and_one_without_is_not(mistake: str, rng: random.Random) -> None:
     verdicts = set()
     for _ in range(10):
         store, calls = Wrong(mistake), []

@@ -82,7 +82,7 @@ def search(kind: str, calls: list[Done]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_right_store_gave_passes(kind: str, rng: random.Random) -> None:
+def test_history_of_a_right_store_passes_the_witness(kind: str, rng: random.Random) -> None:
     for size in (1, 10, 100, 1000):
         records, calls = draw(rng, kind, size)
         places = Places(records)
@@ -91,7 +91,9 @@ def test_what_a_right_store_gave_passes(kind: str, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_search_finds_wrong_does_not_pass(kind: str, rng: random.Random, scale: Callable[[int], int]) -> None:
+def test_history_that_a_search_finds_wrong_does_not_pass_the_witness(
+    kind: str, rng: random.Random, scale: Callable[[int], int]
+) -> None:
     """The other way round it may be: a search may find another order than that of the log."""
     wrong, first = 0, int(kind != "queue")
     for _ in range(scale(300)):
@@ -105,26 +107,26 @@ def test_what_a_search_finds_wrong_does_not_pass(kind: str, rng: random.Random, 
     assert wrong > scale(300) // 10, "hardly any lie was one"
 
 
-def test_a_record_that_is_in_the_log_twice_is_found() -> None:
+def test_record_that_is_in_the_log_twice_is_found() -> None:
     with pytest.raises(AssertionError, match="twice in the log"):
         Places([("S", KEY, b"1"), ("S", KEY, b"1")])
 
 
-def test_a_counter_that_skips_is_found() -> None:
+def test_counter_that_skips_is_found() -> None:
     with pytest.raises(AssertionError):
         Places([("I", KEY, b"1"), ("I", KEY, b"3")])
 
 
-def test_a_call_that_is_not_in_the_log_is_found() -> None:
+def test_call_that_is_not_in_the_log_is_found() -> None:
     assert "not in the log" in mistakes(KEY, [Done("set", 1, 2, b"x")], Places([]))[0]
 
 
-def test_an_effect_that_two_calls_had_is_found() -> None:
+def test_effect_that_two_calls_had_is_found() -> None:
     calls = [Done("set", 1, 9, b"1"), Done("set", 2, 8, b"1")]
     assert "two calls" in mistakes(KEY, calls, Places([("S", KEY, b"1")]))[0]
 
 
-def test_a_queue_that_was_not_empty_is_found() -> None:
+def test_queue_that_was_not_empty_is_found() -> None:
     places = Places([("P", KEY, b"1"), ("O", KEY, b"")])
     pushed, popped = Done("push", 1, 2, b"1"), Done("pop", 5, 6, b"1")
     empty = models.EMPTY.encode()
@@ -133,7 +135,7 @@ def test_a_queue_that_was_not_empty_is_found() -> None:
     assert not mistakes(KEY, [pushed, Done("pop", 3, 7, empty), popped], places)
 
 
-def test_the_records_of_all_generations_are_read_and_no_snapshot_twice(
+def test_records_of_all_generations_are_read_and_no_snapshot_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, kept = tmp_path / "log", tmp_path / "kept"

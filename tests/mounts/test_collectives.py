@@ -19,7 +19,7 @@ def test_ranks_on_both_hosts_meet_at_barriers(sides: Sides, together: Callable[.
     assert together(crew, "contract.worker.barriers", [["@store", rank, 4, 3] for rank in range(4)]) == [None] * 4
 
 
-def test_eight_ranks_exchange_a_megabyte_each(sides: Sides, together: Callable[..., list[Any]]) -> None:
+def test_exchange_among_eight_ranks_carries_a_megabyte_each(sides: Sides, together: Callable[..., list[Any]]) -> None:
     crew = sides.opened(RANKS)
     given = [["@store", rank, RANKS, 1 << 20, LIMIT_S] for rank in range(RANKS)]
     assert together(crew, "mounts.work.exchange", given) == [True] * RANKS
@@ -32,7 +32,9 @@ def test_broadcast_and_gather_cross_hosts(sides: Sides, together: Callable[..., 
     assert sent == [(b"x", gathered), *[(b"x", None)] * 3]
 
 
-def test_every_rank_names_those_that_are_missing(sides: Sides, together: Callable[..., list[Any]]) -> None:
+def test_barrier_names_the_missing_ranks_to_each_rank_that_came(
+    sides: Sides, together: Callable[..., list[Any]]
+) -> None:
     crew = sides.opened(3)
 
     def come() -> list[BaseException]:
@@ -47,7 +49,7 @@ def test_every_rank_names_those_that_are_missing(sides: Sides, together: Callabl
 
 
 @pytest.mark.hosts
-def test_sixty_four_waiters_on_two_hosts_are_woken_by_one_write(sides: Sides) -> None:
+def test_write_wakes_sixty_four_waiters_on_two_hosts(sides: Sides) -> None:
     crew = sides.opened(64)
     asked = [agent.begin("with_worker", "mounts.work.linger", "k") for agent in crew]
     for agent in crew:

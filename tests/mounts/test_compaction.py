@@ -29,7 +29,7 @@ def agree(sides: Sides, *more: Agent) -> dict[str, bytes]:
     return dict(seen[0])
 
 
-def test_both_hosts_go_on_in_each_new_generation(sides: Sides) -> None:
+def test_hosts_both_go_on_in_each_new_generation(sides: Sides) -> None:
     a, b = sides.opened(2)
     fill(a)
     for turn, agent in enumerate([a, b, b, a]):
@@ -40,7 +40,7 @@ def test_both_hosts_go_on_in_each_new_generation(sides: Sides) -> None:
     assert agree(sides, a, b) == LIVE | {"a": b"3", "b": b"3"}
 
 
-def test_nothing_is_lost_while_one_compacts_and_four_write(
+def test_compaction_beside_four_writers_loses_nothing(
     sides: Sides, rng: random.Random, together: Callable[..., list[Any]]
 ) -> None:
     ahead = clocks(sides)
@@ -61,7 +61,7 @@ def test_nothing_is_lost_while_one_compacts_and_four_write(
 
 
 @pytest.mark.parametrize("lock", ["ofd", pytest.param("soft", marks=pytest.mark.hosts)])
-def test_long_values_stay_what_they_are_on_both_hosts_through_compactions(sides: Sides, lock: str) -> None:
+def test_long_values_are_unchanged_on_both_hosts_through_compactions(sides: Sides, lock: str) -> None:
     """They are not kept in memory, but read again from the file, which is another one by then."""
     a, b = sides.opened(2, lock=lock)
     long = {"a": (a, 200_000, 1), "b": (b, 300_000, 2)}
@@ -77,7 +77,7 @@ def test_long_values_stay_what_they_are_on_both_hosts_through_compactions(sides:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_compactor_that_is_killed_at_its_seal_leaves_all_that_was_there(sides: Sides, share: float) -> None:
+def test_compactor_that_is_killed_at_its_seal_leaves_all_that_was_there(sides: Sides, share: float) -> None:
     hosts: tuple[tuple[Host, Host], ...] = ((sides.a, sides.b), (sides.b, sides.a))
     for compactor_host, other_host in hosts:
         other = other_host.fork().open(sides.path())

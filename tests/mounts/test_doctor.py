@@ -34,7 +34,7 @@ def examined(sides: Sides, request: pytest.FixtureRequest) -> list[tuple[int, di
 
 
 @pytest.mark.hosts
-def test_the_two_hosts_find_each_other_and_the_mount_passes(
+def test_doctor_finds_both_hosts_and_passes_the_mount(
     examined: list[tuple[int, dict[str, Any] | None]], sides: Sides
 ) -> None:
     (report,) = (report for _, report in examined if report is not None)
@@ -49,7 +49,7 @@ def test_the_two_hosts_find_each_other_and_the_mount_passes(
 
 
 @pytest.mark.hosts
-def test_one_host_alone_proves_nothing_of_a_shared_mount(sides: Sides) -> None:
+def test_doctor_on_one_host_alone_proves_nothing_of_a_shared_mount(sides: Sides) -> None:
     end = begin(sides.a.fork(), sides.full(sides.a, ""), "--wait", "0").result()
     report = json.loads(end.stdout)
     assert (end.returncode, report["verdict"], report["other_host"]) == (1, "not proven", None)
@@ -57,7 +57,7 @@ def test_one_host_alone_proves_nothing_of_a_shared_mount(sides: Sides) -> None:
 
 
 @pytest.mark.lab
-def test_a_server_that_can_t_be_reached_is_told_in_time_and_nothing_stays_when_it_is_back(sides: Sides) -> None:
+def test_doctor_reports_an_unreachable_server_in_time_and_leaves_nothing(sides: Sides) -> None:
     subprocess.run(["link_host", "a", "down"], check=True)
     try:
         end = begin(sides.a.fork(), sides.full(sides.a, "")).result()

@@ -13,7 +13,7 @@ from mounts.conftest import Sides
 from fscoord.errors import InsecurePathError, StoreError, StoreGoneError, StoreUnavailableError
 
 
-def test_a_log_is_born_once_however_many_open_it_at_once(sides: Sides, scale: Callable[[int], int]) -> None:
+def test_log_is_born_once_however_many_open_it_at_once(sides: Sides, scale: Callable[[int], int]) -> None:
     crew = sides.agents(4)
     for birth in range(scale(8)):
         path = sides.path(f"log{birth}")
@@ -26,7 +26,7 @@ def test_a_log_is_born_once_however_many_open_it_at_once(sides: Sides, scale: Ca
             agent.do("close")
 
 
-def test_an_empty_file_is_a_log_not_yet_born(sides: Sides) -> None:
+def test_empty_file_is_a_log_not_yet_born(sides: Sides) -> None:
     crew = sides.agents(4)
     crew[0].do("os.mknod", sides.full(sides.a))
     asked = [agent.begin("open", sides.full(agent.host)) for agent in crew]
@@ -35,7 +35,7 @@ def test_an_empty_file_is_a_log_not_yet_born(sides: Sides) -> None:
     assert sorted(agent.add("n", 1) for agent in crew) == [1, 2, 3, 4]
 
 
-def test_the_last_of_world_size_removes_the_file_for_both_hosts(sides: Sides) -> None:
+def test_participant_that_is_last_removes_the_file_for_both_hosts(sides: Sides) -> None:
     for last in (0, 1):
         crew = [host.fork().open(sides.path(f"log{last}"), world_size=2) for host in (sides.a, sides.b)]
         crew[0].set("k", "1")
@@ -49,7 +49,7 @@ def test_the_last_of_world_size_removes_the_file_for_both_hosts(sides: Sides) ->
         assert fresh[1 - last].list_keys() == ["new"]
 
 
-def test_who_opens_a_log_that_the_other_host_has_ended_has_a_new_one(sides: Sides) -> None:
+def test_opener_of_a_log_that_the_other_host_has_ended_has_a_new_one(sides: Sides) -> None:
     """It may still see the old name: whatever it finds there is empty to it, and stays what the others see."""
     for round in range(4):
         one, other = (sides.a, sides.b) if round % 2 else (sides.b, sides.a)
@@ -66,7 +66,7 @@ def test_who_opens_a_log_that_the_other_host_has_ended_has_a_new_one(sides: Side
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_host_that_has_a_log_open_that_is_gone_opens_the_new_one_at_its_place(sides: Sides, read_only: bool) -> None:
+def test_host_with_a_log_open_that_is_gone_opens_the_new_one_at_its_place(sides: Sides, read_only: bool) -> None:
     for round in range(4):
         one, other = (sides.a, sides.b) if round % 2 else (sides.b, sides.a)
         name = f"log{round}"
@@ -104,7 +104,7 @@ def test_handles_on_both_hosts_notice_that_the_file_was_removed(sides: Sides, re
 
 
 @pytest.mark.parametrize("remover", ["a", "b"])
-def test_a_waiter_learns_that_the_file_was_removed(sides: Sides, remover: str) -> None:
+def test_waiter_learns_that_the_file_was_removed(sides: Sides, remover: str) -> None:
     crew = sides.opened(2)
     asked = [agent.begin("with_worker", "mounts.work.linger", "never") for agent in crew]
     for agent in crew:
@@ -114,7 +114,7 @@ def test_a_waiter_learns_that_the_file_was_removed(sides: Sides, remover: str) -
     assert [type(pending.error()) for pending in asked] == [StoreGoneError] * 2
 
 
-def test_a_reader_sees_what_the_other_host_writes_and_writes_nothing(sides: Sides) -> None:
+def test_reader_sees_the_writes_of_the_other_host_and_writes_nothing(sides: Sides) -> None:
     writer = sides.a.fork().open(sides.path())
     writer.set("k", "1")
     reader = sides.b.fork().open(sides.path(), read_only=True)
@@ -128,7 +128,7 @@ def test_a_reader_sees_what_the_other_host_writes_and_writes_nothing(sides: Side
     assert writer.get("k") == b"9"
 
 
-def test_a_durable_log_is_shared_by_hosts(sides: Sides) -> None:
+def test_durable_log_is_shared_by_hosts(sides: Sides) -> None:
     a, b = sides.opened(2, durable=True)
     for i in range(10):
         a.set("k", str(i))
@@ -139,7 +139,7 @@ def test_a_durable_log_is_shared_by_hosts(sides: Sides) -> None:
     assert reader.get("n") == b"20"
 
 
-def test_two_jobs_in_one_directory_do_not_meet(
+def test_jobs_in_one_directory_do_not_meet(
     sides: Sides, together: Callable[..., list[Any]], rng: random.Random
 ) -> None:
     jobs = [sides.opened(4, name) for name in ("job1", "job2")]
@@ -150,7 +150,7 @@ def test_two_jobs_in_one_directory_do_not_meet(
         assert [agent.list_keys() for agent in job] == [["n"]] * 4
 
 
-def test_what_is_no_log_is_refused_on_both_hosts(sides: Sides) -> None:
+def test_path_that_is_no_log_is_refused_on_both_hosts(sides: Sides) -> None:
     a, b = sides.a.fork(), sides.b.fork()
     a.do("os.symlink", "somewhere", sides.full(sides.a, "link"))
     a.do("os.mkdir", sides.full(sides.a, "folder"))

@@ -95,7 +95,7 @@ def let_happen(sides: Sides, name: str, rng: random.Random, options: dict[str, A
     return nemesis
 
 
-def test_they_are_whatever_befalls_the_processes(
+def test_random_calls_are_linearizable_though_processes_are_killed_and_stopped(
     sides: Sides, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
 ) -> None:
     ahead, total = clocks(sides), Counter[str]()
@@ -115,7 +115,7 @@ def test_they_are_whatever_befalls_the_processes(
         record_property(what, count)
 
 
-def test_a_large_history_is_linearizable_in_the_order_of_the_log(
+def test_large_history_is_linearizable_in_the_order_of_the_log(
     sides: Sides, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
 ) -> None:
     count, keys, troubles = scale(250), 8, scale(3)
@@ -156,7 +156,7 @@ def test_a_large_history_is_linearizable_in_the_order_of_the_log(
         record_property(what, number)
 
 
-def test_a_history_with_one_lie_is_found(sides: Sides, rng: random.Random) -> None:
+def test_history_with_one_wrong_result_is_found(sides: Sides, rng: random.Random) -> None:
     crew = sides.opened(2)
     for agent in crew:
         agent.do("with_worker", "mounts.work.history", rng.randrange(2**32), 40, KEYS)

@@ -23,7 +23,7 @@ def hold(agent: Agent, share: float) -> None:
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_a_holder_that_is_killed_leaves_a_log_that_goes_on(sides: Sides, lock: str, share: float) -> None:
+def test_holder_that_is_killed_leaves_a_log_that_goes_on(sides: Sides, lock: str, share: float) -> None:
     for holder_host, other_host in ((sides.a, sides.b), (sides.b, sides.a)):
         name = f"log-{holder_host.name}"
         other = other_host.fork().open(sides.path(name), lock=lock)
@@ -41,9 +41,7 @@ def test_a_holder_that_is_killed_leaves_a_log_that_goes_on(sides: Sides, lock: s
 
 @pytest.mark.hosts
 @pytest.mark.parametrize("share", SHARES)
-def test_the_marker_of_a_dead_holder_is_not_removed_by_another_host_and_says_whose_it_is(
-    sides: Sides, share: float
-) -> None:
+def test_marker_of_a_dead_holder_names_it_and_is_not_removed_by_another_host(sides: Sides, share: float) -> None:
     for holder_host, other_host in ((sides.a, sides.b), (sides.b, sides.a)):
         name = f"log-{holder_host.name}"
         other = other_host.fork().open(sides.path(name), lock="soft")
@@ -70,7 +68,7 @@ def test_the_marker_of_a_dead_holder_is_not_removed_by_another_host_and_says_who
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_a_stopped_holder_is_named_and_goes_on(sides: Sides, share: float) -> None:
+def test_holder_that_is_stopped_is_named_and_goes_on(sides: Sides, share: float) -> None:
     for holder_host, other_host in ((sides.a, sides.b), (sides.b, sides.a)):
         name = f"log-{holder_host.name}"
         holder, other = holder_host.fork().open(sides.path(name)), other_host.fork().open(sides.path(name))
@@ -90,7 +88,7 @@ def test_a_stopped_holder_is_named_and_goes_on(sides: Sides, share: float) -> No
         assert holder.list_keys() == ["before", "held", "introduced", "n"]
 
 
-def test_a_waiter_for_the_lock_that_is_killed_leaves_nothing_stuck(sides: Sides) -> None:
+def test_waiter_for_the_lock_that_is_killed_leaves_nothing_stuck(sides: Sides) -> None:
     holder, doomed_a, doomed_b, *others = sides.opened(6)
     hold(holder, 0.0)
     for doomed in (doomed_a, doomed_b):
@@ -102,7 +100,7 @@ def test_a_waiter_for_the_lock_that_is_killed_leaves_nothing_stuck(sides: Sides)
     assert sorted(pending.result() for pending in waiting) == [1, 2, 3]
 
 
-def test_those_who_wait_for_a_key_wake_though_others_with_them_were_killed_or_stopped(sides: Sides) -> None:
+def test_waiters_for_a_key_wake_though_others_were_killed_or_stopped(sides: Sides) -> None:
     crew = sides.opened(9)
     *waiters, writer = crew
     asked = [agent.begin("with_worker", "mounts.work.linger_without_lock", "k") for agent in waiters]
@@ -119,7 +117,7 @@ def test_those_who_wait_for_a_key_wake_though_others_with_them_were_killed_or_st
     assert [pending.result() for pending in asked[2:4]] == [b"there"] * 2
 
 
-def test_what_a_killed_writer_was_told_is_done_stays_done(
+def test_write_that_was_acknowledged_to_a_killed_writer_stays_done(
     sides: Sides, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     reader = sides.b.fork().open(sides.path())

@@ -15,7 +15,7 @@ def by_number(members: list[Member]) -> dict[int, str]:
     return {member.number: member.alive for member in members}
 
 
-def test_everybody_sees_who_lives_on_both_hosts(sides: Sides) -> None:
+def test_liveness_of_all_sessions_is_seen_on_both_hosts(sides: Sides) -> None:
     crew = sides.opened(4)
     numbers = [agent.do("mounts.work.session", "@store") for agent in crew]
     for agent in crew:
@@ -27,7 +27,7 @@ def test_everybody_sees_who_lives_on_both_hosts(sides: Sides) -> None:
         assert set(by_number(members).values()) == {"yes"}
 
 
-def test_a_death_is_seen_on_the_other_host_and_told_alike_to_all(sides: Sides) -> None:
+def test_death_is_seen_on_the_other_host_and_reported_alike_to_all(sides: Sides) -> None:
     crew = sides.opened(4)
     numbers = [agent.do("mounts.work.session", "@store") for agent in crew]
     for victim, witness in ((0, 1), (1, 2)):
@@ -39,7 +39,7 @@ def test_a_death_is_seen_on_the_other_host_and_told_alike_to_all(sides: Sides) -
     assert all((member.found_dead is None) == (member.alive == "yes") for member in found[0])
 
 
-def test_a_process_that_is_stopped_is_not_dead(sides: Sides) -> None:
+def test_process_that_is_stopped_is_not_dead(sides: Sides) -> None:
     crew = sides.opened(2)
     numbers = [agent.do("mounts.work.session", "@store") for agent in crew]
     for sleeper, other, number in zip(crew, crew[::-1], numbers, strict=True):
@@ -49,7 +49,7 @@ def test_a_process_that_is_stopped_is_not_dead(sides: Sides) -> None:
         sleeper.set("k", "1")
 
 
-def test_who_waits_for_a_rank_of_the_other_host_learns_of_its_death(sides: Sides) -> None:
+def test_waiter_for_a_rank_of_the_other_host_learns_of_its_death(sides: Sides) -> None:
     doomed, waiter, other = sides.opened(3)
     for rank, agent in enumerate((doomed, waiter, other)):
         agent.announce_rank(rank)
@@ -61,7 +61,7 @@ def test_who_waits_for_a_rank_of_the_other_host_learns_of_its_death(sides: Sides
     assert other.dead_ranks([0, 1, 2]) == [0]
 
 
-def test_a_lock_passes_from_a_dead_holder_to_the_other_host(sides: Sides) -> None:
+def test_lock_passes_from_a_dead_holder_to_the_other_host(sides: Sides) -> None:
     holder, *others = sides.opened(3)
     holder.begin("with_worker", "mounts.work.hold_named_lock")
     assert holder.next_event() == "holding"
@@ -89,7 +89,7 @@ def agreed(crew: list[Agent], size: int, limit: float = 300) -> Any:
         assert time.monotonic() < until, f"they never agree: {last}"
 
 
-def test_a_rendezvous_on_both_hosts_goes_on_after_a_death_and_takes_in_who_comes(sides: Sides) -> None:
+def test_rendezvous_on_both_hosts_goes_on_after_a_death_and_admits_newcomers(sides: Sides) -> None:
     crew = sides.agents(4)
     for agent in crew:
         agent.begin("with_worker", "mounts.work.meet", sides.full(agent.host, "rendezvous"), 2, 4)

@@ -24,7 +24,7 @@ def crew(sides: Sides, request: pytest.FixtureRequest) -> list[Agent]:
     return sides.opened(SIZE, lock=request.param)
 
 
-def test_what_one_host_has_set_the_other_reads_at_once(both: tuple[Agent, Agent]) -> None:
+def test_value_set_on_one_host_is_read_on_the_other_at_once(both: tuple[Agent, Agent]) -> None:
     for i in range(COUNT):
         writer, reader = both if i % 2 else both[::-1]
         writer.set("k", str(i))
@@ -33,7 +33,7 @@ def test_what_one_host_has_set_the_other_reads_at_once(both: tuple[Agent, Agent]
         assert reader.check([f"new{i}"])
 
 
-def test_every_operation_is_seen_from_the_other_host(both: tuple[Agent, Agent]) -> None:
+def test_operation_of_each_kind_is_seen_from_the_other_host(both: tuple[Agent, Agent]) -> None:
     a, b = both
     a.set("k", b"\0\xff")
     a.set(b"\xfe", "odd")
@@ -62,7 +62,7 @@ def test_values_of_any_size_arrive_whole(both: tuple[Agent, Agent], size: int) -
         assert reader.do("mounts.work.has_value", "@store", "k", size, seed)
 
 
-def test_every_sum_is_given_to_one_caller(crew: list[Agent], together: Callable[..., list[Any]]) -> None:
+def test_add_gives_each_sum_to_one_caller_on_two_hosts(crew: list[Agent], together: Callable[..., list[Any]]) -> None:
     results = together(crew, "contract.worker.add", [["@store", COUNT]] * SIZE)
     assert sorted(chain.from_iterable(results)) == list(range(1, SIZE * COUNT + 1))
     assert all(result == sorted(result) for result in results)
@@ -80,7 +80,9 @@ def test_appends_lose_nothing_and_keep_each_process_in_its_order(
         assert len(tokens) == SIZE * COUNT
 
 
-def test_each_item_of_a_queue_is_taken_once(crew: list[Agent], together: Callable[..., list[Any]]) -> None:
+def test_queue_item_is_taken_once_by_processes_on_two_hosts(
+    crew: list[Agent], together: Callable[..., list[Any]]
+) -> None:
     results = together(crew, "contract.worker.move", [["@store", rank, SIZE, COUNT] for rank in range(SIZE)])
     pushed = [f"{rank}.{i}" for rank in range(SIZE) for i in range(COUNT)]
     assert Counter(chain.from_iterable(results)) == Counter(pushed)
@@ -99,13 +101,13 @@ def test_multi_set_is_seen_whole_or_not_at_all(sides: Sides, together: Callable[
     assert together(crew, "contract.worker.pair", [["@store", rank, COUNT] for rank in range(SIZE)]) == [False] * SIZE
 
 
-def test_a_token_goes_around(sides: Sides, together: Callable[..., list[Any]]) -> None:
+def test_token_is_relayed_around_processes_on_two_hosts(sides: Sides, together: Callable[..., list[Any]]) -> None:
     crew = sides.opened(SIZE)
     together(crew, "contract.worker.relay", [["@store", rank, SIZE, COUNT // 3] for rank in range(SIZE)])
     assert all(agent.check([f"token{COUNT // 3}.0"]) for agent in crew)
 
 
-def test_a_waiter_is_woken_by_the_other_host(both: tuple[Agent, Agent]) -> None:
+def test_waiter_is_woken_by_the_other_host(both: tuple[Agent, Agent]) -> None:
     for waiter, writer, key in (*zip(both, both[::-1], "kl", strict=True),):
         asked = waiter.begin("store:get", key)
         writer.set("something else", "1")
@@ -116,7 +118,7 @@ def test_a_waiter_is_woken_by_the_other_host(both: tuple[Agent, Agent]) -> None:
         assert asked.result() == b"taken"
 
 
-def test_a_wait_names_all_that_is_missing_though_other_keys_come(both: tuple[Agent, Agent]) -> None:
+def test_wait_names_all_missing_keys_though_other_keys_come(both: tuple[Agent, Agent]) -> None:
     a, b = both
     asked = a.begin("store:wait", ["there", "x", "y"], 1.0)
     b.set("there", "1")

@@ -76,7 +76,7 @@ def lock_calls(agent: Agent, steps: list[tuple[str, Any, int, int]]) -> list[Cal
 
 
 @pytest.mark.parametrize("kind", ["Lock", pytest.param("Election", marks=pytest.mark.long)])
-def test_the_history_of_a_lock_on_both_hosts_is_that_of_a_lock(sides: Sides, kind: str, rng: random.Random) -> None:
+def test_lock_history_on_both_hosts_is_linearizable(sides: Sides, kind: str, rng: random.Random) -> None:
     ahead = clocks(sides)
     crew = sides.opened(WIDTH)
     asked = [agent.begin("with_worker", "mounts.work.hold_again", kind) for agent in crew]
@@ -109,7 +109,7 @@ def item_calls(agent: Agent, steps: list[tuple[str, Any, int, int]]) -> list[tup
     return calls
 
 
-def test_no_item_of_a_queue_is_lost_or_had_by_two(sides: Sides, rng: random.Random) -> None:
+def test_queue_item_is_neither_lost_nor_taken_by_two(sides: Sides, rng: random.Random) -> None:
     """One that is killed before it could tell of what it took had that for as long as nobody else took it."""
     ahead = clocks(sides)
     crew = sides.opened(WIDTH)
@@ -142,7 +142,7 @@ def test_no_item_of_a_queue_is_lost_or_had_by_two(sides: Sides, rng: random.Rand
 
 
 @pytest.mark.parametrize("ttl", [None, 1.0], ids=["without a ttl", "with a ttl"])
-def test_a_holder_that_is_stopped_keeps_its_lock_unless_it_has_a_ttl(sides: Sides, ttl: float | None) -> None:
+def test_holder_that_is_stopped_keeps_its_lock_unless_it_has_a_ttl(sides: Sides, ttl: float | None) -> None:
     holder, other = sides.opened(2)
     said = holder.begin("with_worker", "mounts.work.hold_and_stop", ttl)
     assert holder.next_event() == "holding"
@@ -154,7 +154,7 @@ def test_a_holder_that_is_stopped_keeps_its_lock_unless_it_has_a_ttl(sides: Side
     assert other.do("mounts.work.try_named_lock", "@store", LIMIT_S / 2)
 
 
-def test_a_holder_that_closes_its_store_frees_its_lock_for_the_other_host(sides: Sides) -> None:
+def test_holder_that_closes_its_store_frees_its_lock_for_the_other_host(sides: Sides) -> None:
     holder, other = sides.opened(2)
     assert holder.do("mounts.work.take_named_lock", "@store")
     taken = other.begin("mounts.work.try_named_lock", "@store", LIMIT_S / 2)

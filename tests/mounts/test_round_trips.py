@@ -36,7 +36,7 @@ def cost(agent: Agent, method: str, *given: Any) -> float:
 
 
 @pytest.mark.parametrize("call", ["get", "check", "num_keys"])
-def test_a_read_with_nothing_new_costs_one_request(counted: Sides, call: str) -> None:
+def test_read_with_nothing_new_costs_one_request(counted: Sides, call: str) -> None:
     a, b = counted.opened(2)
     a.set("k", "1")
     b.set("k", "2")  # both have written: no host may trust its cache
@@ -46,7 +46,7 @@ def test_a_read_with_nothing_new_costs_one_request(counted: Sides, call: str) ->
 
 
 @pytest.mark.parametrize("call", ["set", "add"])
-def test_a_write_costs_at_most_six_requests(counted: Sides, call: str) -> None:
+def test_write_costs_at_most_six_requests(counted: Sides, call: str) -> None:
     a, b = counted.opened(2)
     for agent in (a, b):
         agent.set("k", "1")
@@ -64,9 +64,7 @@ def rate(counted: Sides, host: Any, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("waiters", [1, pytest.param(8, marks=pytest.mark.long)])
-def test_a_host_that_waits_makes_ten_requests_a_second_and_one_more_for_each_process_that_follows_another(
-    counted: Sides, waiters: int
-) -> None:
+def test_waiting_host_makes_ten_requests_a_second_and_one_per_extra_process(counted: Sides, waiters: int) -> None:
     """One asks the server for all; the others look once a second themselves, lest a ring be lost."""
     crew = [counted.b.fork().open(counted.path()) for _ in range(waiters)]
     asked = [agent.begin("with_worker", "mounts.work.linger", "k") for agent in crew]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from histories.worker import make_calls
+from support.internals import log_of
 from support.places import wait_in_vain
 
 from fscoord.collectives import barrier, broadcast, gather, synchronize
@@ -218,7 +219,7 @@ def hold_and_stop(worker: Worker, ttl: float | None) -> str:
     lock = Lock(worker.stores["store"], "named", ttl=ttl)
     lock.acquire()
     worker.report("holding")
-    with worker.stores["store"]._log.handle.mutex:  # so that no thread has the log's own lock meanwhile
+    with log_of(worker.stores["store"]).handle.mutex:  # so that no thread has the log's own lock meanwhile
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         lock.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEDULES = "tests/simulation/test_schedules.py"
-FLIPS = "tests/faults/test_flips.py::test_every_single_flipped_bit_is_damage_or_changes_nothing"
+FLIPS = "tests/faults/test_flips.py::test_bit_flipped_anywhere_in_a_log_is_damage_or_changes_nothing"
 MOVED = "tests/faults/test_moved_logs.py"
 
 
@@ -62,7 +62,7 @@ MUTANTS = (
                 if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
                     ticket.arm(bucket(awaited))
 """,
-        ("tests/faults/test_bell_traps.py::test_a_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
+        ("tests/faults/test_bell_traps.py::test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
     ),
     Mutant(
         "a torn record is taken for one byte longer than it said",
@@ -96,7 +96,7 @@ MUTANTS = (
         "LocalAccess._check_path",
         "        if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):",
         "        if is_root and found.st_nlink == 0:",
-        ("tests/unit/test_generations.py::test_a_log_that_was_removed_is_gone_whatever_its_generation",),
+        ("tests/unit/test_generations.py::test_log_that_was_removed_is_gone_in_a_later_generation_too",),
     ),
     Mutant(
         "the bell is rung before the write",
@@ -129,7 +129,7 @@ MUTANTS = (
         "            with contextlib.suppress(OSError):\n"
         "                import fcntl, struct\n"
         "                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', fcntl.F_UNLCK, 0, 0, 0, 0))\n",
-        ("tests/faults/test_fork.py::test_the_parents_lock_outlives_what_a_child_does",),
+        ("tests/faults/test_fork.py::test_lock_of_the_parent_outlives_anything_its_child_does",),
     ),
     Mutant(
         "a deadline is set anew at each look",
@@ -143,9 +143,7 @@ MUTANTS = (
         "descriptors.reopen",
         "    if (found.st_dev, found.st_ino) != handle.file_identity:",
         "    if found.st_dev != handle.file_identity[0]:",
-        (
-            "tests/faults/test_paths.py::test_who_was_interrupted_does_not_go_on_in_a_file_that_took_the_place_of_its_own",
-        ),
+        ("tests/faults/test_paths.py::test_handle_that_was_interrupted_does_not_go_on_in_a_replacement_file",),
     ),
     Mutant(
         "the check of a length is not looked at",
@@ -194,21 +192,21 @@ MUTANTS = (
         "Cursor.examine",
         "            if handle.may_lie:\n                handle.zeros.forget()\n",
         "",
-        ("tests/unit/test_network_access.py::test_zeros_that_were_seen_where_a_void_will_be_are_read_again",),
+        ("tests/unit/test_network_access.py::test_zeros_seen_at_the_place_of_a_later_void_are_read_again",),
     ),
     Mutant(
         "zeros of one file are believed of the next",
         "GenerationFollower._switch",
         "        handle.zeros.forget()\n",
         "",
-        ("tests/unit/test_generations.py::test_zeros_of_one_generation_are_not_taken_for_those_of_the_next",),
+        ("tests/unit/test_generations.py::test_zeros_seen_in_one_generation_are_not_assumed_in_the_next",),
     ),
     Mutant(
         "each zero is read again whenever it is asked for",
         "Zeros.first_data",
         "        start = max(start, self._end)\n",
         "",
-        ("tests/unit/test_torn_tail.py::test_each_zero_is_read_once_however_often_it_is_asked_for",),
+        ("tests/unit/test_torn_tail.py::test_zeros_are_read_once_for_repeated_queries",),
     ),
     Mutant(
         "a search for data never runs out of time",
@@ -218,14 +216,14 @@ MUTANTS = (
                 raise DeadlineReached
 """,
         "",
-        ("tests/unit/test_torn_tail.py::test_whoever_runs_out_of_time_goes_on_where_it_stopped",),
+        ("tests/unit/test_torn_tail.py::test_zero_search_that_ran_out_of_time_resumes_at_the_same_place",),
     ),
     Mutant(
         "what was read together with a seal, and stands after it, counts",
         "Cursor.advance",
         "                data = data[: record.end_of_first(data, record.SEAL)]\n",
         "",
-        ("tests/unit/test_recovery.py::test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody",),
+        ("tests/unit/test_recovery.py::test_record_after_a_seal_is_ignored_by_all_handles",),
     ),
     Mutant(
         "two records of a session may have one time",
@@ -246,7 +244,7 @@ MUTANTS = (
         "is_removable",
         "        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest\n",
         "        return owner.owns(header, system.os.fstat(fd).st_ino)\n",
-        ("tests/unit/test_forwarding.py::test_a_later_generation_than_the_newest_stays",),
+        ("tests/unit/test_forwarding.py::test_generation_later_than_the_newest_stays",),
     ),
     Mutant(
         "where inode numbers do not last all files belong to the log",
@@ -267,7 +265,7 @@ MUTANTS = (
         "Compactor._next_header",
         "            lineage=log_id if handle.is_copy else handle.header.lineage,\n",
         "            lineage=handle.header.lineage,\n",
-        ("tests/unit/test_generations.py::test_a_copy_begins_a_lineage_and_names_its_files_as_they_are",),
+        ("tests/unit/test_generations.py::test_copy_begins_a_lineage_and_records_its_own_inode_numbers",),
     ),
     Mutant(
         "a copy is written to in the generation that was copied",
@@ -295,14 +293,14 @@ MUTANTS = (
         "find_next",
         "        if record.record_length(prefix, bad.chain) >= 0:\n            start = end\n",
         "",
-        ("tests/faults/test_verify.py::test_a_log_inside_a_value_is_not_taken_for_what_follows",),
+        ("tests/faults/test_verify.py::test_log_inside_a_value_is_not_taken_for_the_records_that_follow",),
     ),
     Mutant(
         "what stands in the place of a generation is taken for it",
         "GenerationFollower._checked_header",
         "            if (header.log_id, header.generation) != (successor.log_id, successor.generation):",
         "            if header.generation != successor.generation:",
-        ("tests/unit/test_generations.py::test_a_generation_that_is_another_s_is_refused",),
+        ("tests/unit/test_generations.py::test_generation_of_another_log_is_refused",),
     ),
     Mutant(
         "a seal is appended before the generation that it names is whole",
@@ -327,7 +325,7 @@ MUTANTS = (
             _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
             system.os.fsync(fd)
 """,
-        ("tests/faults/test_compaction.py::test_any_call_of_a_compaction_may_fail",),
+        ("tests/faults/test_compaction.py::test_compaction_loses_nothing_when_any_of_its_calls_fails",),
     ),
     Mutant(
         "who died is not asked again with the lock",
@@ -337,18 +335,18 @@ MUTANTS = (
                 return False, 0, b""
 """,
         "",
-        ("tests/faults/test_liveness.py::test_a_death_is_looked_at_again_before_it_is_recorded",),
+        ("tests/faults/test_liveness.py::test_death_is_probed_again_before_it_is_recorded",),
     ),
     Mutant(
         "session numbers are forgotten in a compaction, and given again",
         "SessionTable.remembered",
         "            if number in ranked or number == self.last or number not in self.deaths\n",
         "            if number not in self.deaths\n",
-        ("tests/unit/test_generations.py::test_the_dead_are_forgotten_when_the_log_is_compacted",),
+        ("tests/unit/test_generations.py::test_dead_sessions_are_forgotten_when_the_log_is_compacted",),
     ),
     Mutant(
         "a lower restart count is let in",
-        "runs.classify_run",
+        "header.classify_run",
         "        if known == job and (number == count or (number > count >= 0)):",
         "        if known == job and number == count:",
         ("tests/unit/test_runs.py",),
@@ -358,14 +356,14 @@ MUTANTS = (
         "Cursor._skip_void",
         "            if not locked:\n                raise NeedsLock\n",
         "",
-        ("tests/faults/test_lock_traps.py::test_damage_that_a_look_without_the_lock_sees_is_looked_at_again_with_it",),
+        ("tests/faults/test_lock_traps.py::test_damage_seen_without_the_lock_is_looked_at_again_with_it",),
     ),
     Mutant(
         "who stops listening does not hand on",
         "Watch.sleep",
         "            self._asleep.discard(ticket)\n            self._hand_on()",
         "            self._asleep.discard(ticket)",
-        ("tests/faults/test_bell_traps.py::test_who_listens_may_leave_and_another_takes_over",),
+        ("tests/faults/test_bell_traps.py::test_listener_may_leave_and_another_takes_over",),
     ),
     Mutant(
         "an fsync that failed is forgotten",
@@ -377,7 +375,7 @@ MUTANTS = (
         """\
             raise safe_files.unavailable(error, handle.path, "syncing the log", maybe_applied=True) from error
 """,
-        ("tests/faults/test_io_errors.py::test_a_handle_that_failed_to_sync_is_done_for",),
+        ("tests/faults/test_io_errors.py::test_handle_that_failed_to_sync_refuses_all_further_calls",),
     ),
     Mutant(
         "a lock that came for who had given up is not given back",
@@ -389,7 +387,7 @@ MUTANTS = (
 """,
         """\
 """,
-        ("tests/faults/test_lock_traps.py::test_a_stopped_holder_is_named_and_the_deadline_met",),
+        ("tests/faults/test_lock_traps.py::test_holder_that_is_stopped_is_named_at_the_deadline",),
     ),
     Mutant(
         "the lock is not taken before an update",
@@ -440,14 +438,14 @@ MUTANTS = (
                 self._table.forget_dead()
 """,
         "",
-        ("tests/unit/test_generations.py::test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets",),
+        ("tests/unit/test_generations.py::test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped",),
     ),
     Mutant(
         "a death that is forgotten while a waiter looks for it is an error",
         "Vigil._watch",
         "        if session is None or number in self._watched or not home",
         "        if number in self._watched or not home",
-        ("tests/unit/test_own_session.py::test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error",),
+        ("tests/unit/test_own_session.py::test_death_forgotten_while_a_waiter_looks_for_it_is_no_error",),
     ),
     Mutant(
         "a long value is given out whatever its checksum",
@@ -471,9 +469,7 @@ MUTANTS = (
         "        fd = reopen(self.handle, self.handle.write_flags)\n"
         "        self.handle.owned_fds.discard(fd)\n"
         "        return fd\n",
-        (
-            "tests/faults/test_lock_traps.py::test_a_log_that_goes_on_elsewhere_while_its_waiter_opens_it_once_more_is_not_gone",
-        ),
+        ("tests/faults/test_lock_traps.py::test_log_that_goes_on_elsewhere_while_its_waiter_reopens_it_is_not_gone",),
     ),
     Mutant(
         "the first record is not chained over the header",
@@ -487,21 +483,21 @@ MUTANTS = (
         "Log._wait_for_lock",
         "        waited = system.time.monotonic() - started\n",
         "        waited = system.time.time() - started\n",
-        ("tests/faults/test_lock_traps.py::test_a_stopped_holder_is_named_and_the_deadline_met",),
+        ("tests/faults/test_lock_traps.py::test_holder_that_is_stopped_is_named_at_the_deadline",),
     ),
     Mutant(
         "a token that is over is taken",
         "fenced.Fenced.set",
         "            if seen > token:\n",
         "            if seen < 0:\n",
-        ("tests/contract/test_leases.py::test_a_value_is_written_with_a_token_and_refuses_lower_ones",),
+        ("tests/contract/test_leases.py::test_value_written_with_a_token_refuses_lower_tokens",),
     ),
     Mutant(
         "a marker that could not be given back is forgotten when the log goes on in another file",
         "LogLock.next_on",
         "        following._symlink_lock = self._symlink_lock\n",
         "",
-        ("tests/faults/test_every_call.py::test_every_call_under_other_locks_may_fail",),
+        ("tests/faults/test_every_call.py::test_operation_under_other_locks_survives_the_failure_of_every_call",),
     ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

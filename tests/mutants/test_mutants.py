@@ -22,7 +22,7 @@ def known() -> dict[str, list[Definition]]:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_changes_one_place_and_is_python(mutant: Mutant, known: dict[str, list[Definition]]) -> None:
+def test_mutant_changes_one_place_and_is_python(mutant: Mutant, known: dict[str, list[Definition]]) -> None:
     _, source, changed = mutated(PACKAGE, mutant, known)
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
     assert mutant.tests
@@ -32,7 +32,7 @@ def test_a_mutant_changes_one_place_and_is_python(mutant: Mutant, known: dict[st
         assert not name or f"def {name}(" in (REPOSITORY / file).read_text(encoding="utf-8"), f"{test} is gone"
 
 
-def test_no_two_mutants_have_one_name() -> None:
+def test_mutants_have_distinct_names() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
 
 
@@ -82,17 +82,17 @@ def small(tmp_path: Path) -> dict[str, list[Definition]]:
         ("io", "io/__init__.py", [range(1, 3)]),
     ],
 )
-def test_a_definition_is_found_by_the_end_of_its_name(small: Any, where: str, module: str, lines: list[range]) -> None:
+def test_definition_is_found_by_the_end_of_its_name(small: Any, where: str, module: str, lines: list[range]) -> None:
     assert locate(where, small) == [Definition(module, each) for each in lines]
 
 
 @pytest.mark.parametrize(("where", "count"), [("append", 2), ("LIMIT", 2), ("local", 0), ("og.append", 0), ("", 0)])
-def test_a_name_of_no_definition_or_of_several_is_refused(small: Any, where: str, count: int) -> None:
+def test_name_of_no_definition_or_of_several_is_refused(small: Any, where: str, count: int) -> None:
     with pytest.raises(LookupError, match=f"stands for {count} definitions"):
         locate(where, small)
 
 
-def test_a_mutant_changes_its_definition_and_nothing_else(tmp_path: Path, small: Any) -> None:
+def test_mutant_changes_its_definition_and_nothing_else(tmp_path: Path, small: Any) -> None:
     mutant = Mutant("another limit", "io.log.LIMIT", "1", "5", ())
     assert mutated(tmp_path, mutant, small)[2] == "LIMIT, LEAST = 5, 2\n"
     with pytest.raises(AssertionError, match=r"stands 0 times in Writer\.append"):

@@ -38,7 +38,7 @@ class Bell:
 """
 
 
-def test_what_does_something_is_changed_and_what_only_tells_people_is_not() -> None:
+def test_code_with_an_effect_is_changed_and_messages_for_people_are_not() -> None:
     keys = [place.key for place in places(SOURCE)[1]]
     assert keys == [
         "wait: if count < LIMIT and not count == 2: | count < LIMIT and not count == 2 -> Or",
@@ -59,7 +59,7 @@ def test_what_does_something_is_changed_and_what_only_tells_people_is_not() -> N
     ]
 
 
-def test_each_change_is_one_and_the_next_begins_with_the_source_as_it_was() -> None:
+def test_changes_are_made_one_at_a_time_to_the_original_source() -> None:
     tree, found = places(SOURCE)
     before = compile(SOURCE, "bell.py", "exec")
     codes = [compile_with(tree, place, "bell.py") for place in found]
@@ -105,7 +105,7 @@ if sys.version_info >= (3, 12):  # sys.monitoring is new there, so that the tool
             sys.monitoring.free_tool_id(tool)
 
 
-def test_what_is_explained_is_there_in_one_module() -> None:
+def test_explanation_fits_places_of_one_module_only() -> None:
     keys = {
         module: [place.key for place in places((PACKAGE / module).read_text(encoding="utf-8"))[1]]
         for module in module_names()

@@ -34,19 +34,19 @@ def backend(store):
     return C10dRendezvousBackend(store, "id")
 
 
-def test_it_is_a_backend_named_c10d_with_torchs_key(store, backend):
+def test_backend_is_named_c10d_and_has_the_key_of_torch(store, backend):
     assert isinstance(backend, RendezvousBackend)
     assert backend.name == "c10d"
     assert store.get(KEY) == SENTINEL
 
 
 @pytest.mark.parametrize("run_id", ["", None])
-def test_a_rendezvous_needs_a_name(run_id):
+def test_backend_of_a_rendezvous_without_a_name_is_refused(run_id):
     with pytest.raises(ValueError):
         C10dRendezvousBackend(HashStore(), run_id)
 
 
-def test_at_first_there_is_no_state(backend):
+def test_backend_has_no_state_at_first(backend):
     assert backend.get_state() is None
     assert backend.set_state(b"x", "foreign token") is None
     assert backend.set_state(b"x", b"") is None
@@ -54,7 +54,7 @@ def test_at_first_there_is_no_state(backend):
     assert backend.get_state() is None
 
 
-def test_without_a_token_only_the_first_state_is_written(backend):
+def test_write_without_a_token_takes_effect_for_the_first_state_only(backend):
     first, token, won = backend.set_state(b"first")
     assert (first, won) == (b"first", True)
     assert backend.get_state() == (b"first", token)
@@ -62,7 +62,7 @@ def test_without_a_token_only_the_first_state_is_written(backend):
     assert backend.get_state() == (b"first", token)
 
 
-def test_with_the_token_of_the_state_the_next_is_written(backend):
+def test_write_with_the_token_of_the_state_takes_effect(backend):
     _, token, _ = backend.set_state(b"first")
     second, newer, won = backend.set_state(b"second", token)
     assert (second, won) == (b"second", True)
@@ -72,20 +72,20 @@ def test_with_the_token_of_the_state_the_next_is_written(backend):
 
 
 @pytest.mark.parametrize("token", ["text", 5, 0, False, object(), b"", bytearray(b"x"), ()])
-def test_a_token_that_is_nobodys_writes_nothing_and_returns_what_is_there(backend, token):
+def test_write_with_a_foreign_token_changes_nothing_and_returns_the_state(backend, token):
     _, own, _ = backend.set_state(b"first")
     assert backend.set_state(b"second", token) == (b"first", own, False)
     assert backend.get_state() == (b"first", own)
 
 
 @pytest.mark.parametrize("state", [b"", b"\0", b"x", b"xy", b"xyz", os.urandom(1000), base64.b64decode(SENTINEL)])
-def test_every_state_comes_back_byte_for_byte(backend, state):
+def test_state_of_any_bytes_comes_back_byte_for_byte(backend, state):
     written, token, won = backend.set_state(state)
     assert (written, won) == (state, True)
     assert backend.get_state() == (state, token)
 
 
-def test_the_same_state_written_twice_wins_once(store, backend):
+def test_state_written_twice_wins_once(store, backend):
     """c10d compares states, so that both would believe that they won."""
     other = C10dRendezvousBackend(store, "id")
     _, token, _ = backend.set_state(b"old")
@@ -94,7 +94,7 @@ def test_the_same_state_written_twice_wins_once(store, backend):
     assert other.set_state(b"new")[2] is False
 
 
-def test_a_state_taken_away_and_put_back_is_another_one(backend):
+def test_state_taken_away_and_put_back_is_another_one(backend):
     _, token, _ = backend.set_state(b"a")
     _, between, _ = backend.set_state(b"b", token)
     _, again, won = backend.set_state(b"a", between)
@@ -103,7 +103,7 @@ def test_a_state_taken_away_and_put_back_is_another_one(backend):
     assert backend.set_state(b"c", token) == (b"a", again, False)
 
 
-def test_of_many_who_write_the_same_state_at_once_one_wins_each_time(tmp_path):
+def test_writers_of_the_same_state_at_once_have_one_winner_each_time(tmp_path):
     place = Place("file-ofd", str(tmp_path))
     first = C10dRendezvousBackend(place.open(), "id")
     token = first.set_state(b"0")[1]
@@ -116,13 +116,13 @@ def test_of_many_who_write_the_same_state_at_once_one_wins_each_time(tmp_path):
     place.close()
 
 
-def test_torch_reads_what_is_written_here(store, backend):
+def test_state_written_here_is_read_by_torch(store, backend):
     state = pickle.dumps({"any": "bytes"})
     backend.set_state(state)
     assert base64.b64decode(store.get(KEY)) == state
 
 
-def test_what_torch_writes_is_read_here(store, backend):
+def test_state_written_by_torch_is_read_here(store, backend):
     store.set(KEY, base64.b64encode(b"from torch"))
     state, token = backend.get_state()
     assert state == b"from torch"
@@ -130,7 +130,7 @@ def test_what_torch_writes_is_read_here(store, backend):
 
 
 @pytest.mark.parametrize("damage", [b"abc", b"=", b"YWJj\n", b"YW J", b"\xff\xff\xff\xff", b"{}", b'"', b"YWJj-"])
-def test_a_value_that_is_no_state_is_an_error(store, backend, damage):
+def test_value_that_is_no_state_is_an_error(store, backend, damage):
     store.set(KEY, damage)
     with pytest.raises(RendezvousStateError, match=r"torch\.rendezvous\.id"):
         backend.get_state()
@@ -163,7 +163,7 @@ class Failing(HashStore):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_the_store_raises_becomes_one_error_with_its_cause(error):
+def test_store_error_of_any_kind_becomes_one_error_with_its_cause(error):
     store = Failing()
     backend = C10dRendezvousBackend(store, "id")
     store.error = error
@@ -173,7 +173,7 @@ def test_whatever_the_store_raises_becomes_one_error_with_its_cause(error):
         assert caught.value.__cause__ is error
 
 
-def test_ctrl_c_stays_ctrl_c():
+def test_ctrl_c_is_not_turned_into_another_error():
     store = Failing()
     backend = C10dRendezvousBackend(store, "id")
     store.error = KeyboardInterrupt()
@@ -181,7 +181,7 @@ def test_ctrl_c_stays_ctrl_c():
         backend.get_state()
 
 
-def test_a_closed_file_is_a_lost_connection(tmp_path):
+def test_file_store_that_is_closed_is_a_lost_connection(tmp_path):
     place = Place("file-ofd", str(tmp_path))
     store = place.open()
     backend = C10dRendezvousBackend(store, "id")
@@ -199,7 +199,7 @@ def test_rendezvous_of_two_names_do_not_touch_each_other():
 
 
 @pytest.mark.torch
-def test_torchs_own_backend_and_ours_take_turns_on_one_store():
+def test_backends_of_torch_and_fscoord_take_turns_on_one_store():
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend as Theirs
 

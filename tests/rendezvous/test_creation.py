@@ -40,7 +40,7 @@ def events(caplog):
     ]
 
 
-def test_a_path_is_a_file_and_all_who_name_it_meet(create, tmp_path, events):
+def test_path_is_a_file_store_shared_by_all_that_name_it(create, tmp_path, events):
     path = str(tmp_path / "job")
     (one, store), (two, _) = create(path), create(path)
     assert isinstance(store, FileStore)
@@ -51,7 +51,7 @@ def test_a_path_is_a_file_and_all_who_name_it_meet(create, tmp_path, events):
 
 
 @pytest.mark.parametrize("address", ["file:{}", "file://{}", "FILE:{}", "{}", " {} "])
-def test_a_file_has_several_addresses(create, tmp_path, address):
+def test_file_has_several_addresses(create, tmp_path, address):
     _, store = create(address.format(tmp_path / "job"))
     assert store.path == str(tmp_path / "job")
 
@@ -65,12 +65,12 @@ def test_store_type_file_takes_any_name_as_it_stands(create, tmp_path, monkeypat
     assert "2" + name in os.listdir(tmp_path)
 
 
-def test_a_path_object_is_a_file(create, tmp_path):
+def test_path_object_is_a_file(create, tmp_path):
     _, store = create(tmp_path / "job")
     assert store.path == str(tmp_path / "job")
 
 
-def test_without_an_endpoint_it_is_a_temporary_file_that_is_told(create, events):
+def test_endpoint_left_out_means_a_temporary_file_that_is_recorded(create, events):
     _, store = create()
     assert os.stat(store.path).st_mode & 0o777 == 0o600
     (event,) = events()
@@ -81,7 +81,7 @@ def test_without_an_endpoint_it_is_a_temporary_file_that_is_told(create, events)
     assert not os.path.exists(store.path)
 
 
-def test_several_nodes_without_an_endpoint_are_warned(create, caplog):
+def test_endpoint_left_out_for_several_nodes_gives_a_warning(create, caplog):
     _, store = create(min_nodes=2)
     assert [store.path in record.message for record in caplog.records if record.levelno == logging.WARNING] == [True]
     caplog.clear()
@@ -90,7 +90,7 @@ def test_several_nodes_without_an_endpoint_are_warned(create, caplog):
 
 
 @pytest.mark.parametrize("options", [{"endpoint": "mem:{}"}, {"endpoint": "{}", "store_type": "hash"}])
-def test_a_hash_store_is_shared_by_name_within_the_process(create, options, request):
+def test_hash_store_is_shared_by_name_within_the_process(create, options, request):
     options = {**options, "endpoint": options["endpoint"].format(request.node.nodeid)}
     (one, store), (two, _) = create(**options), create(**options)
     assert isinstance(store, HashStore)
@@ -98,14 +98,14 @@ def test_a_hash_store_is_shared_by_name_within_the_process(create, options, requ
     assert two.get_state()[0] == b"state"
 
 
-def test_the_read_timeout_is_that_of_every_store(create, tmp_path):
+def test_read_timeout_is_that_of_every_store(create, tmp_path):
     for endpoint in ("", str(tmp_path / "job"), "mem:"):
         assert create(endpoint)[1].timeout.total_seconds() == 60
         assert create(endpoint, read_timeout="7")[1].timeout.total_seconds() == 7
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "0", "x", 1.5, ""])
-def test_a_read_timeout_that_is_no_positive_integer_is_refused_and_recorded(create, events, timeout):
+def test_read_timeout_that_is_no_positive_integer_is_refused_and_recorded(create, events, timeout):
     with pytest.raises(ValueError, match="read_timeout"):
         create("mem:", read_timeout=timeout)
     (event,) = events()
@@ -113,19 +113,19 @@ def test_a_read_timeout_that_is_no_positive_integer_is_refused_and_recorded(crea
     assert event.message.startswith("ValueError: ")
 
 
-def test_an_unknown_store_type_is_refused_with_the_names_of_all(create, events):
+def test_store_type_that_is_unknown_is_refused_with_the_names_of_all(create, events):
     with pytest.raises(ValueError, match="etcd, file, hash, tcp"):
         create("x", store_type="zookeeper")
     assert events()[0].message.startswith("ValueError: unknown store_type 'zookeeper'")
 
 
-def test_a_rendezvous_without_a_name_is_refused_and_the_store_closed(tmp_path, events):
+def test_rendezvous_without_a_name_is_refused_and_the_store_closed(tmp_path, events):
     with pytest.raises(ValueError, match="run id"):
         create_backend(parameters(str(tmp_path / "job"), run_id=""))
     assert events()[0].message.startswith("ValueError: ")
 
 
-def test_a_file_that_cannot_be_opened_is_a_lost_connection_with_its_cause(create, tmp_path, events):
+def test_file_that_cannot_be_opened_is_a_lost_connection_with_its_cause(create, tmp_path, events):
     with pytest.raises(RendezvousConnectionError, match="missing") as caught:
         create(str(tmp_path / "missing" / "job"))
     assert isinstance(caught.value.__cause__, errors.StoreError)
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_opened_is_a_lost_connection_with_its_cause(create
 
 
 @pytest.mark.parametrize("endpoint", ["unknown://x", "node1:x", "node1:65536", "a b"])
-def test_an_endpoint_that_is_none_is_refused(create, endpoint, tmp_path, monkeypatch):
+def test_endpoint_that_is_malformed_is_refused(create, endpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError):
         create(endpoint)
@@ -175,7 +175,7 @@ def network(monkeypatch):
         *(("::1", "[::1]:29400"), ("[::1]:7", "[::1]:7"), ("file:123", "file:123")),
     ],
 )
-def test_a_host_is_a_tcp_store_and_never_a_file(create, network, tmp_path, monkeypatch, endpoint, host):
+def test_endpoint_with_a_host_is_a_tcp_store_and_never_a_file(create, network, tmp_path, monkeypatch, endpoint, host):
     monkeypatch.chdir(tmp_path)
     create(endpoint)
     assert [(where, path) for where, path, _ in network.opened] == [(host, "")]
@@ -183,14 +183,14 @@ def test_a_host_is_a_tcp_store_and_never_a_file(create, network, tmp_path, monke
     assert os.listdir(tmp_path) == []
 
 
-def test_who_hosts_the_tcp_store_records_it(create, network, events):
+def test_host_of_the_tcp_store_records_that_it_hosts_it(create, network, events):
     create("127.0.0.1")
     (event,) = events()
     assert network.hosting() == [True]
     assert (event.node_state.value, str(os.getpid()) in event.message) == ("INIT", True)
 
 
-def test_who_only_thought_to_be_the_host_joins(create, network, events):
+def test_node_that_wrongly_took_itself_for_the_host_joins(create, network, events):
     network.fails_for_hosts = True
     create("127.0.0.1")
     assert network.hosting() == [True, False]
@@ -198,14 +198,14 @@ def test_who_only_thought_to_be_the_host_joins(create, network, events):
 
 
 @pytest.mark.parametrize("is_host", [True, False])
-def test_who_was_told_to_host_or_not_tries_nothing_else(create, network, is_host):
+def test_node_with_is_host_given_tries_nothing_else(create, network, is_host):
     network.fails = True
     with pytest.raises(RendezvousConnectionError):
         create("127.0.0.1", is_host=str(is_host))
     assert network.hosting() == [is_host]
 
 
-def test_an_unreachable_host_is_a_lost_connection(create, network, events):
+def test_host_that_is_unreachable_is_a_lost_connection(create, network, events):
     network.fails = True
     with pytest.raises(RendezvousConnectionError, match="address in use"):
         create("192.0.2.1", is_host=False)

@@ -101,7 +101,7 @@ def pass_time(*living):
             handler._keep_alive.tick(number * 2.0 * HOUR)
 
 
-def test_one_node_is_a_round(node):
+def test_round_of_one_node_completes(node):
     handler = node()
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
@@ -124,12 +124,12 @@ def test_nodes_meet_and_have_dense_ranks_one_address_and_a_store_of_their_own(no
     assert not again[0].store.check(["k"])
 
 
-def test_between_the_least_and_the_most_the_last_call_decides(node):
+def test_last_call_decides_between_the_least_and_the_most_nodes(node):
     one, two = node(2, 3), node(2, 3)
     assert [info.world_size for info in joined(one, two)] == [2, 2]
 
 
-def test_who_comes_late_waits_and_takes_part_in_the_next_round(node):
+def test_node_that_comes_late_waits_and_takes_part_in_the_next_round(node):
     infos = grow(node(1, 2), node(1, 2))
     assert {(info.rank, info.world_size) for info in infos} == {(0, 2), (1, 2)}
 
@@ -140,7 +140,7 @@ def watch(condition):
         time.sleep(0)
 
 
-def test_who_is_spare_waits_without_counting_and_leaves_in_good_order(node):
+def test_spare_node_waits_without_counting_and_leaves_in_good_order(node):
     one, spare = node(1, 1), node(1, 1, join=0.001)
     one.next_rendezvous()
     thread = start_thread(spare.next_rendezvous)
@@ -151,7 +151,7 @@ def test_who_is_spare_waits_without_counting_and_leaves_in_good_order(node):
         thread.join()
 
 
-def test_a_spare_node_takes_the_place_of_a_dead_one(node):
+def test_spare_node_takes_the_place_of_a_dead_one(node):
     one, two, spare = node(2, 2), node(2, 2), node(2, 2)
     joined(one, two)
     thread = start_thread(spare.next_rendezvous)
@@ -165,7 +165,7 @@ def test_a_spare_node_takes_the_place_of_a_dead_one(node):
     assert two.node not in one._shared.read()[0].present
 
 
-def test_who_was_taken_for_dead_comes_again(node):
+def test_node_that_was_taken_for_dead_comes_again(node):
     one, two = node(1, 2), node(1, 2)
     grow(one, two)
     one._shared.change(lambda state: evict(state, [two.node]))
@@ -174,7 +174,7 @@ def test_who_was_taken_for_dead_comes_again(node):
     assert {info.world_size for info in infos} == {2}
 
 
-def test_a_node_that_leaves_breaks_the_round_and_the_rest_goes_on(node):
+def test_node_that_leaves_breaks_the_round_and_the_rest_goes_on(node):
     one, two = node(1, 2), node(1, 2)
     grow(one, two)
     two.leave()
@@ -183,7 +183,7 @@ def test_a_node_that_leaves_breaks_the_round_and_the_rest_goes_on(node):
     assert one.next_rendezvous().world_size == 1
 
 
-def test_after_closing_nobody_takes_part_any_more(node):
+def test_rendezvous_that_is_closed_takes_no_further_nodes(node):
     one = node(1, 2)
     one.next_rendezvous()
     assert not one.is_closed()
@@ -197,7 +197,7 @@ def test_after_closing_nobody_takes_part_any_more(node):
         one.next_rendezvous()
 
 
-def test_those_who_wait_are_told_of_the_closing_at_once(node):
+def test_waiting_nodes_are_notified_of_the_closing_at_once(node):
     one, two = node(3, 3), node(3, 3)
     threads = [start_thread(each.next_rendezvous) for each in (one, two)]
     watch(lambda: len(one._shared.read()[0].present) == 2)
@@ -207,7 +207,7 @@ def test_those_who_wait_are_told_of_the_closing_at_once(node):
             thread.join()
 
 
-def test_after_a_clean_end_the_next_launch_starts_afresh(node):
+def test_launch_after_a_clean_end_starts_afresh(node):
     for launch in range(3):
         handlers = [node(2, 2), node(2, 2)]
         infos = joined(*handlers)
@@ -217,7 +217,7 @@ def test_after_a_clean_end_the_next_launch_starts_afresh(node):
         assert handlers[0]._shared.read()[0].life == launch
 
 
-def test_after_all_nodes_have_died_the_next_launch_starts_afresh(node):
+def test_launch_after_all_nodes_have_died_starts_afresh(node):
     old = [node(2, 2), node(2, 2)]
     joined(*old)
     die(*old)
@@ -228,7 +228,7 @@ def test_after_all_nodes_have_died_the_next_launch_starts_afresh(node):
     assert {thread.join().rank for thread in threads} == {0, 1}
 
 
-def test_a_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(node):
+def test_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(node):
     one = node(1, 1)
     one.next_rendezvous()
     one.set_closed()
@@ -246,7 +246,7 @@ def test_a_closed_rendezvous_whose_nodes_died_is_taken_over_once_that_is_known(n
     assert not fresh.is_closed()
 
 
-def test_who_was_in_an_older_state_has_not_just_come(node):
+def test_node_in_an_older_state_does_not_count_as_just_come(node):
     one, fresh = node(1, 1), node(1, 1)
     one.next_rendezvous()
     one.set_closed()
@@ -260,14 +260,14 @@ def test_who_was_in_an_older_state_has_not_just_come(node):
     assert one.node not in alive
 
 
-def test_too_few_nodes_is_an_error_that_names_who_was_there_and_nobody_counts_on_the_node(node):
+def test_rendezvous_with_too_few_nodes_names_them_and_forgets_the_node(node):
     handler = node(2, 3, join=0.01)
     with pytest.raises(RendezvousTimeoutError, match=r"2 to 3 nodes.*nobody"):
         handler.next_rendezvous()
     assert handler._shared.read()[0].present == frozenset()
 
 
-def test_if_rank_0_says_nothing_the_others_do_not_wait_for_ever(node, monkeypatch):
+def test_nodes_do_not_wait_for_ever_for_the_address_of_rank_0(node, monkeypatch):
     monkeypatch.setattr("fscoord.rendezvous.handler.ADDRESS_POLL_S", 0)
     first, second = sorted([node(2, 2), node(2, 2)], key=lambda handler: handler.node)
     monkeypatch.setattr(first, "_prepare", lambda *_: "nothing")
@@ -301,7 +301,7 @@ def test_wait_for_the_address_of_rank_0_is_logged(monkeypatch):
     assert words == ["the address of rank 0 (0 silent) of rendezvous 'id'"]
 
 
-def test_a_shut_down_handler_is_through(node):
+def test_handler_that_is_shut_down_takes_part_no_more(node):
     handler = node()
     with handler:
         handler.next_rendezvous()
@@ -311,7 +311,7 @@ def test_a_shut_down_handler_is_through(node):
         handler.next_rendezvous()
 
 
-def test_shutdown_says_whether_all_went_well(place, caplog):
+def test_shutdown_returns_whether_all_went_well(place, caplog):
     store = place.open()
     handler = DynamicRendezvousHandler(RendezvousSettings("id", 1, 1), C10dRendezvousBackend(store, "id"), store)
     handler.next_rendezvous()
@@ -320,7 +320,7 @@ def test_shutdown_says_whether_all_went_well(place, caplog):
     assert any("did not end in good order" in record.message for record in caplog.records)
 
 
-def test_a_store_that_fails_is_a_lost_connection(place):
+def test_store_that_fails_is_a_lost_connection(place):
     store = place.open()
     handler = DynamicRendezvousHandler(RendezvousSettings("id", 1, 1), C10dRendezvousBackend(store, "id"), store)
     store.close()
@@ -330,14 +330,14 @@ def test_a_store_that_fails_is_a_lost_connection(place):
     handler.shutdown()
 
 
-def test_a_state_that_is_none_is_an_error_and_left_alone(node, place):
+def test_state_that_is_malformed_is_an_error_and_left_alone(node, place):
     C10dRendezvousBackend(place.open(), "id").set_state(b"\x80\x04]\x94.")  # a pickle, as torch writes it
     with pytest.raises(RendezvousStateError):
         node().next_rendezvous()
     assert C10dRendezvousBackend(place.open(), "id").get_state()[0] == b"\x80\x04]\x94."
 
 
-def test_what_happens_is_recorded(node, caplog):
+def test_handler_records_the_events_of_its_rounds(node, caplog):
     caplog.set_level(logging.INFO, "fscoord")
     handler = node()
     info = handler.next_rendezvous()
@@ -351,7 +351,7 @@ def test_what_happens_is_recorded(node, caplog):
     assert events[4].message.startswith(f"the node {handler.node} RendezvousClosedError: ")
 
 
-def test_whatever_a_dead_node_is_called_a_log_can_hold_it(caplog):
+def test_dead_node_of_any_name_can_be_logged(caplog):
     store = HashStore()
     shared = SharedState(C10dRendezvousBackend(store, "id"), store)
     shared.write(State(participants=("\ud800",)), None)
@@ -373,7 +373,7 @@ def test_rendezvous_of_two_names_in_one_store_do_not_touch_each_other(node):
 # Made from parameters
 
 
-def test_a_handler_is_made_from_parameters_and_closes_its_store(tmp_path):
+def test_handler_made_from_parameters_closes_its_store(tmp_path):
     params = RendezvousParameters(
         "c10d",
         str(tmp_path / "job"),
@@ -400,7 +400,7 @@ def test_a_handler_is_made_from_parameters_and_closes_its_store(tmp_path):
         store.get("k")
 
 
-def test_the_defaults_are_those_of_torch():
+def test_defaults_are_those_of_torch():
     timeout = RendezvousTimeout()
     limits = [timeout.join, timeout.last_call, timeout.close, timeout.heartbeat]
     assert [limit.total_seconds() for limit in limits] == [600, 30, 30, 5]
@@ -425,12 +425,12 @@ def test_settings_that_make_no_sense_are_refused_before_a_store_is_opened(tmp_pa
 
 
 @pytest.mark.parametrize("arguments", [("", 1, 1), ("id", 0, 1), ("id", 2, 1)])
-def test_a_rendezvous_needs_a_name_and_sound_numbers(arguments):
+def test_rendezvous_needs_a_name_and_sound_numbers(arguments):
     with pytest.raises(ValueError):
         RendezvousSettings(*arguments)
 
 
-def test_many_nodes_at_once_agree():
+def test_handlers_of_many_nodes_at_once_agree():
     store = HashStore()
     handlers = []
     for _ in range(12):

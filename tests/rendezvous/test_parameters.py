@@ -20,7 +20,7 @@ def parameters(**config):
     return RendezvousParameters("c10d", "/shared/job", "7", 1, 2, **config)
 
 
-def test_parameters_keep_what_they_are_given():
+def test_parameters_keep_the_values_they_are_given():
     params = RendezvousParameters("c10d", "end", "id", 1, 2, "10.0.0.1", timeout=5)
     assert (params.backend, params.endpoint, params.run_id) == ("c10d", "end", "id")
     assert (params.min_nodes, params.max_nodes, params.local_addr) == (1, 2, "10.0.0.1")
@@ -37,7 +37,7 @@ def test_parameters_that_make_no_sense_are_refused(backend, least, most):
         RendezvousParameters(backend, "end", "id", least, most)
 
 
-def test_an_option_that_was_not_given_is_the_default():
+def test_option_that_was_not_given_is_the_default():
     params = parameters(there="x")
     assert (params.get("there"), params.get("not"), params.get("not", 3)) == ("x", None, 3)
     assert params.get_as_bool("not") is None
@@ -47,17 +47,17 @@ def test_an_option_that_was_not_given_is_the_default():
 
 
 @pytest.mark.parametrize("value", [1, True, "1", "true", " TRUE ", "t", "T", "yes", "y", "on"])
-def test_yes_is_read_as_yes(value):
+def test_option_of_yes_is_read_as_yes(value):
     assert parameters(x=value).get_as_bool("x") is True
 
 
 @pytest.mark.parametrize("value", [0, False, "0", "false", "F", "no", "N", "off"])
-def test_no_is_read_as_no(value):
+def test_option_of_no_is_read_as_no(value):
     assert parameters(x=value).get_as_bool("x", True) is False
 
 
 @pytest.mark.parametrize("value", ["", "2", 2, -1, "maybe", 1.0, [], "yes no"])
-def test_what_is_neither_yes_nor_no_is_refused(value):
+def test_option_that_is_neither_yes_nor_no_is_refused(value):
     with pytest.raises(ValueError, match="x="):
         parameters(x=value).get_as_bool("x")
 
@@ -68,7 +68,7 @@ def test_integers_are_read_as_integers(value, number):
 
 
 @pytest.mark.parametrize("value", ["", "three", "1.5", 1.5, float("inf"), float("nan"), [], object()])
-def test_what_is_no_integer_is_refused(value):
+def test_option_that_is_no_integer_is_refused(value):
     with pytest.raises(ValueError, match="x="):
         parameters(x=value).get_as_int("x")
 
@@ -111,7 +111,7 @@ def test_text_that_is_no_list_of_options_is_refused(text):
         ("[2001:db8::7]:29400", "2001:db8::7", 29400),
     ],
 )
-def test_an_endpoint_is_a_host_and_a_port(endpoint, host, port):
+def test_endpoint_is_a_host_and_a_port(endpoint, host, port):
     assert parse_rendezvous_endpoint(endpoint, 123) == (host, port)
 
 
@@ -123,13 +123,13 @@ def test_an_endpoint_is_a_host_and_a_port(endpoint, host, port):
         *(":29400", "-node", "a b", "node1/x", "a:b:c", "::1::2", "2001:db8::7:29400", "node1:1:2", "no\nde"),
     ],
 )
-def test_an_endpoint_that_is_none_is_refused_and_named(endpoint):
+def test_endpoint_that_is_malformed_is_refused_and_named(endpoint):
     with pytest.raises(ValueError, match="endpoint"):
         parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
 
 
 @pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "::1"])
-def test_loopback_is_this_host_without_asking_anybody(name, monkeypatch):
+def test_loopback_is_the_own_host_without_asking_anybody(name, monkeypatch):
     monkeypatch.setattr(network.socket, "getaddrinfo", None)
     assert matches_machine_hostname(name)
     assert matches_machine_hostname(system.hostname().upper())
@@ -155,15 +155,15 @@ def resolver(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["here", "here.cluster", "Here.Cluster", "10.0.0.1", "fd00::1", "fd00:0::1", "alias"])
-def test_this_host_is_known_by_its_names_and_addresses(name, resolver):
+def test_own_host_is_known_by_its_names_and_addresses(name, resolver):
     assert matches_machine_hostname(name)
 
 
 @pytest.mark.parametrize("name", ["there", "there.cluster", "10.0.0.2", "fd00::2", "unknown", "x" * 300])
-def test_other_hosts_are_told_from_it(name, resolver):
+def test_hosts_elsewhere_are_distinguished_from_the_own_host(name, resolver):
     assert not matches_machine_hostname(name)
 
 
-def test_a_free_port_can_be_listened_on():
+def test_free_port_can_be_listened_on():
     with socket.create_server(("127.0.0.1", network.free_port())) as server:
         assert server.getsockname()[1] > 0

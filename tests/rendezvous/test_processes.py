@@ -125,7 +125,7 @@ def crew(tmp_path):
         each.close()
 
 
-def test_processes_meet_one_is_killed_another_comes_and_the_rest_agree_each_time(crew):
+def test_processes_agree_each_time_though_one_is_killed_and_another_comes(crew):
     agents = crew(2, 3)
     for _ in range(3):
         agents.hire()
@@ -139,7 +139,7 @@ def test_processes_meet_one_is_killed_another_comes_and_the_rest_agree_each_time
     assert agents.close()[1:] == [0, 0, 0]
 
 
-def test_a_second_launch_starts_afresh_after_the_first_was_killed(crew):
+def test_second_launch_starts_afresh_after_the_first_was_killed(crew):
     killed = crew(2, 2)
     for _ in range(2):
         killed.hire()

@@ -145,7 +145,7 @@ def test_refused_writes_end_with_the_deadline_and_have_pauses(answer):
     assert backend.writes < 2 * WRITES_MAX
 
 
-def test_backend_that_does_not_say_what_became_of_a_write_is_read_again():
+def test_backend_that_does_not_report_the_outcome_of_a_write_is_read_again():
     store, backend = HashStore(timeout=HANG_S), Silent()
     handlers = [handler_on(backend, store, join=HANG_S, most=2) for _ in range(2)]
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_backend_that_does_not_say_what_became_of_a_write_is_read_again():
     assert all(handler.shutdown() for handler in handlers)
 
 
-def test_write_of_which_nothing_is_said_wakes_those_who_wait():
+def test_write_whose_outcome_is_not_reported_wakes_the_waiting_nodes():
     store = HashStore()
     shared = SharedState(Silent(), store)
     state, token, is_written = shared.write(State(sequence=1, participants=("n",)), None)
@@ -163,7 +163,7 @@ def test_write_of_which_nothing_is_said_wakes_those_who_wait():
     assert shared.write(State(sequence=1, participants=("other",)), None) == (state, token, False)
 
 
-def test_state_that_a_backend_loses_is_told_from_one_that_never_was():
+def test_state_that_a_backend_loses_is_distinguished_from_one_that_never_was():
     backend = Silent()
     shared = SharedState(backend, HashStore())
     assert shared.read() == (State(), None)
@@ -175,7 +175,7 @@ def test_state_that_a_backend_loses_is_told_from_one_that_never_was():
         shared.change(lambda state: evict(state, ["n"]))
 
 
-def test_many_nodes_that_refuse_each_other_their_writes_come_through():
+def test_nodes_that_refuse_each_other_their_writes_come_through():
     """Contention is no fault: each refusal means that another node's write was taken."""
     store = HashStore(timeout=HANG_S)
     shared = [SharedState(C10dRendezvousBackend(store, "id"), store.clone()) for _ in range(8)]

@@ -53,7 +53,7 @@ def registry():
     return RendezvousHandlerRegistry()
 
 
-def test_a_registered_maker_makes_the_handler(registry):
+def test_registered_maker_makes_the_handler(registry):
     registry.register("mine", Handler)
     params = parameters()
     handler = registry.create_handler(params)
@@ -61,13 +61,13 @@ def test_a_registered_maker_makes_the_handler(registry):
     assert handler.use_agent_store is False
 
 
-def test_an_unknown_backend_is_refused_with_the_names_of_all(registry):
+def test_backend_that_is_unknown_is_refused_with_the_names_of_all(registry):
     registry.register("mine", Handler)
     with pytest.raises(ValueError, match="'other'; there are: mine"):
         registry.create_handler(parameters("other"))
 
 
-def test_a_name_has_one_maker(registry):
+def test_backend_name_has_one_maker(registry):
     class Makers:
         def make(self, params):
             return Handler(params)
@@ -89,7 +89,7 @@ def test_a_name_has_one_maker(registry):
         registry.register("", Handler)
 
 
-def test_a_maker_that_makes_something_else_is_found_out(registry):
+def test_maker_that_makes_something_else_is_an_error(registry):
     registry.register("other", Handler)
     with pytest.raises(RuntimeError, match="'mine'"):
         registry.create_handler(parameters("other"))
@@ -106,7 +106,7 @@ class Entry:
         return self.maker
 
 
-def test_other_packages_bring_makers_and_broken_ones_break_nothing(registry, monkeypatch, caplog):
+def test_makers_of_other_packages_are_found_and_broken_ones_break_nothing(registry, monkeypatch, caplog):
     found = [Entry("broken", ImportError("no such thing")), Entry("mine", Handler), Entry("taken", Handler)]
     groups = []
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: groups.append(group) or found)
@@ -127,6 +127,6 @@ def test_rank_0_publishes_an_address_and_the_others_get_it():
     assert RendezvousStoreInfo.build(0, store).master_port > 0
 
 
-def test_without_rank_0_there_is_no_address():
+def test_address_does_not_exist_without_rank_0():
     with pytest.raises(StoreTimeoutError, match="MASTER_ADDR"):
         RendezvousStoreInfo.build(1, HashStore(), timeout=0)

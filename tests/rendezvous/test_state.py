@@ -41,41 +41,41 @@ def is_waiting(state, me, limits=TWO_TO_THREE, **seen):
 # A round forms
 
 
-def test_the_first_node_joins_and_waits_for_others():
+def test_first_node_joins_and_waits_for_others():
     state = written(FORMING, "a")
     assert state == State(sequence=1, participants=("a",))
     assert is_waiting(state, "a")
 
 
-def test_with_enough_nodes_all_wait_for_the_last_call():
+def test_nodes_in_sufficient_number_wait_for_the_last_call():
     state = written(written(FORMING, "b"), "a")
     assert state.participants == ("b", "a")
     assert is_waiting(state, "a")
     assert is_waiting(state, "b")
 
 
-def test_after_the_last_call_any_participant_completes_the_round_in_the_order_of_names():
+def test_participant_completes_the_round_by_names_after_the_last_call():
     state = State(participants=("b", "a"))
     done = written(state, "a", is_last_call_over=True)
     assert done == State(sequence=1, complete=True, participants=("a", "b"))
     assert ruled(done, "a").verdict is ruled(done, "b").verdict is Verdict.JOINED
 
 
-def test_without_enough_nodes_no_last_call_helps():
+def test_last_call_does_not_help_without_enough_nodes():
     assert is_waiting(State(participants=("a",)), "a", is_last_call_over=True)
 
 
-def test_with_all_nodes_there_is_no_last_call_and_the_last_to_come_completes():
+def test_last_of_all_nodes_completes_the_round_without_a_last_call():
     state = State(participants=("a", "c"))
     assert written(state, "b") == State(sequence=1, complete=True, participants=("a", "b", "c"))
 
 
-def test_a_single_node_is_a_round_when_that_is_enough():
+def test_single_node_is_a_round_when_that_is_enough():
     assert written(FORMING, "a", Limits(1, 1)).complete
     assert not written(FORMING, "a", Limits(1, 2)).complete
 
 
-def test_nobody_completes_a_round_with_nodes_that_nobody_has_seen_alive():
+def test_round_with_nodes_that_were_never_seen_alive_is_not_completed():
     """They may be what a dead job left behind."""
     state = State(participants=("a", "c"))
     joined = written(state, "b", alive=frozenset("a"))
@@ -85,21 +85,21 @@ def test_nobody_completes_a_round_with_nodes_that_nobody_has_seen_alive():
     assert written(joined, "a", alive=frozenset("bc")).complete
 
 
-def test_only_a_participant_completes_a_round():
+def test_round_is_completed_by_a_participant_only():
     state = State(participants=("a", "b"), former=("c",))
     decided = written(state, "d", is_last_call_over=True)
     assert not decided.complete
     assert decided.waiting == ("d",)
 
 
-def test_the_dead_are_taken_out_of_a_forming_round_before_anything_else():
+def test_dead_nodes_are_taken_out_of_a_forming_round_before_anything_else():
     state = State(participants=("a", "x"), waiting=("y",), former=("z",))
     assert written(state, "b", dead=frozenset("xyz")).participants == ("a", "b")
     gone = written(State(participants=("a", "x")), "a", dead=frozenset("x"))
     assert gone.participants == ("a",)
 
 
-def test_nobody_takes_itself_for_dead():
+def test_node_does_not_take_itself_for_dead():
     assert is_waiting(State(participants=("a",)), "a", dead=frozenset("a"))
     assert ruled(PAIR, "a", dead=frozenset("a")).verdict is Verdict.JOINED
 
@@ -107,34 +107,34 @@ def test_nobody_takes_itself_for_dead():
 # A round is complete
 
 
-def test_who_comes_late_waits():
+def test_node_that_comes_late_waits():
     state = written(PAIR, "c")
     assert state == replace(PAIR, sequence=8, waiting=("c",))
     assert is_waiting(state, "c")
 
 
-def test_who_comes_to_a_full_round_waits_too():
+def test_node_that_comes_to_a_full_round_waits_too():
     state = written(FULL, "d")
     assert state.waiting == ("d",)
     assert is_waiting(state, "d")
 
 
-def test_those_who_wait_keep_the_order_of_coming():
+def test_waiting_nodes_keep_the_order_of_coming():
     assert written(written(FULL, "e"), "d").waiting == ("e", "d")
 
 
-def test_when_a_participant_comes_again_the_round_is_broken_and_it_is_in_the_next():
+def test_participant_that_comes_again_breaks_the_round_and_is_in_the_next():
     state = written(replace(PAIR, waiting=("c",)), "a", returned=4)
     assert (state.round, state.complete, state.participants) == (5, False, ("a",))
     assert (state.former, state.waiting) == (("b",), ("c",))
 
 
-def test_a_participant_that_has_not_read_its_outcome_yet_gets_it_first():
+def test_participant_that_has_not_read_its_outcome_yet_gets_it_first():
     assert ruled(PAIR, "a", returned=3).verdict is Verdict.JOINED
     assert ruled(PAIR, "a", returned=None).verdict is Verdict.JOINED
 
 
-def test_when_a_participant_dies_the_round_is_broken():
+def test_round_is_broken_when_a_participant_dies():
     state = evict(PAIR, {"a"})
     assert (state.round, state.complete, state.participants, state.former) == (5, False, (), ("b",))
     assert evict(replace(PAIR, waiting=("c",)), {"c"}) == PAIR
@@ -151,7 +151,7 @@ def test_former_participants_have_the_first_places():
     assert (state.complete, state.participants, state.waiting) == (True, ("a", "b", "d"), ("e",))
 
 
-def test_those_who_wait_have_the_next_places_before_newcomers():
+def test_waiting_nodes_have_the_next_places_before_newcomers():
     broken = State(round=5, former=("a",), waiting=("d", "e"))
     assert written(broken, "f").waiting == ("d", "e", "f")
 
@@ -165,12 +165,12 @@ def test_places_are_not_kept_for_ever():
     assert written(state, "a").waiting == ("a",)
 
 
-def test_a_former_participant_without_a_place_waits():
+def test_former_participant_without_a_place_waits():
     state = State(round=5, participants=("d", "e", "f"), former=("a",))
     assert written(state, "a") == replace(state, sequence=1, former=(), waiting=("a",))
 
 
-def test_a_round_that_completes_without_a_former_participant_forgets_it():
+def test_round_that_completes_without_a_former_participant_forgets_it():
     state = State(round=5, participants=("b", "d"), former=("a",))
     assert written(state, "b", is_last_call_over=True).former == ()
 
@@ -178,57 +178,57 @@ def test_a_round_that_completes_without_a_former_participant_forgets_it():
 # Closing
 
 
-def test_who_waits_in_a_forming_round_is_told_that_it_was_closed():
+def test_node_that_waits_in_a_forming_round_learns_that_it_was_closed():
     state = State(participants=("a",), closed=True)
     assert ruled(state, "a").verdict is Verdict.CLOSED
 
 
-def test_a_spare_node_is_told_that_it_was_not_needed():
+def test_spare_node_learns_that_it_was_not_needed():
     state = replace(FULL, waiting=("d",), closed=True)
     assert ruled(state, "d").verdict is Verdict.SPARE
     assert ruled(replace(PAIR, waiting=("d",), closed=True), "d").verdict is Verdict.CLOSED
 
 
-def test_a_participant_gets_its_outcome_even_if_it_was_closed_meanwhile():
+def test_participant_gets_its_outcome_even_if_it_was_closed_meanwhile():
     state = close(PAIR, "a")
     assert (state.participants, state.left, state.present) == (("a", "b"), ("a",), {"b"})
     assert ruled(state, "b").verdict is Verdict.JOINED
     assert ruled(state, "b", returned=4).verdict is Verdict.CLOSED
 
 
-def test_a_late_joiner_of_a_closed_rendezvous_whose_nodes_live_is_turned_away():
+def test_late_joiner_of_a_closed_rendezvous_whose_nodes_live_is_turned_away():
     state = close(PAIR, "a")
     assert ruled(state, "x", alive=frozenset("b")).verdict is Verdict.CLOSED
 
 
-def test_as_long_as_nobody_knows_whether_they_live_the_newcomer_waits():
+def test_newcomer_waits_as_long_as_it_is_unknown_whether_the_nodes_live():
     state = close(PAIR, "a")
     assert is_waiting(state, "x", alive=frozenset())
 
 
-def test_when_all_have_left_the_next_to_come_begins_another_life():
+def test_newcomer_begins_another_life_when_all_nodes_have_left():
     state = close(close(PAIR, "a"), "b")
     assert state.present == frozenset()
     fresh = written(state, "x")
     assert fresh == State(sequence=8, life=1, round=5, participants=("x",))
 
 
-def test_when_all_have_died_the_next_to_come_begins_another_life():
+def test_newcomer_begins_another_life_when_all_nodes_have_died():
     state = close(PAIR, "a")
     assert written(state, "x", dead=frozenset("b")).life == 1
 
 
-def test_an_earlier_job_that_died_without_closing_is_taken_over():
+def test_earlier_job_that_died_without_closing_is_taken_over():
     state = written(PAIR, "x", dead=frozenset("ab"))
     assert (state.round, state.participants, state.former) == (5, ("x",), ())
 
 
-def test_who_belonged_to_an_ended_life_does_not_get_into_the_next():
+def test_node_of_an_ended_life_does_not_get_into_the_next():
     assert ruled(State(life=1), "a", life=0).verdict is Verdict.CLOSED
     assert ruled(close(close(PAIR, "a"), "b"), "a", life=0).verdict is Verdict.CLOSED
 
 
-def test_nothing_is_broken_any_more_after_closing():
+def test_round_is_not_broken_any_more_after_closing():
     state = evict(close(PAIR, "a"), {"b"})
     assert (state.round, state.complete, state.participants, state.left) == (4, True, ("a", "b"), ("a", "b"))
     assert evict(state, {"a", "b"}) == state
@@ -238,7 +238,7 @@ def test_nothing_is_broken_any_more_after_closing():
 # The form
 
 
-def test_a_state_survives_its_form():
+def test_state_survives_encoding_and_decoding():
     state = State(9, 1, 5, True, True, ("a", "bß"), ("c",), ("d",), ("a",))
     assert State.decode(state.encode()) == state
     assert json.loads(state.encode())["format"] == 1
@@ -256,7 +256,7 @@ def broken_forms():
     yield from ([], "x", None, 5)
 
 
-def test_what_is_no_state_is_refused():
+def test_state_that_is_malformed_is_refused():
     forms = list(broken_forms())
     for form in forms:
         with pytest.raises(RendezvousStateError):
@@ -265,7 +265,7 @@ def test_what_is_no_state_is_refused():
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b"\x80\x04N."])
-def test_what_is_no_json_is_refused(data):
+def test_state_that_is_no_json_is_refused(data):
     with pytest.raises(RendezvousStateError):
         State.decode(data)
 
@@ -296,7 +296,7 @@ def everything_seen():
             yield Observed(frozenset(dead), frozenset(alive), life, returned, last, reserve)
 
 
-def test_every_decision_in_every_small_state_keeps_the_rules():
+def test_decisions_in_every_small_state_keep_the_rules():
     limits = Limits(1, 2)
     world = World(random.Random(0), limits)
     count = 0

@@ -37,7 +37,7 @@ def each(numbers: list[int], run: Callable[[int], Any]) -> list[Any]:
     return done
 
 
-def test_whatever_the_schedule_calls_are_linearizable_and_nothing_acknowledged_is_lost(
+def test_calls_are_linearizable_and_no_acknowledged_one_is_lost_on_any_schedule(
     rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     """Two to four processes of one or two threads make calls, and compact, while some are killed at any step, and
@@ -51,7 +51,7 @@ def test_whatever_the_schedule_calls_are_linearizable_and_nothing_acknowledged_i
             assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
 
 
-def test_whatever_the_schedule_the_same_is_true_under_marker_files(
+def test_calls_under_marker_files_are_linearizable_on_any_schedule(
     rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     """And while answers to who makes, or removes, a marker get lost. Those of the dead are removed by the others."""
@@ -61,20 +61,16 @@ def test_whatever_the_schedule_the_same_is_true_under_marker_files(
             assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
 
 
-def test_whatever_the_schedule_a_wait_ends_when_what_it_waits_for_is_there(
-    rng: random.Random, scale: Callable[[int], int]
-) -> None:
+def test_wait_ends_on_any_schedule_when_its_condition_is_met(rng: random.Random, scale: Callable[[int], int]) -> None:
     """And where the file system tells of events it does so at once, not at the next slow poll, unless somebody was
     killed or stopped.
     """
     each(schedules("waits", rng, scale(300)), waits.run)
 
 
-def test_whatever_the_schedule_runs_never_mix(rng: random.Random, scale: Callable[[int], int]) -> None:
+def test_runs_never_mix_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:
     each(schedules("restarts", rng, scale(150)), runs.run_restarts)
 
 
-def test_whatever_the_schedule_a_log_ends_with_its_last_participant(
-    rng: random.Random, scale: Callable[[int], int]
-) -> None:
+def test_log_ends_with_its_last_participant_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:
     each(schedules("lives", rng, scale(150)), runs.run_lives)

@@ -25,7 +25,7 @@ FILE = f"{Files.DIRECTORY}/file"
 TESTS = Path(__file__).parent.parent
 
 
-def test_a_seed_gives_the_same_schedule_here_and_in_another_interpreter(seed: int) -> None:
+def test_seed_gives_the_same_schedule_here_and_in_another_interpreter(seed: int) -> None:
     seeds = [seed + number for number in range(5)]
     here = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
     again = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
@@ -43,7 +43,7 @@ def test_a_seed_gives_the_same_schedule_here_and_in_another_interpreter(seed: in
     assert there.stdout.split() == [str(trace) for pair in zip(here[:5], here[5:], strict=True) for trace in pair]
 
 
-def test_a_deadlock_is_found_and_tells_the_last_steps() -> None:
+def test_deadlock_is_found_and_reported_with_the_last_steps() -> None:
     def take(first: str, second: str) -> None:
         for name in (first, second):
             fd = system.os.open(name, os.O_RDWR | os.O_CREAT)
@@ -67,7 +67,7 @@ def lock(kind: int) -> bytes:
     return struct.pack("hhqqi4x", kind, 0, 10, 1, 0)
 
 
-def test_what_is_waited_for_and_never_comes_is_a_deadlock() -> None:
+def test_wait_for_an_event_that_never_comes_is_a_deadlock() -> None:
     world = World(1)
     with world.installed():
         world.start(lambda: world.scheduler.block(lambda: False, math.inf))
@@ -75,7 +75,7 @@ def test_what_is_waited_for_and_never_comes_is_a_deadlock() -> None:
             world.scheduler.run()
 
 
-def test_a_task_that_goes_on_for_ever_is_found() -> None:
+def test_task_that_goes_on_for_ever_is_found() -> None:
     world = World(1, steps_max=1000)
 
     def spin() -> None:
@@ -88,7 +88,7 @@ def test_a_task_that_goes_on_for_ever_is_found() -> None:
             world.scheduler.run()
 
 
-def test_the_clock_jumps_to_the_next_deadline_when_all_wait() -> None:
+def test_clock_jumps_to_the_next_deadline_when_all_tasks_wait() -> None:
     world, woken = World(1), []
 
     def sleep(seconds: float) -> None:
@@ -103,7 +103,7 @@ def test_the_clock_jumps_to_the_next_deadline_when_all_wait() -> None:
     assert woken == [(60, 60), (3600, 3600), (86400, 86400)]
 
 
-def test_the_killed_do_nothing_more_and_leave_their_locks_and_a_torn_write(rng: random.Random) -> None:
+def test_killed_process_does_no_more_and_frees_its_locks_and_may_tear_a_write(rng: random.Random) -> None:
     """At whatever step: what the other finds is a beginning of what was written, and the lock free in the end."""
     sizes = set()
     for _ in range(100):
@@ -154,9 +154,7 @@ def test_ranges_are_locked_and_unlocked_in_parts() -> None:
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
-def test_a_counter_without_a_lock_loses_counts_and_one_with_a_lock_does_not(
-    is_locked: bool, rng: random.Random
-) -> None:
+def test_counter_without_a_lock_loses_counts_and_one_with_a_lock_does_not(is_locked: bool, rng: random.Random) -> None:
     results = set()
     for _ in range(100):
         world = World(rng.randrange(2**32))
@@ -178,7 +176,7 @@ def test_a_counter_without_a_lock_loses_counts_and_one_with_a_lock_does_not(
     assert results == {9} if is_locked else len(results) > 2
 
 
-def test_an_inode_number_is_given_again_at_once() -> None:
+def test_inode_number_is_given_again_at_once() -> None:
     world, numbers = World(1), []
 
     def recreate() -> None:
@@ -195,7 +193,7 @@ def test_an_inode_number_is_given_again_at_once() -> None:
     assert len(set(numbers)) == 1
 
 
-def test_no_two_files_that_are_there_have_one_inode_number() -> None:
+def test_inode_numbers_of_files_that_are_there_are_distinct() -> None:
     """Nor the directory, which was opened and closed to be synced."""
     world, numbers = World(1), []
 
@@ -210,7 +208,7 @@ def test_no_two_files_that_are_there_have_one_inode_number() -> None:
     assert len({world.files.directory.number, *numbers}) == 4
 
 
-def test_what_the_simulation_does_not_have_is_not_done_to_real_files() -> None:
+def test_call_that_the_simulation_lacks_is_not_done_to_real_files() -> None:
     world = World(1)
     with world.installed():
         world.start(lambda: system.os.rename(FILE, FILE + "2"))

@@ -156,7 +156,7 @@ def test_queue_whose_items_others_always_take_first_is_left_at_the_deadline() ->
     assert store.tries < 200
 
 
-def test_waiter_before_which_dead_ones_are_always_found_gives_up_at_the_deadline(
+def test_waiter_that_always_finds_dead_ones_before_it_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = HashStore(timeout=HANG_S)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
@@ -54,7 +55,7 @@ def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
 def until_asleep(store: FileStore, name: str = "_change_notifier") -> None:
     """Return when somebody sleeps until anything changes in `store`, or with ``"_notifier"`` until a key does."""
     deadline = time.monotonic() + HANG_S
-    while not ((waits := getattr(store, name)) and waits._watch and waits._watch._sleeping):
+    while not ((waits := getattr(store, name)) and waits._watcher and waits._watcher._sleeping):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -62,7 +63,7 @@ def until_asleep(store: FileStore, name: str = "_change_notifier") -> None:
 @pytest.mark.usefixtures("only_events_wake")
 @pytest.mark.parametrize("options", [{"read_only": True}, {}, {"watch": "poll"}], ids=["reads", "writes", "polls"])
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
-def test_every_change_ends_the_wait(path: str, options: dict[str, object], is_nested: bool) -> None:
+def test_wait_ends_at_every_change(path: str, options: dict[str, object], is_nested: bool) -> None:
     with FileStore(path) as writer, FileStore(path, **options) as watcher:
         view: Store = PrefixStore("view", watcher) if is_nested else watcher
         writer.set("k", "1")
@@ -77,7 +78,7 @@ def test_every_change_ends_the_wait(path: str, options: dict[str, object], is_ne
 
 
 @pytest.mark.usefixtures("only_events_wake")
-def test_what_came_before_the_wait_ends_it_too(path: str) -> None:
+def test_change_before_the_wait_ends_it_too(path: str) -> None:
     with FileStore(path) as store:
         known = store._wait_for_change(None, HANG_S)
         store.set("k", "1")
@@ -85,7 +86,7 @@ def test_what_came_before_the_wait_ends_it_too(path: str) -> None:
 
 
 @pytest.mark.usefixtures("only_events_wake")
-def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
+def test_threads_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
     with FileStore(path) as writer, FileStore(path, timeout=HANG_S) as store:
         with start_thread(store.get, "key") as getter:
             until_asleep(store, "_notifier")
@@ -99,7 +100,7 @@ def test_others_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> N
 
 
 @pytest.mark.usefixtures("only_events_wake")
-def test_closing_the_store_ends_the_wait(path: str) -> None:
+def test_wait_ends_when_the_store_is_closed(path: str) -> None:
     with FileStore(path) as store:
         known = store._wait_for_change(None, HANG_S)
         thread = start_thread(store._wait_for_change, known, LONG_S)
@@ -109,7 +110,7 @@ def test_closing_the_store_ends_the_wait(path: str) -> None:
             thread.join()
 
 
-def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_news(
+def test_poller_on_a_mount_of_several_hosts_still_gets_the_changes_itself(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
@@ -117,16 +118,16 @@ def test_on_a_mount_of_several_hosts_who_asks_for_the_whole_node_still_gets_the_
     monkeypatch.setattr(system, "O_DIRECT", 0)
     with FileStore(path) as afar, FileStore(path) as store:
         known = store._wait_for_change(None, HANG_S)
-        store._log.take_changed_keys()
+        log_of(store).take_changed_keys()
         with start_thread(store._wait_for_change, known, LONG_S) as thread:
             until_asleep(store)
             afar.set("k", "1")
         assert thread.result != known
-        assert bucket(b"k") in store._log.take_changed_keys()
+        assert bucket(b"k") in log_of(store).take_changed_keys()
         assert not list(tmp_path.glob("*.bell"))
 
 
-def test_a_store_that_hears_of_nothing_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_without_notification_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     with HashStore() as store:
         monkeypatch.setattr(contract, "POLL_INTERVAL_S", LONG_S)
         known = store._wait_for_change(None, HANG_S)

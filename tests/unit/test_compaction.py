@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.faulty import FaultyOs, faulty_os
+from support.internals import log_of
 from support.logs import tear
 from support.plain_reader import read_log
 from unit.test_generations import generation, names
@@ -41,19 +42,19 @@ class Sealing(Exception):
 
 def before_the_seal(store: FileStore, monkeypatch: pytest.MonkeyPatch, does: Any) -> None:
     """Let `store` call ``does(path of the new generation)`` when all that is left to write is the seal."""
-    append = store._log.writer.append
+    append = log_of(store).writer.append
 
     def append_late(kind: int, *rest: Any) -> None:
         if kind == record.SEAL:
-            (name,) = names(Path(store._log.path))
-            does(os.path.join(os.path.dirname(store._log.path), name))
+            (name,) = names(Path(log_of(store).path))
+            does(os.path.join(os.path.dirname(log_of(store).path), name))
         append(kind, *rest)
 
-    monkeypatch.setattr(store._log.writer, "append", append_late)
+    monkeypatch.setattr(log_of(store).writer, "append", append_late)
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_until_it_is_sealed_a_generation_is_locked_in_the_name_of_its_maker(
+def test_generation_is_locked_in_the_name_of_its_maker_until_it_is_sealed(
     lock: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An orphan that nobody locks is removed by the next to compact."""
@@ -77,7 +78,7 @@ def test_until_it_is_sealed_a_generation_is_locked_in_the_name_of_its_maker(
             assert other.add("n", 1) == 1  # and it is locked no more
 
 
-def test_under_a_soft_lock_a_generation_is_born_without_a_marker_or_a_lock(
+def test_generation_under_a_soft_lock_is_born_without_a_marker_or_a_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
@@ -98,7 +99,7 @@ def noted(seen: list[object], bind: Any) -> Any:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_generation_and_its_name_are_on_disk_before_the_seal_names_it(
+def test_generation_and_its_name_are_on_disk_before_the_seal_names_it(
     durable: bool, path: Path, kernel: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -118,7 +119,7 @@ def test_a_generation_and_its_name_are_on_disk_before_the_seal_names_it(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
-def test_a_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_it_has_not(
+def test_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_not(
     mode: int, path: Path, kernel: FaultyOs
 ) -> None:
     with FileStore(path) as store:
@@ -131,7 +132,7 @@ def test_a_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_it_h
         assert ("chmod" in [call for call, _ in kernel.calls]) is (mode != 0o600)
 
 
-def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
+def test_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
     path: Path, kernel: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path) as store:
@@ -143,7 +144,7 @@ def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
             store.compact()
         assert not caught.value.maybe_applied
         assert names(path) == []
-        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
         def refuse(file: str) -> None:
             raise Sealing
@@ -155,7 +156,7 @@ def test_a_step_before_the_seal_that_fails_leaves_no_file_and_no_descriptor(
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_generation_stays_if_its_seal_may_have_been_written(error: int, path: Path, kernel: FaultyOs) -> None:
+def test_generation_stays_if_its_seal_may_have_been_written(error: int, path: Path, kernel: FaultyOs) -> None:
     """No space means that it was not."""
     with FileStore(path) as store:
         store.set("k", "1")
@@ -170,7 +171,9 @@ def test_a_generation_stays_if_its_seal_may_have_been_written(error: int, path: 
         assert len(names(path)) == 1
 
 
-def test_a_compaction_keeps_no_descriptor_of_what_it_has_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_keeps_no_descriptor_of_the_files_it_has_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[set[int]] = []
     compact = Compactor.compact
 
@@ -187,7 +190,7 @@ def test_a_compaction_keeps_no_descriptor_of_what_it_has_written(path: Path, mon
     assert left == [set()] * 3
 
 
-def test_a_long_snapshot_is_written_piece_by_piece(
+def test_snapshot_that_is_long_is_written_piece_by_piece(
     path: Path, kernel: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "_BUFFER", 1000)
@@ -201,7 +204,7 @@ def test_a_long_snapshot_is_written_piece_by_piece(
         assert read_log(path.with_name(names(path)[0]).read_bytes()).ends == "whole"
 
 
-def test_a_new_run_voids_what_the_one_before_left_torn(path: Path) -> None:
+def test_new_run_voids_the_torn_tail_of_the_one_before(path: Path) -> None:
     with FileStore(path, run_id=("job", 0)) as store:
         store.set("k", "1")
     tear(str(path), 20, b"torn", b"v" * 50)
@@ -213,7 +216,7 @@ def test_a_new_run_voids_what_the_one_before_left_torn(path: Path) -> None:
     assert log.successor is not None
 
 
-def test_a_log_that_is_removed_before_its_next_life_begins_is_left_and_another_made(
+def test_log_removed_before_its_next_life_begins_is_left_and_another_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Compactor.begin_life
@@ -242,12 +245,12 @@ def test_a_log_that_is_removed_before_its_next_life_begins_is_left_and_another_m
         ([1, 2], {2}, [(1, 6), (2, 5), (3, None)]),
     ],
 )
-def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_or_is_the_last_of(
+def test_snapshot_keeps_the_ranks_that_a_session_lives_in_or_is_the_last_of(
     dead: list[int], others: set[int], kept: list[tuple[int, int | None]], path: Path
 ) -> None:
     """Session 1 was rank 5, and then 6; session 2, if there is one, was rank 5 after it."""
     with FileStore(path) as store:
-        log = store._log
+        log = log_of(store)
         log.table.sessions = {1: Session("h", 1, rank=6), 3: Session("h", 3)}
         log.table.sessions |= {number: Session("h", number, rank=5) for number in others}
         log.table.ranks = {5: {1} | others, 6: {1}}
@@ -259,10 +262,10 @@ def test_of_the_ranks_that_one_has_been_a_snapshot_keeps_those_that_it_lives_in_
     assert [kind for kind, *_ in entries].count(record.DEATH) == len(dead)
 
 
-def test_what_those_who_live_take_of_a_log_is_known_to_the_byte(path: Path) -> None:
+def test_live_size_of_a_log_is_known_to_the_byte(path: Path) -> None:
     with FileStore(path, label="a name of some length", rank=3) as store, FileStore(path, rank=4) as other:
         store.set("k", "1")
         other.delete_key("k")
         store.compact()
         assert store.num_keys() == 0
-        assert store._log.compactor._live_size() == os.path.getsize(store._log.handle.file)
+        assert log_of(store).compactor._live_size() == os.path.getsize(log_of(store).handle.file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import CorruptLogError, FileStore
 from fscoord._log.format import record
@@ -23,7 +24,7 @@ def meaning(kind: str, value: bytes = b"", writer: int = 1, generation: int = 0,
     return decode_control((ord(kind), b"", value, writer, 9), generation, is_sealed=sealed)
 
 
-def test_meaning_of_each_kind() -> None:
+def test_record_of_each_kind_has_its_meaning() -> None:
     assert meaning("s", SESSION.encode()) == SESSION._replace(since_ns=9)
     assert meaning("X", encode_death(3, bytes(16))) == 3
     assert meaning("Z", NEXT.seal()) == NEXT
@@ -119,7 +120,7 @@ def test_record_after_a_seal_counts_for_nobody(late: tuple[str, bytes, bytes], f
         for store in (early, fresh, writer):
             assert store.list_keys() == ["k"]
             assert store.get("k") == b"v"
-            assert not store._log.deaths
+            assert not log_of(store).deaths
     assert verify(path).verdict == "damaged", "a writer was told that its record counts"
 
 
@@ -129,6 +130,6 @@ def test_forward_in_a_later_generation_is_malformed() -> None:
 
 
 @pytest.mark.parametrize("kind", "SsXZEM")
-def test_only_a_forward_follows_a_seal(kind: str) -> None:
+def test_seal_is_followed_by_a_forward_only(kind: str) -> None:
     with pytest.raises(MalformedRecord, match="after the seal"):
         meaning(kind, sealed=True)

@@ -12,16 +12,16 @@ from support.plain_reader import read_log
 
 from fscoord._log.format import record
 from fscoord._log.format.header import Header
-from fscoord._log.inspect import copying
-from fscoord._log.inspect.copying import LogCopy
+from fscoord._log.inspect import repair
+from fscoord._log.inspect.repair import LogCopy
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
 
 
-def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
+def test_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "_BUFFER", 1000)
+    monkeypatch.setattr(repair, "_BUFFER", 1000)
     path = tmp_path / "copy"
     records = [(record.SET, b"%d" % number, bytes([number]) * 400, 1, number) for number in range(10)]
     done: list[str] = []
@@ -48,7 +48,7 @@ def test_a_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path) -> None:
+def test_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "copy"
     with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
         copy.add((record.SET, b"k", b"v", 1, 1))
@@ -61,7 +61,7 @@ def test_a_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path
     assert path.read_bytes() == b"another's"
 
 
-def test_a_copy_that_a_child_of_a_signal_handler_gives_up_stays_the_parents(
+def test_copy_given_up_by_a_child_of_a_signal_handler_stays_the_parents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "copy"

@@ -47,7 +47,7 @@ class Nervous(Collector):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_records_that_were_taken_in_half_come_again_from_the_first(durable: bool, path: str) -> None:
+def test_records_whose_application_was_interrupted_come_again_from_the_first(durable: bool, path: str) -> None:
     make(path, lambda handle: [handle.write(b"k", b"%d" % number) for number in range(40)], durable=durable)
     state_machine = Nervous()
     state_machine.interruptions = 3
@@ -66,7 +66,7 @@ def test_records_that_were_taken_in_half_come_again_from_the_first(durable: bool
     log.close()
 
 
-def test_a_record_that_was_seen_half_written_leaves_no_void_once_it_is_whole(path: str) -> None:
+def test_record_that_was_seen_half_written_leaves_no_void_once_it_is_whole(path: str) -> None:
     """A long record takes its writer a while; who looks meanwhile must not take it for torn later."""
     data = make(path, lambda handle: handle.write(b"long", b"x" * 4 * CHUNK))
     put(path, data[: len(data) - CHUNK // 2])
@@ -82,7 +82,7 @@ def test_a_record_that_was_seen_half_written_leaves_no_void_once_it_is_whole(pat
     assert "V" not in [kind for _, kind, *_ in log.records]
 
 
-def test_what_looks_damaged_without_the_lock_is_looked_at_again_with_it(
+def test_bytes_that_look_damaged_without_the_lock_are_looked_at_again_with_it(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system shared by hosts may show bytes that are not there yet as zeros or not at all."""
@@ -98,14 +98,14 @@ def test_what_looks_damaged_without_the_lock_is_looked_at_again_with_it(
         verdicts.append(torn_tail.Damage(0, "seen too early"))
 
 
-def test_a_long_record_is_read_in_few_pieces(path: str) -> None:
+def test_record_of_great_length_is_read_in_few_pieces(path: str) -> None:
     make(path, lambda handle: handle.write(b"long", b"x" * 100 * CHUNK))
     with faulty_os() as faulty:
         assert len(look_at(path)) == 1
         assert [name for name, _ in faulty.calls].count("read") < 12
 
 
-def test_a_look_with_nothing_new_is_one_read(path: str) -> None:
+def test_look_with_nothing_new_is_one_read(path: str) -> None:
     """And now and then a look at whether the file is still there."""
     make(path, lambda handle: handle.write(b"k", b"v"))
     with faulty_os() as faulty, opened(path) as handle:
@@ -117,7 +117,7 @@ def test_a_look_with_nothing_new_is_one_read(path: str) -> None:
         assert [name for name, _ in faulty.calls] == ["read"] * 10
 
 
-def test_an_own_write_is_not_read_again(path: str) -> None:
+def test_write_of_the_handle_itself_is_not_read_again(path: str) -> None:
     with faulty_os() as faulty, opened(path) as handle:
         handle.write(b"k", b"v")
         faulty.calls.clear()
@@ -165,7 +165,7 @@ does: dict[str, Callable[[Handle], object]] = {
 
 
 @pytest.mark.parametrize("doing", does)
-def test_what_was_read_just_before_an_interruption_is_read_again(
+def test_records_read_just_before_an_interruption_are_read_again(
     doing: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(path) as handle, opened(path) as other:
@@ -186,7 +186,7 @@ def test_what_was_read_just_before_an_interruption_is_read_again(
         assert len(calls) == 2
 
 
-def test_how_often_a_bell_was_announced_is_not_counted_twice(path: str) -> None:
+def test_bell_announcements_are_not_counted_twice(path: str) -> None:
     """Compaction writes so many announcements into the next generation."""
     make(path, lambda handle: [handle.write(b"", b"", record.BELL), handle.write(b"k", b"v")])
     with opened(path, read_only=True) as handle:
@@ -198,7 +198,7 @@ def test_how_often_a_bell_was_announced_is_not_counted_twice(path: str) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EAGAIN])
-def test_a_torn_tail_that_cannot_be_voided_is_no_trouble_with_the_lock(error: int, path: str) -> None:
+def test_torn_tail_that_cannot_be_voided_leaves_the_lock_usable(error: int, path: str) -> None:
     tear(path, 20, b"k", b"v")
     with faulty_os() as faulty, opened(path) as handle:
         with (
@@ -212,7 +212,7 @@ def test_a_torn_tail_that_cannot_be_voided_is_no_trouble_with_the_lock(error: in
         assert [found[2] for found in handle.look()] == [b"the tear", b"w"]
 
 
-def test_of_a_durable_log_each_handle_syncs_the_directory_once(path: str) -> None:
+def test_durable_log_has_its_directory_synced_once_by_each_handle(path: str) -> None:
     make(path, lambda handle: handle.write(b"k", b"v"), durable=True)
     with faulty_os() as faulty, opened(path, durable=True) as handle:
         handle.look()

@@ -27,7 +27,7 @@ def bell(path: str) -> Iterator[Doorbell]:
     bell.close()
 
 
-def test_a_bell_is_made_once_whole_and_never_synced(path: str) -> None:
+def test_bell_is_made_once_whole_and_never_synced(path: str) -> None:
     """It holds nothing that a power failure could cost."""
     with faulty_os() as faulty:
         one = Doorbell(path, 0o600)
@@ -39,7 +39,7 @@ def test_a_bell_is_made_once_whole_and_never_synced(path: str) -> None:
     two.close()
 
 
-def test_a_bell_that_is_refused_stays_open_for_nobody(path: str) -> None:
+def test_bell_that_is_refused_leaves_no_file_open(path: str) -> None:
     Path(path).write_bytes(bytes(SIZE))
     os.chmod(path, 0o622)
     with pytest.raises(InsecurePathError, match="others can write it") as caught:
@@ -47,7 +47,7 @@ def test_a_bell_that_is_refused_stays_open_for_nobody(path: str) -> None:
     assert not is_open(path), caught.value  # which keeps the frame, and so what was to be a bell
 
 
-def test_who_marks_first_hears_a_ring_that_another_has_marked_behind(bell: Doorbell) -> None:
+def test_bell_armed_again_after_a_ring_does_not_hide_it_from_the_first_waiter(bell: Doorbell) -> None:
     """A byte counts on: were it set and cleared, the second mark would hide the ring from the first waiter."""
     for _ in range(300):  # past the highest that a byte counts
         first = bell.arm(7)
@@ -60,7 +60,7 @@ def test_who_marks_first_hears_a_ring_that_another_has_marked_behind(bell: Doorb
         assert not bell.is_rung(7, second)
 
 
-def test_neighbours_marks_are_apart(bell: Doorbell) -> None:
+def test_marks_of_neighbouring_buckets_are_apart(bell: Doorbell) -> None:
     low, high = bell.arm(7), bell.arm(8)
     assert bell.arm(7) == low
     bell.ring(7)
@@ -68,7 +68,7 @@ def test_neighbours_marks_are_apart(bell: Doorbell) -> None:
     assert not bell.is_rung(8, high)
 
 
-def test_a_ring_is_told_by_the_times_of_the_file_and_one_that_nobody_waits_for_is_one_read(bell: Doorbell) -> None:
+def test_ring_changes_the_times_of_the_file_or_is_one_read_without_a_waiter(bell: Doorbell) -> None:
     """A mark writes, too, and must wake nobody: waiters watch for changes of attributes alone."""
     with faulty_os() as faulty:
         bell.arm(7)
@@ -80,7 +80,7 @@ def test_a_ring_is_told_by_the_times_of_the_file_and_one_that_nobody_waits_for_i
     assert [name for name, _ in faulty.calls] == ["pread", "pread"]
 
 
-def test_a_bell_is_lost_without_a_name_when_it_is_closed_and_when_nobody_can_tell(bell: Doorbell, path: str) -> None:
+def test_bell_is_lost_without_a_name_when_closed_and_when_it_cannot_be_checked(bell: Doorbell, path: str) -> None:
     assert not bell.is_lost
     with faulty_os() as faulty, faulty.fail(0, errno.ESTALE, names=("fstat",)):
         assert bell.is_lost
@@ -92,7 +92,7 @@ def test_a_bell_is_lost_without_a_name_when_it_is_closed_and_when_nobody_can_tel
         assert other.is_lost
 
 
-def test_a_forked_child_closes_its_bells_and_its_parents_stay_open(bell: Doorbell) -> None:
+def test_forked_child_closes_its_bells_and_its_parents_stay_open(bell: Doorbell) -> None:
     fd = bell.fd
     pid = os.fork()
     if pid == 0:

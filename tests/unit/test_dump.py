@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os, faulty_system
+from support.internals import log_of
 from support.logs import make, opened, put, steps, tear, write_every_kind
 from support.plain_reader import read_log
 
@@ -21,7 +22,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
-def test_records_are_told_in_order_whatever_their_kind(path: str) -> None:
+def test_dump_gives_records_of_any_kind_in_order(path: str) -> None:
     data = make(path, write_every_kind)
     entries = list(dump(path))
     assert [entry.offset for entry in entries] == [step.start for step in steps(data)]
@@ -30,7 +31,7 @@ def test_records_are_told_in_order_whatever_their_kind(path: str) -> None:
     assert {entry.writer for entry in entries} == {1}
 
 
-def test_of_records_longer_than_what_is_read_at_once_all_are_told(path: str) -> None:
+def test_dump_gives_all_records_that_are_longer_than_one_read(path: str) -> None:
     sizes = [1 << 18, (1 << 18) - 29, 5, 3 << 20, 0]
     make(path, lambda handle: [handle.write(b"k", b"x" * size) for size in sizes])
     assert [len(entry.value) for entry in dump(path)][1:] == sizes
@@ -39,7 +40,7 @@ def test_of_records_longer_than_what_is_read_at_once_all_are_told(path: str) -> 
         assert [name for name, _ in faulty.calls].count("read") < 40
 
 
-def test_a_torn_tail_ends_it_and_a_voided_one_does_not(path: str) -> None:
+def test_dump_ends_at_a_torn_tail_and_not_at_a_voided_one(path: str) -> None:
     torn = tear(path, 30, b"k", b"v" * 50)
     assert [entry.kind for entry in dump(path)] == ["session", "set"]
     with opened(path) as handle:
@@ -53,7 +54,7 @@ def test_a_torn_tail_ends_it_and_a_voided_one_does_not(path: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["length", "check", "time", "kind", "value", "newline", "checksum", "end"])
-def test_damage_is_told_after_what_comes_before_it(part: str, path: str) -> None:
+def test_dump_reports_damage_after_the_records_before_it(part: str, path: str) -> None:
     data = make(path, write_every_kind)
     bad = steps(data)[4]
     head, end = {"length": 2, "check": 6, "time": 15, "kind": 22}, {"value": 7, "newline": 6, "checksum": 3, "end": 1}
@@ -66,14 +67,14 @@ def test_damage_is_told_after_what_comes_before_it(part: str, path: str) -> None
     assert caught.value.offset == bad.start
 
 
-def test_a_record_that_promises_much_is_not_allocated(path: str) -> None:
+def test_record_that_announces_a_great_length_is_not_allocated(path: str) -> None:
     tear(path, 1000, b"k", bytes(32 << 20))
     with faulty_os() as faulty:
         assert [entry.kind for entry in dump(path)] == ["session", "set"]
         assert [name for name, _ in faulty.calls].count("read") < 5
 
 
-def test_what_is_written_meanwhile_is_told_or_not_but_never_in_part(path: str) -> None:
+def test_record_written_during_a_dump_is_given_or_not_but_never_in_part(path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"1")
         entries = dump(path)
@@ -83,7 +84,7 @@ def test_what_is_written_meanwhile_is_told_or_not_but_never_in_part(path: str) -
     assert read_log(Path(path).read_bytes()).ends == "whole"
 
 
-def test_a_dump_that_is_not_finished_gives_its_descriptor_back(path: str) -> None:
+def test_dump_that_is_not_finished_gives_its_descriptor_back(path: str) -> None:
     make(path, write_every_kind)
     before = len(os.listdir("/proc/self/fd"))
     entries = dump(path)
@@ -92,7 +93,7 @@ def test_a_dump_that_is_not_finished_gives_its_descriptor_back(path: str) -> Non
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_is_no_log_is_said_so(path: str, tmp_path: Path) -> None:
+def test_dump_of_a_file_that_is_no_log_is_an_error(path: str, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
         list(dump(path))
     with pytest.raises(InsecurePathError):
@@ -102,7 +103,7 @@ def test_what_is_no_log_is_said_so(path: str, tmp_path: Path) -> None:
         list(dump(path))
 
 
-def test_a_header_that_is_damaged_is_damage_at_its_beginning(path: str) -> None:
+def test_header_that_is_damaged_is_damage_at_its_beginning(path: str) -> None:
     Path(path).write_bytes(b"fscoord\n" + bytes(200))
     with pytest.raises(CorruptLogError, match="version") as caught:
         list(dump(path))
@@ -115,7 +116,7 @@ def compacted(path: str) -> str:
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        return store._log.handle.file
+        return log_of(store).handle.file
 
 
 def next_record(data: bytes, kind: int, value: bytes) -> bytes:
@@ -123,13 +124,13 @@ def next_record(data: bytes, kind: int, value: bytes) -> bytes:
     return record.encode(kind, b"", value, 9, 1, record.chain_at_end(data))[0]
 
 
-def test_what_others_may_write_can_be_read_by_people(path: str) -> None:
+def test_dump_reads_a_log_that_others_may_write(path: str) -> None:
     os.chmod(compacted(path), 0o666)
     os.chmod(path, 0o666)
     assert [entry.kind for entry in dump(path)][-1] == "multi_set"
 
 
-def test_a_pipe_in_the_place_of_a_generation_is_refused_and_waited_for_by_nobody(path: str) -> None:
+def test_pipe_in_the_place_of_a_generation_is_refused_and_not_waited_for(path: str) -> None:
     file = compacted(path)
     os.unlink(file)
     os.mkfifo(file)
@@ -139,7 +140,7 @@ def test_a_pipe_in_the_place_of_a_generation_is_refused_and_waited_for_by_nobody
 
 
 @pytest.mark.parametrize("how", ["header", "another"])
-def test_a_generation_that_is_not_what_was_to_follow_is_damage_at_its_beginning(how: str, path: str) -> None:
+def test_generation_that_is_not_the_expected_one_is_damage_at_its_beginning(how: str, path: str) -> None:
     file = compacted(path)
     make(path + "2", write_every_kind)
     Path(file).write_bytes(b"no log" * 100 if how == "header" else Path(path + "2").read_bytes())
@@ -163,7 +164,7 @@ def test_a_generation_that_is_not_what_was_to_follow_is_damage_at_its_beginning(
     assert opened == closed == [path, file]
 
 
-def test_a_bad_prefix_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
+def test_prefix_that_is_bad_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
     data = make(path, write_every_kind)
     put(path, data + b"no prefix" + b"\xff" * 4)
     with pytest.raises(CorruptLogError) as caught:
@@ -172,9 +173,7 @@ def test_a_bad_prefix_at_the_very_end_is_damage_and_not_torn(path: str) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_lost_sector_is_torn_where_records_are_synced_as_behind_a_seal_and_damage_elsewhere(
-    sealed: bool, path: str
-) -> None:
+def test_lost_sector_is_torn_behind_a_seal_and_damage_where_nothing_is_synced(sealed: bool, path: str) -> None:
     if sealed:
         compacted(path)
     else:
@@ -194,7 +193,7 @@ def test_a_lost_sector_is_torn_where_records_are_synced_as_behind_a_seal_and_dam
     assert told[len(log.records) :] == (["session", "multi_set"] if sealed else [f"damage at {log.offset}"])
 
 
-def test_a_session_that_describes_nobody_is_damage(path: str) -> None:
+def test_session_record_that_describes_nobody_is_damage(path: str) -> None:
     data = make(path, write_every_kind)
     put(path, data + next_record(data, record.SESSION, b"nobody"))
     with pytest.raises(CorruptLogError, match="cut short") as caught:

@@ -66,7 +66,7 @@ def found(variables: dict[str, str]) -> tuple[Any, ...]:
     ],
     ids=str,
 )
-def test_every_launcher_is_understood(variables: dict[str, str], expected: tuple[Any, ...]) -> None:
+def test_launcher_of_each_kind_is_understood(variables: dict[str, str], expected: tuple[Any, ...]) -> None:
     assert found(variables) == expected
 
 
@@ -75,7 +75,7 @@ def test_every_launcher_is_understood(variables: dict[str, str], expected: tuple
     [(TORCHRUN, "torchrun"), (OPEN_MPI, "Open MPI"), (HYDRA, "PMI"), (PMIX, "PMIx"), (PALS, "PALS"), (FLUX, "Flux")],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_who_was_started_inside_a_step_does_not_take_the_rank_of_the_daemon(
+def test_process_started_inside_a_step_does_not_take_the_rank_of_the_daemon(
     nearer: dict[str, str], launcher: str
 ) -> None:
     within = detect(STEP | nearer)
@@ -86,31 +86,31 @@ def test_who_was_started_inside_a_step_does_not_take_the_rank_of_the_daemon(
         assert "SLURM" not in within.sources.get(name, "")
 
 
-def test_torchrun_inside_anything_counts() -> None:
+def test_torchrun_inside_any_launcher_counts() -> None:
     assert found(XDIST | STEP | FLUX | PALS | HYDRA | OPEN_MPI | TORCHRUN)[:5] == ("torchrun", 5, 8, 1, 4)
 
 
-def test_torchrun_under_slurm_belongs_to_the_run_of_the_job_whatever_its_workers_restarts() -> None:
+def test_torchrun_under_slurm_has_the_run_of_the_job_despite_worker_restarts() -> None:
     environment = detect(STEP | TORCHRUN | {"TORCHELASTIC_RUN_ID": "id", "TORCHELASTIC_RESTART_COUNT": "5"})
     assert environment.run_id == ("1234", 0)
 
 
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}], ids=str)
-def test_a_batch_script_and_an_interactive_shell_have_a_run_but_no_rank(step: dict[str, str]) -> None:
+def test_batch_script_and_interactive_shell_have_a_run_but_no_rank(step: dict[str, str]) -> None:
     environment = detect(BATCH | step)
     assert (environment.rank, environment.world_size, environment.run_id) == (None, None, ("1234", 0))
     assert "srun" in environment.ignored[0]
 
 
 @pytest.mark.parametrize("half", [{"RANK": "3"}, {"WORLD_SIZE": "3"}, {"RANK": "3", "WORLD_SIZE": ""}], ids=str)
-def test_half_of_an_answer_is_ignored_and_said(half: dict[str, str]) -> None:
+def test_launcher_that_gives_half_of_an_answer_is_ignored_and_reported(half: dict[str, str]) -> None:
     environment = detect(half | XDIST)
     assert environment.launcher == "pytest-xdist"
     assert "RANK" in environment.ignored[0]
     assert "WORLD_SIZE" in environment.ignored[0]
 
 
-def test_a_worker_that_replaces_a_crashed_one_has_no_rank() -> None:
+def test_worker_that_replaces_a_crashed_one_has_no_rank() -> None:
     environment = detect(XDIST | {"PYTEST_XDIST_WORKER": "gw3"})
     assert environment.rank is None
     assert "crashed" in environment.ignored[0]
@@ -131,18 +131,20 @@ def test_a_worker_that_replaces_a_crashed_one_has_no_rank() -> None:
     ],
     ids=str,
 )
-def test_nonsense_is_refused_by_name_rather_than_passed_over(variables: dict[str, str], name: str) -> None:
+def test_variable_with_nonsense_is_refused_by_name_rather_than_passed_over(
+    variables: dict[str, str], name: str
+) -> None:
     with pytest.raises(ValueError, match="fix or unset") as caught:
         detect(BATCH | variables)
     assert name in str(caught.value)
 
 
 @pytest.mark.parametrize(("node", "tasks"), [(0, 2), (1, 2), (2, 2), (3, 1)])
-def test_the_tasks_of_each_node_are_told_from_slurms_short_form(node: int, tasks: int) -> None:
+def test_tasks_of_each_node_are_read_from_the_short_form_of_slurm(node: int, tasks: int) -> None:
     assert detect(STEP | {"SLURM_NODEID": str(node)}).local_world_size == tasks
 
 
-def test_it_says_what_it_found_and_where() -> None:
+def test_environment_reports_its_values_and_their_variables() -> None:
     assert str(detect(STEP)) == (
         "Slurm: rank 4 (SLURM_PROCID), world size 7 (SLURM_STEP_NUM_TASKS), local rank 0 (SLURM_LOCALID), local world"
         " size 2 (SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID), run id ('1234', 0) (SLURM_JOB_ID, SLURM_RESTART_COUNT)"
@@ -159,14 +161,14 @@ def process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_without_an_argument_it_is_the_environment_of_the_process(process: pytest.MonkeyPatch) -> None:
+def test_environment_of_the_process_is_the_default(process: pytest.MonkeyPatch) -> None:
     assert detect() == Environment()
     for name, value in FLUX.items():
         process.setenv(name, value)
     assert detect() == detect(FLUX)
 
 
-def test_what_is_given_counts_for_more_than_the_environment(process: pytest.MonkeyPatch) -> None:
+def test_argument_counts_for_more_than_the_environment(process: pytest.MonkeyPatch) -> None:
     for name, value in FLUX.items():
         process.setenv(name, value)
     assert rank_and_world_size() == (2, 4)
@@ -176,7 +178,7 @@ def test_what_is_given_counts_for_more_than_the_environment(process: pytest.Monk
     assert rank_and_world_size(0, 1) == (0, 1)
 
 
-def test_what_nobody_says_is_an_error_that_tells_what_was_said(process: pytest.MonkeyPatch) -> None:
+def test_value_that_is_missing_is_an_error_that_names_those_found(process: pytest.MonkeyPatch) -> None:
     process.setenv("PMIX_RANK", "3")
     with pytest.raises(ValueError, match=r"world_size is not given.* PMIx: rank 3 \(PMIX_RANK\)"):
         rank_and_world_size()

@@ -45,7 +45,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_survives_pickling_with_everything_it_says(error: fscoord.FscoordError) -> None:
+def test_error_survives_pickling_with_all_its_contents(error: fscoord.FscoordError) -> None:
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
     assert str(twin) == str(error)
@@ -54,7 +54,7 @@ def test_an_error_survives_pickling_with_everything_it_says(error: fscoord.Fscoo
     assert getattr(twin, "errno", None) == getattr(error, "errno", None)
 
 
-def test_every_error_of_the_tree_is_an_example() -> None:
+def test_examples_include_every_error_of_the_tree() -> None:
     assert {type(error) for error in EXAMPLES} == {getattr(errors, name) for name in errors.__all__}
 
 
@@ -73,14 +73,14 @@ def test_every_error_of_the_tree_is_an_example() -> None:
         (errors.RendezvousConnectionError, [errors.RendezvousError]),
     ],
 )
-def test_an_error_is_also_what_its_catcher_would_expect(
+def test_error_is_also_of_the_type_that_its_catcher_would_expect(
     kind: type[BaseException], others: list[type[BaseException]]
 ) -> None:
     for other in [*others, RuntimeError, errors.FscoordError]:
         assert issubclass(kind, other)
 
 
-def test_an_error_number_is_where_oserror_has_it() -> None:
+def test_error_number_is_where_oserror_has_it() -> None:
     try:
         raise errors.StoreUnavailableError("no space", errno=errno.ENOSPC)
     except OSError as error:
@@ -92,7 +92,7 @@ TIMEOUTS = [kind for kind in map(type, EXAMPLES) if issubclass(kind, TimeoutErro
 
 
 @pytest.mark.parametrize("kind", TIMEOUTS)
-def test_the_message_of_a_time_out_has_the_word_that_torchs_callers_look_for(kind: type[errors.FscoordError]) -> None:
+def test_message_of_a_timeout_has_the_word_that_callers_of_torch_look_for(kind: type[errors.FscoordError]) -> None:
     class Special(kind):  # type: ignore[misc, valid-type]
         """One that somebody adds."""
 
@@ -113,7 +113,7 @@ def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield name, ast.unparse(node.args[0])
 
 
-def test_whoever_says_that_a_time_is_over_says_timeout() -> None:
+def test_error_about_a_time_that_is_over_says_timeout() -> None:
     """Over the whole package: what is said of a number of seconds that has passed is a time-out, or has the word."""
     assert issubclass(RefusedError, StoreTimeoutError)
     timeouts = {kind.__name__ for kind in [*TIMEOUTS, RefusedError]}

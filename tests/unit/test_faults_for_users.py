@@ -58,7 +58,7 @@ class TestWithoutFaults(StoreContract):
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_every_operation_can_fail_and_then_has_done_nothing(how: str) -> None:
+def test_operation_of_each_kind_can_fail_and_then_has_done_nothing(how: str) -> None:
     inner = prepared()
     store = FaultyStore(inner)
     before = inner.num_keys(), inner.queue_len("q")
@@ -71,7 +71,7 @@ def test_every_operation_can_fail_and_then_has_done_nothing(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_every_operation_can_time_out_at_once(how: str) -> None:
+def test_operation_of_each_kind_can_time_out_at_once(how: str) -> None:
     store = FaultyStore(prepared())
     with store.times_out() as hit, pytest.raises(StoreTimeoutError, match=how):
         CALLS[how](store)
@@ -79,7 +79,7 @@ def test_every_operation_can_time_out_at_once(how: str) -> None:
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_write_whose_answer_is_lost_may_have_been_done(applied: bool) -> None:
+def test_write_whose_answer_is_lost_may_have_been_done(applied: bool) -> None:
     inner = prepared()
     store = FaultyStore(inner)
     with store.loses_answers(applied=applied) as hit:
@@ -92,7 +92,7 @@ def test_a_write_whose_answer_is_lost_may_have_been_done(applied: bool) -> None:
     assert inner.check(["n", "text"]) is applied
 
 
-def test_an_error_of_one_s_own_a_delay_and_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_may_have_an_error_of_the_users_own_a_delay_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
     monkeypatch.setattr(system.time, "sleep", naps.append)
     store = FaultyStore(prepared())
@@ -107,7 +107,7 @@ def test_an_error_of_one_s_own_a_delay_and_the_counts(monkeypatch: pytest.Monkey
     assert store.get("k") == b"2"
 
 
-def test_a_time_out_names_the_keys_and_clones_and_barriers_fail_too() -> None:
+def test_timeout_names_the_keys_and_clones_and_barriers_fail_too() -> None:
     store = FaultyStore(HashStore(timeout=HANG_S))
     other = store.clone()
     with store.times_out("wait", "multi_get", times=2), pytest.raises(StoreTimeoutError) as caught:
@@ -131,14 +131,14 @@ def day(seed: int) -> list[Any]:
     return [*seen, *hit]
 
 
-def test_a_bad_day_is_the_same_for_the_same_seed_and_has_everything(seed: int) -> None:
+def test_bad_day_is_the_same_for_the_same_seed_and_has_every_fault(seed: int) -> None:
     assert day(seed) == day(seed)
     assert day(1) != day(2)
     for kind in [("StoreTimeoutError", None), ("StoreUnavailableError", False), ("StoreUnavailableError", True)]:
         assert kind in day(1)
 
 
-def test_a_day_of_rate_0_has_no_faults_and_one_of_rate_1_nothing_else() -> None:
+def test_bad_day_of_rate_0_has_no_faults_and_one_of_rate_1_nothing_else() -> None:
     store = FaultyStore(prepared())
     with store.bad_day(3, rate=0) as hit:
         for call in CALLS.values():
@@ -153,7 +153,7 @@ def test_a_day_of_rate_0_has_no_faults_and_one_of_rate_1_nothing_else() -> None:
     assert hit == ["get"] * 10
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_fault_that_is_impossible_is_refused() -> None:
     store = FaultyStore(HashStore())
     for wrong in [
         lambda: store.fails("push"),
@@ -179,7 +179,7 @@ def files() -> Iterator[FaultyFiles]:
     assert (system.os, system.fcntl) == before
 
 
-def test_a_full_disk_fails_a_write_and_the_store_goes_on(files: FaultyFiles, tmp_path: Path) -> None:
+def test_full_disk_fails_a_write_and_the_store_goes_on(files: FaultyFiles, tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store:
         store.set("k", "1")
         with files.fails("write", error=errno.ENOSPC) as hit, pytest.raises(StoreUnavailableError) as caught:
@@ -192,7 +192,7 @@ def test_a_full_disk_fails_a_write_and_the_store_goes_on(files: FaultyFiles, tmp
 
 
 @pytest.mark.parametrize("keep", [1, 20, 1000])
-def test_a_torn_write_is_stepped_over(files: FaultyFiles, tmp_path: Path, keep: int) -> None:
+def test_torn_write_is_passed_over(files: FaultyFiles, tmp_path: Path, keep: int) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, store.clone() as other:
         store.set("k", "1")
         size = os.path.getsize(tmp_path / "store")
@@ -205,7 +205,7 @@ def test_a_torn_write_is_stepped_over(files: FaultyFiles, tmp_path: Path, keep: 
         assert store.get("k") == b"3"
 
 
-def test_locks_that_the_mount_has_not_are_said_so(files: FaultyFiles, tmp_path: Path) -> None:
+def test_locks_that_the_mount_lacks_are_reported(files: FaultyFiles, tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store:
         with files.fails("lock", error=errno.ENOLCK) as hit, pytest.raises(UnsupportedFilesystemError):
             store.set("k", "1")
@@ -213,7 +213,7 @@ def test_locks_that_the_mount_has_not_are_said_so(files: FaultyFiles, tmp_path: 
         store.set("k", "2")
 
 
-def test_a_lock_that_fails_later_fails_the_write_and_unlocking_never_fails(files: FaultyFiles, tmp_path: Path) -> None:
+def test_lock_that_fails_later_fails_the_write_and_unlocking_never_fails(files: FaultyFiles, tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, store.clone() as other:
         with files.fails("lock", error=errno.EIO), pytest.raises(StoreUnavailableError):
             store.set("k", "1")
@@ -225,7 +225,7 @@ def test_a_lock_that_fails_later_fails_the_write_and_unlocking_never_fails(files
         assert hit == []
 
 
-def test_a_stale_handle_fails_the_write_with_its_number(files: FaultyFiles, tmp_path: Path) -> None:
+def test_stale_handle_fails_the_write_with_its_number(files: FaultyFiles, tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store:
         store.set("k", "1")
         with files.fails("read", error=errno.ESTALE), pytest.raises(StoreUnavailableError) as caught:
@@ -234,7 +234,7 @@ def test_a_stale_handle_fails_the_write_with_its_number(files: FaultyFiles, tmp_
         assert store.get("k") == b"1"
 
 
-def test_a_slow_disk_is_slow_for_stores_alone(
+def test_slow_disk_is_slow_for_stores_alone(
     files: FaultyFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     naps: list[float] = []

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 
 from fscoord import (
     FileStore,
@@ -41,7 +42,7 @@ def files(directory: Path) -> set[str]:
 # -- the temporary file ------------------------------------------------------------------------------------------------
 
 
-def test_without_a_path_the_store_is_a_private_temporary_file() -> None:
+def test_store_without_a_path_is_a_private_temporary_file() -> None:
     with FileStore() as store:
         directory = Path(store.path).parent
         assert directory.stat().st_mode & 0o777 == 0o700
@@ -50,7 +51,7 @@ def test_without_a_path_the_store_is_a_private_temporary_file() -> None:
     assert not directory.exists()
 
 
-def test_a_temporary_file_is_gone_when_its_handle_is_thrown_away() -> None:
+def test_temporary_file_is_removed_when_its_handle_is_collected() -> None:
     store = FileStore()
     directory = Path(store.path).parent
     del store
@@ -58,14 +59,14 @@ def test_a_temporary_file_is_gone_when_its_handle_is_thrown_away() -> None:
     assert not directory.exists()
 
 
-def test_a_temporary_file_is_gone_when_its_process_exits() -> None:
+def test_temporary_file_is_removed_when_its_process_exits() -> None:
     result = run("import fscoord; s = fscoord.FileStore(); s.set('k', 'v'); print(s.path)")
     assert result.stderr == ""
     assert result.stdout.strip()
     assert not Path(result.stdout.strip()).parent.exists()
 
 
-def test_a_forked_child_does_not_remove_its_parents_temporary_file() -> None:
+def test_fork_does_not_remove_the_temporary_file_of_its_parent() -> None:
     with FileStore() as store:
         pid = os.fork()
         if not pid:
@@ -78,7 +79,7 @@ def test_a_forked_child_does_not_remove_its_parents_temporary_file() -> None:
         assert Path(store.path).exists()
 
 
-def test_processes_share_a_temporary_file_by_its_path() -> None:
+def test_temporary_file_is_shared_by_processes_through_its_path() -> None:
     with FileStore() as store:
         result = run("import fscoord, sys; fscoord.FileStore(sys.argv[1]).set('k', 'from a child')", store.path)
         assert result.stderr == ""
@@ -88,7 +89,7 @@ def test_processes_share_a_temporary_file_by_its_path() -> None:
 # -- world_size --------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_of_world_size_participants_removes_the_file(tmp_path: Path) -> None:
+def test_file_is_removed_by_the_last_of_world_size_participants(tmp_path: Path) -> None:
     path = tmp_path / "store"
     one, two = FileStore(path, 2), FileStore(path, 2)
     one.set("k", "v")
@@ -99,7 +100,7 @@ def test_the_last_of_world_size_participants_removes_the_file(tmp_path: Path) ->
     assert files(tmp_path) == set()
 
 
-def test_the_side_cars_go_with_the_file(tmp_path: Path) -> None:
+def test_side_cars_are_removed_with_the_log_file(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store", 1)
     assert not store.check(["k"])
     until = time.monotonic() + 20
@@ -111,7 +112,7 @@ def test_the_side_cars_go_with_the_file(tmp_path: Path) -> None:
     assert files(tmp_path) == set()
 
 
-def test_a_clone_is_no_participant(tmp_path: Path) -> None:
+def test_clone_is_not_counted_as_a_participant(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = FileStore(path, 2)
     with store.clone() as twin:
@@ -123,7 +124,7 @@ def test_a_clone_is_no_participant(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_process_that_ends_has_left(tmp_path: Path) -> None:
+def test_process_that_exits_has_left_as_a_participant(tmp_path: Path) -> None:
     path = tmp_path / "store"
     for _ in range(2):
         result = run("import fscoord, sys; fscoord.FileStore(sys.argv[1], 2).add('n', 1)", path)
@@ -131,14 +132,14 @@ def test_a_process_that_ends_has_left(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_without_world_size_the_file_stays(tmp_path: Path) -> None:
+def test_file_stays_if_no_world_size_is_given(tmp_path: Path) -> None:
     path = tmp_path / "store"
     for world_size in (None, -1):
         FileStore(path, world_size).close()
         assert path.exists()
 
 
-def test_who_has_not_left_hears_that_all_participants_have(tmp_path: Path) -> None:
+def test_handle_still_open_gets_an_error_once_all_participants_have_left(tmp_path: Path) -> None:
     path = tmp_path / "store"
     late = FileStore(path, 1)
     FileStore(path, 1).close()
@@ -148,7 +149,7 @@ def test_who_has_not_left_hears_that_all_participants_have(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("world_size", [0, -2])
-def test_world_size_is_positive(tmp_path: Path, world_size: int) -> None:
+def test_world_size_below_1_is_refused(tmp_path: Path, world_size: int) -> None:
     with pytest.raises(ValueError, match="world_size must be at least 1"):
         FileStore(tmp_path / "store", world_size)
     assert files(tmp_path) == set()
@@ -164,7 +165,7 @@ def test_file_name_is_c10ds_name_for_path(tmp_path: Path) -> None:
         FileStore(tmp_path / "a", file_name=tmp_path / "b")
 
 
-def test_a_relative_path_means_the_same_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_means_the_same_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with FileStore("store") as store:
         store.set("k", "1")
@@ -176,17 +177,17 @@ def test_a_relative_path_means_the_same_after_chdir(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "elsewhere" / "store").exists()
 
 
-def test_a_missing_directory_is_an_error_at_once(tmp_path: Path) -> None:
+def test_missing_directory_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="does not exist: create it first"):
         FileStore(tmp_path / "missing" / "store")
 
 
-def test_an_empty_path_is_an_error() -> None:
+def test_empty_path_is_an_error() -> None:
     with pytest.raises(ValueError, match="path of a store is empty"):
         FileStore("")
 
 
-def test_all_must_agree_on_the_lock(tmp_path: Path) -> None:
+def test_lock_kind_other_than_that_of_the_log_is_refused_except_to_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with FileStore(path, lock="flock"):
         with pytest.raises(StoreError, match='pass lock="flock"'):
@@ -195,12 +196,12 @@ def test_all_must_agree_on_the_lock(tmp_path: Path) -> None:
             assert reader.num_keys() == 0
 
 
-def test_durability_cannot_be_added(tmp_path: Path) -> None:
+def test_durability_cannot_be_added_to_an_existing_log(tmp_path: Path) -> None:
     with FileStore(tmp_path / "a"), pytest.raises(StoreError, match="not made durable"):
         FileStore(tmp_path / "a", durable=True)
 
 
-def test_every_handle_on_a_durable_log_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_log_is_synced_by_each_of_its_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
     sync = os.fdatasync
     with FileStore(tmp_path / "a", durable=True) as first, FileStore(tmp_path / "a") as second:
@@ -212,13 +213,13 @@ def test_every_handle_on_a_durable_log_is_durable(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("option", [{"lock": "posix"}, {"watch": "kqueue"}])
-def test_an_unknown_choice_names_the_known(tmp_path: Path, option: dict[str, str]) -> None:
+def test_unknown_choice_is_an_error_that_names_the_known_ones(tmp_path: Path, option: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="must be one of"):
         FileStore(tmp_path / "store", **option)
     assert files(tmp_path) == set()
 
 
-def test_no_limit_is_timedelta_max(tmp_path: Path) -> None:
+def test_timeout_without_limit_is_timedelta_max(tmp_path: Path) -> None:
     for limit in (math.inf, timedelta.max):
         with FileStore(tmp_path / "store", timeout=limit) as store:
             assert store.timeout == timedelta.max
@@ -226,7 +227,7 @@ def test_no_limit_is_timedelta_max(tmp_path: Path) -> None:
                 assert twin.timeout == timedelta.max
 
 
-def test_the_mode_is_exact_whatever_the_umask(tmp_path: Path) -> None:
+def test_file_mode_is_exact_under_every_umask(tmp_path: Path) -> None:
     for number, umask in enumerate((0o000, 0o077, 0o777)):
         old = os.umask(umask)
         try:
@@ -237,7 +238,7 @@ def test_the_mode_is_exact_whatever_the_umask(tmp_path: Path) -> None:
         assert (tmp_path / str(number)).stat().st_mode & 0o777 == 0o640
 
 
-def test_a_log_that_others_can_write_is_refused_unless_they_are_meant_to(tmp_path: Path) -> None:
+def test_log_writable_by_others_is_refused_unless_the_mode_allows_it(tmp_path: Path) -> None:
     path = tmp_path / "store"
     FileStore(path, mode=0o660).close()
     path.chmod(0o660)
@@ -249,7 +250,7 @@ def test_a_log_that_others_can_write_is_refused_unless_they_are_meant_to(tmp_pat
 # -- handles -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_read_only_handle_writes_nothing(tmp_path: Path) -> None:
+def test_read_only_handle_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with FileStore(path) as store:
         store.set("k", "v")
@@ -267,7 +268,7 @@ def test_a_read_only_handle_writes_nothing(tmp_path: Path) -> None:
         assert files(tmp_path) == {"store", "store.alive"}
 
 
-def test_a_read_only_handle_makes_no_log(tmp_path: Path) -> None:
+def test_read_only_handle_creates_no_log(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="there is no such log"):
         FileStore(tmp_path / "store", read_only=True)
     assert files(tmp_path) == set()
@@ -275,7 +276,7 @@ def test_a_read_only_handle_makes_no_log(tmp_path: Path) -> None:
         FileStore(read_only=True)
 
 
-def test_a_handle_that_is_thrown_away_gives_its_descriptors_back(tmp_path: Path) -> None:
+def test_handle_that_is_collected_closes_its_descriptors(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     store = FileStore(tmp_path / "store")
     with pytest.raises(TimeoutError):
@@ -285,7 +286,7 @@ def test_a_handle_that_is_thrown_away_gives_its_descriptors_back(tmp_path: Path)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_closing_leaves_the_other_handles_alone(tmp_path: Path) -> None:
+def test_handle_that_is_closed_leaves_other_handles_open(tmp_path: Path) -> None:
     one, two = FileStore(tmp_path / "store"), FileStore(tmp_path / "store")
     one.close()
     one.close()
@@ -295,7 +296,7 @@ def test_closing_leaves_the_other_handles_alone(tmp_path: Path) -> None:
     two.close()
 
 
-def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
+def test_write_rings_the_bell_for_its_keys_once_a_bell_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[list[bytes]] = []
@@ -309,15 +310,15 @@ def test_each_write_rings_for_its_keys_once_somebody_has_announced_a_bell(
         )
         for write in writes:
             write()
-        assert not store._log.handle.bell
+        assert not log_of(store).handle.bell
         assert rung == []
-        store._log.handle.bell = 1
+        log_of(store).handle.bell = 1
         for write in writes:
             write()
         assert rung == [[b"a"], [b"a"], [b"a", b"b"], [b"q"]]
 
 
-def test_a_clone_is_another_handle_with_the_same_options_that_says_nothing_of_itself_until_it_writes(
+def test_clone_has_the_same_options_and_registers_at_its_first_write(
     tmp_path: Path,
 ) -> None:
     with FileStore(tmp_path / "store", rank=3, label="x", timeout=7) as store:
@@ -332,7 +333,7 @@ def test_a_clone_is_another_handle_with_the_same_options_that_says_nothing_of_it
 
 
 @pytest.mark.parametrize("option", [{"rank": 0}, {"label": "x"}, {"rank": 1, "label": "x"}])
-def test_who_says_who_it_is_introduces_itself_at_once(tmp_path: Path, option: dict[str, object]) -> None:
+def test_handle_with_a_rank_or_label_registers_when_it_is_opened(tmp_path: Path, option: dict[str, object]) -> None:
     path = tmp_path / "store"
     with FileStore(path, **option), FileStore(path, read_only=True) as reader:  # type: ignore[arg-type]
         assert len(reader.members()) == 1
@@ -341,7 +342,9 @@ def test_who_says_who_it_is_introduces_itself_at_once(tmp_path: Path, option: di
     assert files(tmp_path) == {"store", "store.alive"}
 
 
-def test_a_value_is_appended_to_up_to_the_limit_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_up_to_the_value_limit_succeeds_and_beyond_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(file, "VALUE_MAX", 10)
     with FileStore(tmp_path / "store") as store:
         store.append("k", "12345")
@@ -352,7 +355,7 @@ def test_a_value_is_appended_to_up_to_the_limit_and_no_further(tmp_path: Path, m
         assert store.get("k") == b"1234567890"
 
 
-def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> None:
+def test_handle_that_is_closed_closes_its_listeners_and_waiting(tmp_path: Path) -> None:
     class Listener:
         closed: list[int] = []  # noqa: RUF012  # of one test
 
@@ -369,22 +372,22 @@ def test_a_handle_that_is_closed_closes_what_it_listens_with(tmp_path: Path) -> 
     assert (listener.closed, waited) == ([0], [1])
 
 
-def test_who_is_called_in_the_middle_of_its_own_operation_does_not_close(tmp_path: Path) -> None:
+def test_close_inside_an_operation_of_the_same_thread_is_refused(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
-        with store._log.handle.mutex:
-            store._log.handle.shared.is_inside = True
+        with log_of(store).handle.mutex:
+            log_of(store).handle.shared.is_inside = True
             with pytest.raises(StoreError, match="signal handler or finalizer"):
                 store.close()
-            store._log.handle.shared.is_inside = False
+            log_of(store).handle.shared.is_inside = False
         store.set("k", "v")
 
 
-def test_a_repr_names_the_path(tmp_path: Path) -> None:
+def test_repr_of_a_file_store_names_its_path(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store") as store:
         assert repr(store) == f"FileStore({str(tmp_path / 'store')!r})"
 
 
-def test_the_library_never_prints(tmp_path: Path) -> None:
+def test_library_never_prints(tmp_path: Path) -> None:
     code = """
 import fscoord, os, sys
 os.symlink("/nowhere", sys.argv[1] + ".bell")
@@ -401,7 +404,7 @@ assert logging.getLogger("fscoord").handlers, "the warning about the bell was lo
 
 
 @pytest.mark.parametrize(("world_size", "is_one"), [(None, False), (-1, False), (1, True), (2, True)])
-def test_who_names_a_world_size_is_one_of_its_participants(
+def test_handle_with_a_world_size_is_one_of_its_participants(
     world_size: int | None, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
@@ -416,7 +419,7 @@ def test_who_names_a_world_size_is_one_of_its_participants(
     assert begun == [is_one]
 
 
-def test_where_there_are_no_locks_at_all_that_is_said_before_a_file_is_made(
+def test_platform_without_locks_is_refused_before_a_file_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "fcntl", None)
@@ -425,17 +428,17 @@ def test_where_there_are_no_locks_at_all_that_is_said_before_a_file_is_made(
     assert files(tmp_path) == set()
 
 
-def test_a_store_that_is_closed_in_the_middle_of_its_own_call_stays_open(tmp_path: Path) -> None:
+def test_store_closed_inside_its_own_call_stays_open(tmp_path: Path) -> None:
     """By a signal handler, or a finalizer."""
     with FileStore(tmp_path / "store", 1) as store:
         with pytest.raises(StoreError, match="signal handler or finalizer"):
-            store._log.inspect(store.close)
+            log_of(store).inspect(store.close)
         store.set("k", "v")
         assert store.get("k") == b"v"
     assert files(tmp_path) == set()
 
 
-def test_a_call_on_a_local_file_takes_next_to_no_time_and_on_a_shared_one_nobody_knows(
+def test_call_cost_is_small_on_a_local_file_and_unknown_on_a_shared_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(tmp_path / "store") as store:

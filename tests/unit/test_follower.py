@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of, state_of
 from support.logs import LIMIT_S, Collector
 
 from fscoord import (
@@ -46,14 +47,14 @@ def generation_file(path: str, number: int) -> Path:
 
 def held(store: FileStore) -> list[str]:
     """What the descriptors of its log lead to, by name."""
-    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in store._log.handle.owned_fds)
+    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in log_of(store).handle.owned_fds)
 
 
 def resets(store: FileStore) -> list[bool]:
     """A list that grows whenever the handle begins to read all anew."""
     seen: list[bool] = []
-    reset = store._state.reset
-    store._state.reset = lambda: (seen.append(True), reset())[1]  # type: ignore[method-assign]
+    reset = state_of(store).reset
+    state_of(store).reset = lambda: (seen.append(True), reset())[1]  # type: ignore[method-assign]
     return seen
 
 
@@ -68,13 +69,13 @@ def be_forked(log: Any) -> None:
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 2])
-def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compactions: int, path: str) -> None:
+def test_forked_child_opens_its_own_descriptors_and_is_a_new_session(compactions: int, path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         for _ in range(compactions):
             store.compact()
         store.set("k", "2")
-        log: Any = store._log
+        log: Any = log_of(store)
         before, session, seen, old = held(store), log.session, resets(store), log.handle.lock
         be_forked(log)
         assert log.handle.mutex is log.handle.shared.mutex
@@ -92,13 +93,13 @@ def test_a_child_opens_descriptors_of_its_own_and_is_a_session_of_its_own(compac
 
 
 @pytest.mark.parametrize("trouble", [0, APPLYING, GENERATION])
-def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, path: str) -> None:
+def test_forked_child_that_missed_generations_finds_the_newest(trouble: int, path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
         assert store.get("k") == b"1"
-        be_forked(store._log)
-        store._log.handle.recovery |= trouble
+        be_forked(log_of(store))
+        log_of(store).handle.recovery |= trouble
         other.compact()
         other.compact()
         other.set("k", "2")
@@ -106,11 +107,11 @@ def test_a_child_that_was_left_behind_finds_the_newest_generation(trouble: int, 
         assert held(store) == held(other)
 
 
-def test_who_has_gone_astray_before_there_was_a_second_generation_begins_at_the_first(path: str) -> None:
+def test_handle_that_lost_its_generation_begins_again_at_generation_0(path: str) -> None:
     """As who was interrupted on the way into one whose maker has died."""
     with FileStore(path) as store:
         store.set("k", "1")
-        log: Any = store._log
+        log: Any = log_of(store)
         log.handle.file, log.handle.file_identity = f"{path}.nothing", (0, 0)
         log.handle.recovery |= GENERATION
         assert store.get("k") == b"1"
@@ -120,7 +121,7 @@ def test_who_has_gone_astray_before_there_was_a_second_generation_begins_at_the_
 # -- opening
 
 
-def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(path: str) -> None:
+def test_consumer_drops_the_records_it_held_before_the_log_was_opened(path: str) -> None:
     """What was there first may have been removed, and another log be opened in its place."""
     FileStore(path).close()
     collector = Collector()
@@ -133,7 +134,7 @@ def test_what_a_consumer_held_before_the_log_was_opened_is_none_of_its_records(p
         log.close()
 
 
-def test_a_hint_that_leads_nowhere_is_none(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hint_to_a_missing_generation_is_ignored(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
     gone = GenerationRef(9, b"9" * 16, 0, 0, b"log.9." + b"0" * 12)
@@ -142,7 +143,7 @@ def test_a_hint_that_leads_nowhere_is_none(path: str, monkeypatch: pytest.Monkey
         assert store.get("k") == b"1"
 
 
-def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: str) -> None:
+def test_generation_0_is_reopened_only_if_it_still_has_the_name_of_the_log(path: str) -> None:
     for way, says in (("deleted", "was deleted"), ("replaced", "was replaced by another file")):
         with FileStore(path) as store:
             store.compact()
@@ -151,7 +152,7 @@ def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: 
             if way == "replaced":
                 Path(path).touch()
             with pytest.raises(StoreGoneError, match=says):
-                open_root(store._log.handle)
+                open_root(log_of(store).handle)
             assert len(held(store)) == count
             with pytest.raises(StoreGoneError, match=says):
                 store.get("k")
@@ -161,9 +162,7 @@ def test_generation_0_is_opened_again_only_if_it_still_has_the_log_s_name(path: 
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("way", ["another file", "a link to it"])
-def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_name(
-    way: str, compacted: bool, path: str
-) -> None:
+def test_log_is_gone_when_its_name_leads_elsewhere_though_its_file_exists(way: str, compacted: bool, path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         if compacted:
@@ -174,7 +173,7 @@ def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_na
             Path(path).touch()
         else:
             os.symlink(elsewhere, path)
-        store._log.handle.path_checked_at = 0.0
+        log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="was replaced by another file"):
             store.check(["k"])
 
@@ -182,7 +181,7 @@ def test_a_log_whose_name_leads_elsewhere_is_gone_though_its_file_has_another_na
 # -- following
 
 
-def test_nothing_is_held_open_of_what_is_not_in_use(path: str) -> None:
+def test_generation_no_longer_in_use_is_not_held_open(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -195,7 +194,7 @@ def test_nothing_is_held_open_of_what_is_not_in_use(path: str) -> None:
         assert len(held(store)) == 3
 
 
-def test_a_generation_that_goes_while_it_is_opened_is_passed_over_and_not_kept_open(path: str) -> None:
+def test_generation_removed_while_it_is_opened_is_skipped_and_not_kept_open(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -205,7 +204,7 @@ def test_a_generation_that_goes_while_it_is_opened_is_passed_over_and_not_kept_o
         assert held(store) == held(other)
 
 
-def test_a_generation_that_can_not_be_opened_is_an_error_and_the_next_attempt_may_succeed(path: str) -> None:
+def test_generation_that_fails_to_open_is_an_error_and_opens_at_the_next_try(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -216,7 +215,7 @@ def test_a_generation_that_can_not_be_opened_is_an_error_and_the_next_attempt_ma
         assert store.get("k") == b"1"
 
 
-def test_a_generation_that_others_can_write_is_refused(path: str) -> None:
+def test_generation_that_others_can_write_is_refused(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         store.set("k", "1")
         other.compact()
@@ -232,7 +231,7 @@ def test_a_generation_that_others_can_write_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["lock_kind", "durable"])
-def test_a_generation_with_another_lock_or_durability_is_refused(field: str, path: str) -> None:
+def test_generation_with_another_lock_kind_or_durability_is_refused(field: str, path: str) -> None:
     with FileStore(path) as store:
         store.compact()
     file = generation_file(path, 1)
@@ -243,7 +242,7 @@ def test_a_generation_with_another_lock_or_durability_is_refused(field: str, pat
     assert caught.value.path == str(file)
 
 
-def test_a_generation_with_a_bad_header_is_damaged_at_its_beginning(path: str) -> None:
+def test_generation_with_a_bad_header_is_damaged_at_offset_0(path: str) -> None:
     with FileStore(path) as store:
         store.compact()
     file = generation_file(path, 1)
@@ -253,44 +252,44 @@ def test_a_generation_with_a_bad_header_is_damaged_at_its_beginning(path: str) -
     assert caught.value.offset == 0
 
 
-def test_a_log_is_compacted_again_when_it_is_twice_as_long(path: str) -> None:
+def test_compaction_is_due_again_at_twice_the_size_of_the_snapshot(path: str) -> None:
     with FileStore(path, compact_bytes=6000) as store, FileStore(path, compact_bytes=6000) as other:
         store.set("k", b"x" * 5000)
         assert other.check(["k"])
         store.compact()
         for handle in (store, other):
             assert handle.get("k") == b"x" * 5000
-            assert handle._log.handle.compact_at == 2 * os.path.getsize(handle._log.handle.file)
+            assert log_of(handle).handle.compact_at == 2 * os.path.getsize(log_of(handle).handle.file)
     with FileStore(path, compact_bytes=1 << 20) as store:
         store.compact()
         assert store.check(["k"])
-        assert store._log.handle.compact_at == 1 << 20
+        assert log_of(store).handle.compact_at == 1 << 20
 
 
 # -- runs
 
 
-def test_a_session_lasts_as_long_as_its_run_and_none_longer(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_keeps_its_number_through_compactions_of_its_run(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "ATTEMPTS", 1)  # who begins a run goes on in it
     with FileStore(path, run_id=("first", 0)) as first:
         first.set("k", "1")
     with FileStore(path, run_id=("second", 0)) as store:
         store.set("k", "2")
-        assert len(store._log.handle.header.runs) == 2
-        session = store._log.session
-        assert session in store._log.sessions
+        assert len(log_of(store).handle.header.runs) == 2
+        session = log_of(store).session
+        assert session in log_of(store).sessions
         for _ in range(2):
             store.compact()
             store.set("k", "3")
-            assert store._log.session == session, "the header names two runs, and the first one counts"
+            assert log_of(store).session == session, "the header names two runs, and the first one counts"
 
 
-def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_goes_on(path: str) -> None:
+def test_handle_of_a_superseded_run_is_stale_and_that_of_the_new_run_goes_on(path: str) -> None:
     with FileStore(path, run_id=("job", 0)) as store:
-        log = store._log
+        log = log_of(store)
         assert (log.handle.is_settled, log.follower.run, log.follower.life) == (True, ((b"job", 0),), 0)
         with FileStore(path, run_id=("job", 1)) as later:
-            assert later._log.follower.run == ((b"job", 1),)
+            assert log_of(later).follower.run == ((b"job", 1),)
             for _ in range(2):
                 with pytest.raises(StaleRunError, match="run 'job', restart 1, by now"):
                     store.get("k")
@@ -308,19 +307,17 @@ def test_a_handle_that_belongs_to_a_run_is_over_with_it_and_one_that_does_not_go
         ((b"job", 7), "belongs to run 'job', restart 7, by now"),
     ],
 )
-def test_who_took_over_is_named_and_the_handle_is_over(by: tuple[bytes, int] | None, says: str, path: str) -> None:
+def test_superseding_run_is_named_in_the_stale_run_error(by: tuple[bytes, int] | None, says: str, path: str) -> None:
     with FileStore(path) as store:
-        assert says in str(store._log.follower.superseded(by))
+        assert says in str(log_of(store).follower.superseded(by))
         with pytest.raises(StaleRunError, match=says):
             store.check(["k"])
 
 
-def test_a_look_at_another_clock_is_due_when_all_has_been_read_again(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_check_is_due_at_once_after_the_follower_restarts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        store._log.handle.path_checked_at = system.time.monotonic() + 1e6
-        store._log.follower.restart()
-        assert store._log.handle.path_checked_at == 0.0
+        log_of(store).handle.path_checked_at = system.time.monotonic() + 1e6
+        log_of(store).follower.restart()
+        assert log_of(store).handle.path_checked_at == 0.0
         assert store.get("k") == b"1"

@@ -57,7 +57,7 @@ def plain(name: str) -> Log:
 
 
 @golden
-def test_the_plain_reader_finds_what_was_written(name: str) -> None:
+def test_plain_reader_finds_the_golden_contents(name: str) -> None:
     log = plain(name)
     assert log.ends == ("torn" if name == "torn" else "whole")
     assert "".join(kind for _, kind, *_ in log.records) == KINDS[name]
@@ -69,7 +69,7 @@ def test_the_plain_reader_finds_what_was_written(name: str) -> None:
     assert log.header["inode"] == log.header["root inode"] == 0, "or a checkout would be a copy"
 
 
-def test_the_plain_reader_finds_who_wrote() -> None:
+def test_plain_reader_finds_the_writer_of_each_record() -> None:
     log = plain("every-kind")
     process = {"pid": 4242, "start": 123456, "boot": bytes(range(16)), "host": b"node1"}
     process |= {"pid space": 4026531836, "time space": 4026531834}
@@ -82,7 +82,7 @@ def test_the_plain_reader_finds_who_wrote() -> None:
 
 
 @golden
-def test_a_file_store_reads_every_golden_log(name: str) -> None:
+def test_file_store_reads_every_golden_log(name: str) -> None:
     with FileStore(GOLDEN / f"{name}.log", read_only=True, timeout=0) as store:
         keys = store.list_keys()
         assert {key.encode("utf-8", "surrogateescape"): store.get(key) for key in keys} == VALUES[name]
@@ -91,7 +91,7 @@ def test_a_file_store_reads_every_golden_log(name: str) -> None:
 
 
 @golden
-def test_a_file_store_continues_every_golden_log(name: str, tmp_path: Path) -> None:
+def test_file_store_appends_to_every_golden_log(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / f"{name}.log", tmp_path))
     path.chmod(0o600)
     with FileStore(path, timeout=0) as store:
@@ -105,7 +105,7 @@ def test_a_file_store_continues_every_golden_log(name: str, tmp_path: Path) -> N
 
 
 @golden
-def test_dump_tells_what_the_plain_reader_finds(name: str) -> None:
+def test_dump_agrees_with_the_plain_reader(name: str) -> None:
     entries = list(dump(GOLDEN / f"{name}.log"))
     found = [(entry.offset, entry.kind, entry.key, entry.writer, entry.time) for entry in entries]
     assert found == [
@@ -113,7 +113,7 @@ def test_dump_tells_what_the_plain_reader_finds(name: str) -> None:
     ]
 
 
-def test_the_same_operations_still_give_the_same_bytes(tmp_path: Path) -> None:
+def test_operations_still_produce_the_golden_bytes(tmp_path: Path) -> None:
     runpy.run_path(str(DATA / "make_logs.py"))["make_logs"](tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         path.name: path.read_bytes() for path in GOLDEN.iterdir()
@@ -123,7 +123,7 @@ def test_the_same_operations_still_give_the_same_bytes(tmp_path: Path) -> None:
 # -- a log of several generations, and of two runs ---------------------------------------------------------------------
 
 
-def test_the_plain_reader_follows_a_golden_log_to_its_newest_generation() -> None:
+def test_plain_reader_follows_a_golden_log_to_its_newest_generation() -> None:
     first, newest = (
         read_log((GENERATIONS / "generations.log").read_bytes()),
         read_newest(GENERATIONS / "generations.log"),
@@ -137,7 +137,7 @@ def test_the_plain_reader_follows_a_golden_log_to_its_newest_generation() -> Non
     assert {number: session["rank"] for number, session in newest.sessions.items()} == {1: 2}
 
 
-def test_a_file_store_reads_a_golden_log_of_generations() -> None:
+def test_file_store_reads_a_golden_log_of_several_generations() -> None:
     with FileStore(GENERATIONS / "generations.log", read_only=True, timeout=0) as store:
         assert {key.encode(): store.get(key) for key in store.list_keys()} == NEWEST
         assert store.queue_len("queue") == 1
@@ -145,7 +145,7 @@ def test_a_file_store_reads_a_golden_log_of_generations() -> None:
         FileStore(GENERATIONS / "generations.log", read_only=True, run_id=("job", 3))
 
 
-def test_a_file_store_continues_a_golden_log_of_generations(tmp_path: Path) -> None:
+def test_file_store_appends_to_a_golden_log_of_several_generations(tmp_path: Path) -> None:
     for golden in GENERATIONS.iterdir():
         Path(shutil.copy(golden, tmp_path)).chmod(0o600)
     path = tmp_path / "generations.log"
@@ -156,7 +156,7 @@ def test_a_file_store_continues_a_golden_log_of_generations(tmp_path: Path) -> N
     assert read_newest(path).values == NEWEST | {b"new": b"value"}
 
 
-def test_the_same_generations_still_give_the_same_bytes(tmp_path: Path) -> None:
+def test_generations_still_have_the_golden_bytes(tmp_path: Path) -> None:
     runpy.run_path(str(DATA / "make_logs.py"))["make_generations"](tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         path.name: path.read_bytes() for path in GENERATIONS.iterdir()
@@ -221,7 +221,7 @@ def path(tmp_path: Path) -> Path:
         (b"", "no writer has opened it yet"),
     ],
 )
-def test_a_header_that_means_something_else_is_refused_by_both_readers(header: bytes, reason: str, path: Path) -> None:
+def test_header_with_another_meaning_is_refused_by_both_readers(header: bytes, reason: str, path: Path) -> None:
     path.write_bytes(header)
     with pytest.raises(StoreError, match=reason):
         FileStore(path, read_only=True)
@@ -234,7 +234,7 @@ def test_a_header_that_means_something_else_is_refused_by_both_readers(header: b
         assert path.read_bytes() == header
 
 
-def test_a_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Path) -> None:
+def test_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Path) -> None:
     data = PRE_RELEASE.read_bytes()
     path.write_bytes(data)
     remedy = "it has format version 1 and was written by a pre-release: remove it"
@@ -249,7 +249,7 @@ def test_a_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Pat
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_later_bytes_and_small_letters_are_ignored(path: Path) -> None:
+def test_unknown_small_letter_kinds_and_extra_bytes_are_ignored(path: Path) -> None:
     fixed = struct.pack("<IQ16s16sqQQHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 4, 2)
     session = fixed + b"hostlb" + b"what comes later"
     records = [("s", b"", session), ("S", b"k", b"v"), ("z", b"x", b"unknown"), ("S", b"l", b"w")]
@@ -267,7 +267,7 @@ def test_later_bytes_and_small_letters_are_ignored(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["B", "Q", "1", "\xff"])
-def test_an_unknown_capital_letter_ends_what_can_be_understood(kind: str, path: Path) -> None:
+def test_unknown_capital_letter_kind_ends_the_readable_part(kind: str, path: Path) -> None:
     data = log_bytes(header_bytes(), ("S", b"k", b"v"), (kind, b"", b"?"), ("S", b"k", b"w"))
     path.write_bytes(data)
     assert (read_log(data).ends, read_log(data).values) == ("unknown", {b"k": b"v"})
@@ -288,7 +288,7 @@ def test_an_unknown_capital_letter_ends_what_can_be_understood(kind: str, path: 
         ("X", b"short"),
     ],
 )
-def test_a_value_that_breaks_the_rules_is_damage(kind: str, value: bytes, path: Path) -> None:
+def test_value_that_breaks_the_rules_of_its_kind_is_damage(kind: str, value: bytes, path: Path) -> None:
     path.write_bytes(log_bytes(header_bytes(), ("S", b"k", b"v"), (kind, b"", value)))
     with pytest.raises(CorruptLogError, match="cut short"):
         FileStore(path)
@@ -300,7 +300,7 @@ SESSION = struct.pack("<IQ16s16sqQQHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 0,
 @pytest.mark.parametrize(
     ("kind", "value", "writer"), [("s", SESSION, 0), ("X", bytes(4) + b"a" * 16, 1)], ids=["session", "death"]
 )
-def test_a_session_has_a_number_from_1_on(kind: str, value: bytes, writer: int, path: Path) -> None:
+def test_session_number_below_1_is_damage(kind: str, value: bytes, writer: int, path: Path) -> None:
     header = header_bytes()
     data = header + record_bytes(kind, b"", value, int.from_bytes(header[-4:], "little"), writer)
     path.write_bytes(data)

@@ -98,9 +98,7 @@ def path(memory: Path) -> Path:
 
 @pytest.mark.parametrize("before", [0, 1, 7, 8, 28, 29, 207, 208, 209, 300, 444, 445, 446, 512, 5000])
 @pytest.mark.parametrize("base", [b"l", b"l" * 238])
-def test_what_a_forward_record_at_the_end_names_is_seen_whatever_stands_before(
-    before: int, base: bytes, path: Path
-) -> None:
+def test_forward_record_at_the_end_is_found_after_any_preceding_bytes(before: int, base: bytes, path: Path) -> None:
     named = successor(7, base)
     data, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, CHAIN)
     path.write_bytes(b"\xff" * before + data)
@@ -113,7 +111,7 @@ def test_what_a_forward_record_at_the_end_names_is_seen_whatever_stands_before(
     assert log.hint() is None
 
 
-def test_a_forward_record_that_is_not_sound_is_no_hint(path: Path) -> None:
+def test_forward_record_with_a_changed_bit_is_no_hint(path: Path) -> None:
     log = Log(path)
     assert log.hint() is None
     log.add(record.FORWARD, successor(3).forward())
@@ -125,7 +123,7 @@ def test_a_forward_record_that_is_not_sound_is_no_hint(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "value"), [(record.FORWARD, b"nonsense"), (record.SET, successor(3).forward())])
-def test_what_names_no_generation_is_no_hint(kind: int, value: bytes, path: Path) -> None:
+def test_record_that_names_no_generation_is_no_hint(kind: int, value: bytes, path: Path) -> None:
     log = Log(path)
     log.add(kind, value)
     assert log.hint() is None
@@ -136,7 +134,7 @@ def test_what_names_no_generation_is_no_hint(kind: int, value: bytes, path: Path
 # -- the whole way
 
 
-def test_the_last_that_is_named_counts(path: Path) -> None:
+def test_last_generation_that_is_named_is_the_newest(path: Path) -> None:
     log = Log(path)
     assert log.newest() == (None, log.start, False)
     log.add(record.SET, b"v", b"k")
@@ -154,7 +152,9 @@ def test_the_last_that_is_named_counts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 13, 100, 1 << 18])
-def test_a_way_is_read_in_pieces_of_any_size(chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_records_are_read_in_pieces_of_any_size(
+    chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forwarding, "_CHUNK", chunk)
     log = Log(path)
     log.add(record.SET, bytes(500), b"k")
@@ -164,7 +164,7 @@ def test_a_way_is_read_in_pieces_of_any_size(chunk: int, path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("kept", [3, 8, 12, 22])
-def test_what_is_torn_ends_the_way_until_it_is_stepped_over(kept: int, path: Path) -> None:
+def test_torn_tail_ends_the_forward_records_until_it_is_voided(kept: int, path: Path) -> None:
     log = Log(path)
     log.add(record.SEAL, successor(1).seal())
     good = log.place
@@ -181,7 +181,7 @@ def read_chain(path: Path) -> int:
     return zlib.crc32(data[-6:], int.from_bytes(data[-5:-1], "little"))
 
 
-def test_damage_ends_the_way(path: Path) -> None:
+def test_damage_ends_the_forward_records_and_is_not_written_past(path: Path) -> None:
     log = Log(path)
     good = log.add(record.SEAL, successor(1).seal())
     log.add(record.FORWARD, successor(2).forward())
@@ -199,7 +199,7 @@ def test_damage_ends_the_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
-def test_what_is_posted_is_a_record_of_the_poster_at_the_end_and_synced(kind: int, path: Path) -> None:
+def test_forward_record_is_appended_in_the_name_of_its_writer_and_synced(kind: int, path: Path) -> None:
     log = Log(path, kind)
     log.add(record.SEAL, successor(1).seal())
     with faulty_os() as faulty:
@@ -214,7 +214,7 @@ def test_what_is_posted_is_a_record_of_the_poster_at_the_end_and_synced(kind: in
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_what_is_known_already_is_not_posted_again_and_synced_all_the_same(generation: int, path: Path) -> None:
+def test_forward_record_already_present_is_only_synced(generation: int, path: Path) -> None:
     log = Log(path)
     log.add(record.SEAL, successor(2).seal())
     with faulty_os() as faulty:
@@ -223,7 +223,7 @@ def test_what_is_known_already_is_not_posted_again_and_synced_all_the_same(gener
     assert path.stat().st_size == log.place.offset
 
 
-def test_nothing_before_the_place_that_is_known_is_read_unless_the_file_was_cut(path: Path) -> None:
+def test_post_reads_from_the_known_position_unless_the_file_was_truncated(path: Path) -> None:
     log = Log(path)
     log.add(record.SEAL, successor(1).seal())
     known = log.post(2)
@@ -245,7 +245,7 @@ def test_nothing_before_the_place_that_is_known_is_read_unless_the_file_was_cut(
 
 
 @pytest.mark.parametrize("kind", [OFD, FLOCK])
-def test_who_does_not_get_the_lock_soon_leaves_it_to_the_next_one(
+def test_post_is_left_to_the_next_compaction_if_the_lock_does_not_come_soon(
     kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "_TRIES", 3)
@@ -267,7 +267,7 @@ def test_who_does_not_get_the_lock_soon_leaves_it_to_the_next_one(
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 1), (errno.EAGAIN, 4)])
-def test_a_lock_call_that_fails_is_repeated_only_if_somebody_has_the_lock(
+def test_lock_call_that_fails_is_repeated_only_if_the_lock_is_held(
     error: int, tries: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "_TRIES", 4)
@@ -292,7 +292,7 @@ def test_a_lock_call_that_fails_is_repeated_only_if_somebody_has_the_lock(
     assert not log.keep
 
 
-def test_where_nothing_can_be_appended_by_the_kernel_it_is_written_at_the_end(path: Path) -> None:
+def test_forward_record_is_written_at_the_end_without_o_append(path: Path) -> None:
     log = Log(path)
     log.add(record.SET, b"v")
     log.post(2, writing=os.O_RDWR)
@@ -302,7 +302,7 @@ def test_where_nothing_can_be_appended_by_the_kernel_it_is_written_at_the_end(pa
     assert read_log(path.read_bytes()).ends == "whole"
 
 
-def test_a_void_that_is_written_for_a_forward_record_names_no_session(path: Path) -> None:
+def test_void_before_a_forward_record_names_no_session(path: Path) -> None:
     log = Log(path)
     log.add_bytes(b"torn")
     log.post(2)
@@ -316,7 +316,7 @@ def test_a_void_that_is_written_for_a_forward_record_names_no_session(path: Path
     assert (found[0], found[2]) == (log.start.offset, 0)
 
 
-def test_a_log_that_can_not_be_opened_a_second_time_is_not_kept_open(path: Path) -> None:
+def test_log_that_fails_to_open_a_second_time_is_not_kept_open(path: Path) -> None:
     log = Log(path)
     failing = pytest.raises(OSError, match="Too many open files")
     with faulty_os() as faulty, faulty.fail(1, errno.EMFILE, names=("open",)), failing:
@@ -324,7 +324,7 @@ def test_a_log_that_can_not_be_opened_a_second_time_is_not_kept_open(path: Path)
     assert not log.keep
 
 
-def test_a_file_that_has_taken_the_log_s_place_is_not_written_to(path: Path) -> None:
+def test_file_that_replaced_the_log_is_not_written_to(path: Path) -> None:
     log = Log(path)
     path.write_bytes(Header(b"j" * 16, OFD).encode())
     before = path.read_bytes()
@@ -367,7 +367,7 @@ def another(generation: int, random: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
-def test_what_is_superseded_goes_and_what_somebody_may_need_stays(kind: int, path: Path) -> None:
+def test_superseded_files_are_removed_and_those_still_needed_stay(kind: int, path: Path) -> None:
     log = Log(path, kind)
     newest, before = successor(4), successor(3).name
     left, locked = another(4, b"orphan"), another(2, b"locked")
@@ -401,9 +401,7 @@ NOT_OWNED = {
 
 @pytest.mark.parametrize("changed", NOT_OWNED.values(), ids=NOT_OWNED)
 @pytest.mark.parametrize("kind", [OFD, SOFT])
-def test_what_does_not_prove_that_it_belongs_to_the_log_stays(
-    kind: int, changed: dict[str, object], path: Path
-) -> None:
+def test_file_whose_header_does_not_prove_its_owner_stays(kind: int, changed: dict[str, object], path: Path) -> None:
     log = Log(path, kind)
     newest, before, left = successor(4), successor(3).name, another(2, b"orphan")
     make_files(log, [before, left], **changed)
@@ -424,7 +422,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("kind", [OFD, SOFT])
-def test_what_is_not_a_part_of_a_log_stays(kind: int, content: bytes, path: Path) -> None:
+def test_file_that_is_no_generation_of_a_log_stays(kind: int, content: bytes, path: Path) -> None:
     log = Log(path, kind)
     before, left = successor(3).name, another(2, b"orphan")
     for name in (before, left):
@@ -436,9 +434,7 @@ def test_what_is_not_a_part_of_a_log_stays(kind: int, content: bytes, path: Path
 
 @pytest.mark.parametrize("content", [b"", b"fscoord\n", b"fscoord\n\2\0" + bytes(100), bytes(5000)])
 @pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
-def test_what_a_maker_left_that_died_before_it_had_synced_goes_if_nobody_locks_it(
-    kind: int, content: bytes, path: Path
-) -> None:
+def test_unsynced_file_of_a_dead_maker_is_removed_unless_it_is_locked(kind: int, content: bytes, path: Path) -> None:
     """It holds nothing, so that it can't say to which log it belongs."""
     log = Log(path, kind)
     left, locked = another(4, b"orphan"), another(4, b"locked")
@@ -455,7 +451,7 @@ def test_what_a_maker_left_that_died_before_it_had_synced_goes_if_nobody_locks_i
 
 
 @pytest.mark.parametrize("kind", [OFD, SOFT])
-def test_a_later_generation_than_the_newest_stays(kind: int, path: Path) -> None:
+def test_generation_later_than_the_newest_stays(kind: int, path: Path) -> None:
     """It is there if the log was restored from a backup: then it is what has happened since."""
     log = Log(path, kind)
     newest = successor(4)
@@ -467,7 +463,7 @@ def test_a_later_generation_than_the_newest_stays(kind: int, path: Path) -> None
     assert beside(path) == {another(5, b"future"), another(2, b"lesser")}, "what its header says counts"
 
 
-def test_what_is_called_after_the_old_name_of_a_renamed_log_goes_as_well(path: Path) -> None:
+def test_superseded_file_with_the_old_name_of_a_renamed_log_is_removed(path: Path) -> None:
     log = Log(path)
     before = successor(3, b"old.1").name
     left, foreign = generation_name(b"old.1", 2, b"orphan"), generation_name(b"old", 2, b"orphan")
@@ -478,7 +474,7 @@ def test_what_is_called_after_the_old_name_of_a_renamed_log_goes_as_well(path: P
     assert beside(path) == {foreign}
 
 
-def test_where_inode_numbers_do_not_last_nothing_goes(path: Path) -> None:
+def test_files_stay_on_a_mount_without_lasting_inode_numbers(path: Path) -> None:
     log = Log(path)
     before, left = successor(3).name, another(2, b"orphan")
     make_files(log, [before, left], root_inode=0, inode=0)
@@ -488,7 +484,7 @@ def test_where_inode_numbers_do_not_last_nothing_goes(path: Path) -> None:
     assert beside(path) == {before, left}
 
 
-def test_without_a_generation_before_only_what_nobody_locks_goes(path: Path) -> None:
+def test_orphan_is_removed_unless_locked_if_no_generation_came_before(path: Path) -> None:
     log = Log(path)
     newest, left, locked = successor(2), another(1, b"orphan"), another(1, b"locked")
     make_files(log, [newest.name, left, locked])
@@ -521,7 +517,7 @@ class Lives:
 
 
 @pytest.mark.parametrize("kind", [OFD, SOFT])
-def test_removal_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent(
+def test_removal_in_a_child_forked_by_a_handler_leaves_the_files_to_the_parent(
     kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(path, kind)
@@ -536,7 +532,7 @@ def test_removal_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent
 
 
 @pytest.mark.parametrize(("calls", "cleared"), [(1, 0), (2, 1)])
-def test_end_of_a_log_in_a_child_that_a_handler_forked_leaves_the_files_to_the_parent(
+def test_end_of_a_log_in_a_child_forked_by_a_handler_leaves_files_to_the_parent(
     calls: int, cleared: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(path)
@@ -549,7 +545,7 @@ def test_end_of_a_log_in_a_child_that_a_handler_forked_leaves_the_files_to_the_p
     assert beside(path) == {successor(1).name}
 
 
-def test_a_finished_log_goes_with_its_generations_and_what_stands_beside_it_goes_first(path: Path) -> None:
+def test_finished_log_is_removed_with_its_generations_after_its_side_cars(path: Path) -> None:
     log = Log(path)
     make_files(log, [successor(1).name, successor(2).name, successor(1, b"other").name, b"log.1"])
     cleared: list[tuple[str, bool]] = []
@@ -560,7 +556,7 @@ def test_a_finished_log_goes_with_its_generations_and_what_stands_beside_it_goes
 
 
 @pytest.mark.parametrize("why", ["another name", "another log", "no log", "nothing", "a link"])
-def test_what_is_not_only_the_finished_log_stays_with_all_beside_it(why: str, path: Path) -> None:
+def test_file_that_is_not_solely_the_finished_log_stays_with_its_side_cars(why: str, path: Path) -> None:
     log = Log(path)
     make_files(log, [successor(1).name])
     elsewhere = path.with_name("elsewhere")
@@ -581,7 +577,7 @@ def test_what_is_not_only_the_finished_log_stays_with_all_beside_it(why: str, pa
     assert sorted(os.listdir(path.parent)) == before
 
 
-def test_a_log_that_can_t_be_cleared_stays(path: Path) -> None:
+def test_log_whose_side_cars_cannot_be_removed_stays(path: Path) -> None:
     log = Log(path)
     make_files(log, [successor(1).name])
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import tear
 from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
@@ -42,7 +43,7 @@ def names(path: Path) -> list[str]:
 
 
 def generation(store: FileStore) -> int:
-    return store._log.handle.header.generation
+    return log_of(store).handle.header.generation
 
 
 def content(store: FileStore) -> object:
@@ -75,7 +76,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_new_generation_holds_what_the_old_one_amounted_to(lock: str, durable: bool, path: Path) -> None:
+def test_generation_holds_the_state_of_the_one_before(lock: str, durable: bool, path: Path) -> None:
     with FileStore(path, lock=lock, durable=durable) as store:
         fill(store)
         before = content(store)
@@ -89,7 +90,7 @@ def test_a_new_generation_holds_what_the_old_one_amounted_to(lock: str, durable:
             assert store.get("list") == reader.get("list") == b"one two!"
 
 
-def test_the_format_is_what_the_page_on_it_says(path: Path) -> None:
+def test_format_of_generations_is_as_documented(path: Path) -> None:
     with FileStore(path, rank=3) as store:
         fill(store)
         store.compact()
@@ -109,7 +110,7 @@ def test_the_format_is_what_the_page_on_it_says(path: Path) -> None:
     assert new.sessions[1]["rank"] == 3
 
 
-def test_the_seal_says_where_the_snapshot_ends_and_the_chain_there(path: Path) -> None:
+def test_seal_names_the_end_of_the_snapshot_and_the_chain_there(path: Path) -> None:
     with FileStore(path) as store:
         fill(store)
         store.compact()
@@ -124,7 +125,7 @@ def test_the_seal_says_where_the_snapshot_ends_and_the_chain_there(path: Path) -
 
 
 @pytest.mark.parametrize("compactions", [0, 1, 2])
-def test_a_copy_begins_a_lineage_and_names_its_files_as_they_are(compactions: int, tmp_path: Path) -> None:
+def test_copy_begins_a_lineage_and_records_its_own_inode_numbers(compactions: int, tmp_path: Path) -> None:
     path, copied = tmp_path / "original" / "store", tmp_path / "copied"
     path.parent.mkdir()
     with FileStore(path) as store:
@@ -151,7 +152,7 @@ def test_a_copy_begins_a_lineage_and_names_its_files_as_they_are(compactions: in
     assert read_newest(path).values == {b"k": b"1"}
 
 
-def test_who_was_up_to_date_reads_nothing_twice(path: Path) -> None:
+def test_handle_that_is_up_to_date_rereads_nothing_after_a_compaction(path: Path) -> None:
     with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
         store.set("big", bytes(100_000))
         assert other.get("big") == reader.get("big") == bytes(100_000)
@@ -165,7 +166,7 @@ def test_who_was_up_to_date_reads_nothing_twice(path: Path) -> None:
             assert len(read) < 8
 
 
-def test_a_handle_that_slept_through_generations_begins_anew_at_the_newest(path: Path) -> None:
+def test_handle_that_missed_generations_begins_again_at_the_newest(path: Path) -> None:
     with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
         fill(store)
         assert content(other) == content(reader)
@@ -179,7 +180,7 @@ def test_a_handle_that_slept_through_generations_begins_anew_at_the_newest(path:
         assert store.get("n") == b"5"
 
 
-def test_old_generations_are_removed_and_generation_0_stays(path: Path) -> None:
+def test_superseded_generations_are_removed_and_generation_0_stays(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         identity = path.stat().st_ino
@@ -195,11 +196,11 @@ def test_old_generations_are_removed_and_generation_0_stays(path: Path) -> None:
 def make_orphan(file: Path, store: FileStore) -> None:
     """What is left of a process that dies before it can seal the generation before."""
     file.touch()
-    known = store._log.handle.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
+    known = log_of(store).handle.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
     file.write_bytes(known.encode())
 
 
-def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
+def test_orphan_is_removed_unless_it_is_locked(path: Path) -> None:
     with FileStore(path) as store, FileStore(path.with_name("other")) as unrelated:
         store.set("k", "v")
         unrelated.set("k", "v")
@@ -210,7 +211,7 @@ def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
         for file in (orphan, locked, *odd):
             make_orphan(file, store)
         with FileStore(path.with_name("holder")) as holder:
-            lock = holder._log.handle.lock.next_on(os.open(locked, os.O_RDWR))
+            lock = log_of(holder).handle.lock.next_on(os.open(locked, os.O_RDWR))
             lock.try_lock()
             store.compact()
             assert locked.exists()
@@ -222,7 +223,7 @@ def test_an_orphan_is_removed_unless_somebody_locks_it(path: Path) -> None:
         assert not locked.exists()
 
 
-def test_sessions_keep_their_numbers_and_their_names(path: Path) -> None:
+def test_sessions_keep_their_numbers_and_labels_through_a_compaction(path: Path) -> None:
     with FileStore(path, label="first") as first, FileStore(path, label="second") as second:
         first.set("k", "1")
         second.set("k", "2")
@@ -231,23 +232,23 @@ def test_sessions_keep_their_numbers_and_their_names(path: Path) -> None:
         first.set("k", "4")
         with FileStore(path, label="third") as third:
             third.set("k", "5")
-            assert {number: who.label for number, who in third._log.sessions.items()} == {
+            assert {number: who.label for number, who in log_of(third).sessions.items()} == {
                 1: "first", 2: "second", 3: "third",
             }  # fmt: skip
     writers = [writer for _, kind, _, _, writer, _ in read_newest(path).records if kind == "S"]
     assert writers == [2, 1, 3]
 
 
-def test_participants_that_left_and_bells_that_were_announced_are_remembered(path: Path) -> None:
+def test_compaction_keeps_the_count_of_participants_that_left_and_the_bell(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         FileStore(path, 3).close()
         with FileStore(path) as waiter:
             wait_in_vain(waiter)
         store.compact()
-        assert (store._log.table.left, store._log.handle.bell) == (1, 1)
+        assert (log_of(store).table.left, log_of(store).handle.bell) == (1, 1)
         with FileStore(path) as late:
-            assert (late._log.table.left, late._log.handle.bell) == (1, 1)
+            assert (log_of(late).table.left, log_of(late).handle.bell) == (1, 1)
     FileStore(path, 3).close()
     assert path.exists()
     FileStore(path, 3).close()
@@ -255,7 +256,7 @@ def test_participants_that_left_and_bells_that_were_announced_are_remembered(pat
     assert names(path) == []
 
 
-def test_a_torn_tail_is_voided_before_the_seal(path: Path) -> None:
+def test_torn_tail_is_voided_before_the_seal(path: Path) -> None:
     tear(str(path), 30, b"k", b"v" * 50)
     with FileStore(path) as store:
         store.compact()
@@ -273,18 +274,18 @@ def kill_writer(file: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_zeros_of_one_generation_are_not_taken_for_those_of_the_next(again: bool, path: Path) -> None:
+def test_zeros_seen_in_one_generation_are_not_assumed_in_the_next(again: bool, path: Path) -> None:
     """A void at the same place of the next file is found by who has looked through the zeros of the one before."""
     with FileStore(path, compact_bytes=None) as store:
         store.set("k", "1")
         with FileStore(path, compact_bytes=None) as late, FileStore(path, read_only=True) as reader:
             for _ in range(1 + again):
-                os.truncate(store._log.handle.file, os.path.getsize(store._log.handle.file) + 100_000)
+                os.truncate(log_of(store).handle.file, os.path.getsize(log_of(store).handle.file) + 100_000)
                 assert late.get("k") == reader.get("k") == b"1"
                 store.compact()
                 assert store.get("k") == late.get("k") == reader.get("k") == b"1"
             store.set("long", bytes(3000))
-            kill_writer(Path(store._log.handle.file), 300)
+            kill_writer(Path(log_of(store).handle.file), 300)
             store.set("k", "2")
             assert [handle.get("k") for handle in (store, late, reader)] == [b"2"] * 3
             with FileStore(path, read_only=True) as fresh:  # which reads generation 0, if nothing leads past it
@@ -294,7 +295,7 @@ def test_zeros_of_one_generation_are_not_taken_for_those_of_the_next(again: bool
     assert verify(path).verdict == "sound"
 
 
-def test_a_torn_forward_record_is_stepped_over_by_the_next(path: Path) -> None:
+def test_torn_forward_record_is_voided_before_the_next_one(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         store.compact()
@@ -326,7 +327,7 @@ def read_of_the_root(path: Path, compact: Callable[[], object]) -> int:
     return sum(got)
 
 
-def test_who_compacts_again_and_again_reads_nothing_of_the_way_twice(path: Path) -> None:
+def test_repeated_compactions_read_no_forward_record_twice(path: Path) -> None:
     with FileStore(path, compact_bytes=None) as store, FileStore(path, compact_bytes=None) as other:
         for number in range(100):
             store.set(f"key.{number}", bytes(1000))
@@ -344,7 +345,9 @@ def test_who_compacts_again_and_again_reads_nothing_of_the_way_twice(path: Path)
     assert [kind for _, kind, *_ in log.records][-10:] == ["Z", *"fffffffff"]
 
 
-def test_a_way_that_was_not_posted_is_found_along_the_seals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_generation_is_found_through_seals_without_forward_records(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forwarding, "post", lambda *_: None)
     with FileStore(path) as store:
         store.set("k", "v")
@@ -360,7 +363,7 @@ def test_a_way_that_was_not_posted_is_found_along_the_seals(path: Path, monkeypa
             assert content(late) == content(store)
 
 
-def test_a_log_is_compacted_when_garbage_outweighs_what_lives(path: Path) -> None:
+def test_log_is_compacted_when_garbage_outweighs_live_data(path: Path) -> None:
     least = 4096
     with FileStore(path, compact_bytes=least) as store:
         for number in range(2000):
@@ -377,7 +380,7 @@ def test_a_log_is_compacted_when_garbage_outweighs_what_lives(path: Path) -> Non
         assert sum(os.path.getsize(path.with_name(name)) for name in names(path)) < 2 * live + 4 * least
 
 
-def test_who_follows_compacts_when_the_file_is_twice_what_its_snapshot_was(path: Path) -> None:
+def test_follower_compacts_when_the_file_is_twice_the_size_of_its_snapshot(path: Path) -> None:
     with FileStore(path, compact_bytes=None) as store, FileStore(path, compact_bytes=4096) as other:
         for number in range(20):
             store.set(f"key.{number}", bytes(1000))
@@ -393,7 +396,7 @@ def test_who_follows_compacts_when_the_file_is_twice_what_its_snapshot_was(path:
 
 
 @pytest.mark.parametrize("never", [None, 0])
-def test_a_log_is_never_compacted_unasked_if_it_is_not_to_be(never: int | None, path: Path) -> None:
+def test_log_is_compacted_only_on_request_if_compact_bytes_is_off(never: int | None, path: Path) -> None:
     with FileStore(path, compact_bytes=never) as store:
         for number in range(100):
             store.set("k", bytes(10_000) + b"%d" % number)
@@ -404,7 +407,7 @@ def test_a_log_is_never_compacted_unasked_if_it_is_not_to_be(never: int | None, 
         assert generation(store) == 1
 
 
-def test_long_values_end_generation_0_before_they_are_written_to_it(path: Path) -> None:
+def test_generation_0_is_compacted_before_a_long_value_is_written_to_it(path: Path) -> None:
     with FileStore(path) as store:
         store.set("big", bytes(1 << 20))
         assert path.stat().st_size < 4096
@@ -414,7 +417,7 @@ def test_long_values_end_generation_0_before_they_are_written_to_it(path: Path) 
         assert generation(store) < 4
 
 
-def test_the_dead_are_forgotten_when_the_log_is_compacted(path: Path) -> None:
+def test_dead_sessions_are_forgotten_when_the_log_is_compacted(path: Path) -> None:
     with FileStore(path, rank=0) as store:
         for number in range(60):
             with FileStore(path, rank=number % 3, label=f"handle {number}") as other:
@@ -429,7 +432,7 @@ def test_the_dead_are_forgotten_when_the_log_is_compacted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("compacts", ["itself", "another"])
-def test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets(compacts: str, path: Path) -> None:
+def test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped(compacts: str, path: Path) -> None:
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
         for number in range(60):
             with FileStore(path, rank=number % 4, label=f"handle {number}") as third:
@@ -439,34 +442,34 @@ def test_a_handle_that_lives_long_forgets_the_dead_that_a_compaction_forgets(com
                 assert store.get("k") == b"%d" % number
                 with FileStore(path, read_only=True) as late:
                     late.check(["k"])
-                    assert store._log.sessions == late._log.sessions
-                    assert store._log.deaths == late._log.deaths
-                    assert store._log.table.ranks == late._log.table.ranks
-        assert len(store._log.sessions) == 6  # the two that live, and the last of each rank
+                    assert log_of(store).sessions == log_of(late).sessions
+                    assert log_of(store).deaths == log_of(late).deaths
+                    assert log_of(store).table.ranks == log_of(late).table.ranks
+        assert len(log_of(store).sessions) == 6  # the two that live, and the last of each rank
         assert store.dead_ranks(range(4)) == other.dead_ranks(range(4)) == [2, 3]
         assert store.dead_sessions(range(3, 60)) == list(range(3, 60))
 
 
 @pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
-def test_a_threshold_that_makes_no_sense_is_refused(wrong: object, path: Path) -> None:
+def test_threshold_that_is_invalid_is_refused(wrong: object, path: Path) -> None:
     with pytest.raises((TypeError, ValueError)):
         FileStore(path, compact_bytes=wrong)  # type: ignore[arg-type]
 
 
-def test_a_reader_can_not_compact(path: Path) -> None:
+def test_read_only_handle_cannot_compact(path: Path) -> None:
     FileStore(path).close()
     with FileStore(path, read_only=True) as reader, pytest.raises(StoreError, match="read_only"):
         reader.compact()
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_generation_that_was_deleted_is_gone_and_said_so(read_only: bool, path: Path) -> None:
+def test_generation_that_was_deleted_is_reported_as_gone(read_only: bool, path: Path) -> None:
     with FileStore(path) as store, FileStore(path, read_only=read_only) as other:
         store.set("k", "v")
         store.compact()
         assert other.get("k") == b"v"
         path.with_name(names(path)[0]).unlink()
-        other._log.handle.path_checked_at = 0.0
+        log_of(other).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="generation 1"):
             other.get("k")
     with pytest.raises(StoreGoneError, match="generation 1"):
@@ -474,7 +477,7 @@ def test_a_generation_that_was_deleted_is_gone_and_said_so(read_only: bool, path
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_log_that_was_removed_is_gone_whatever_its_generation(replaced: bool, path: Path) -> None:
+def test_log_that_was_removed_is_gone_in_a_later_generation_too(replaced: bool, path: Path) -> None:
     """Its inode number may be given to the next file at once."""
     with FileStore(path) as store:
         store.set("k", "v")
@@ -482,12 +485,12 @@ def test_a_log_that_was_removed_is_gone_whatever_its_generation(replaced: bool, 
         path.unlink()
         if replaced:
             FileStore(path).close()
-        store._log.handle.path_checked_at = 0.0
+        log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError):
             store.get("k")
 
 
-def test_a_generation_that_is_another_s_is_refused(path: Path) -> None:
+def test_generation_of_another_log_is_refused(path: Path) -> None:
     with FileStore(path) as store, FileStore(path.with_name("other")) as other:
         for handle in (store, other):
             handle.set("k", "v")
@@ -499,7 +502,7 @@ def test_a_generation_that_is_another_s_is_refused(path: Path) -> None:
             FileStore(path, read_only=read_only)
 
 
-def test_a_link_in_the_place_of_a_generation_is_not_followed(path: Path) -> None:
+def test_symbolic_link_in_place_of_a_generation_is_not_followed(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         store.compact()
@@ -510,7 +513,7 @@ def test_a_link_in_the_place_of_a_generation_is_not_followed(path: Path) -> None
         FileStore(path)
 
 
-def test_a_compaction_that_finds_no_room_is_an_error_only_if_asked_for(path: Path) -> None:
+def test_compaction_without_disk_space_is_an_error_only_if_requested(path: Path) -> None:
     with FileStore(path, compact_bytes=1000) as store, faulty_os() as faulty:
         store.set("k", "v")
         with faulty.fail(0, 28, names=("fsync",)), pytest.raises(StoreUnavailableError):
@@ -528,7 +531,7 @@ def test_a_compaction_that_finds_no_room_is_an_error_only_if_asked_for(path: Pat
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("watch", ["auto", "inotify", "poll"])
-def test_who_waits_hears_of_what_is_written_to_a_later_generation(watch: str, read_only: bool, path: Path) -> None:
+def test_waiter_is_woken_by_a_write_to_a_later_generation(watch: str, read_only: bool, path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         with FileStore(path, read_only=read_only, watch=watch, timeout=LIMIT_S) as other:
@@ -558,7 +561,7 @@ def test_dump_shows_the_first_and_the_newest_generation(path: Path) -> None:
     assert entries[3].value.decode() == names(path)[0]
 
 
-def test_names_of_generations_are_told_from_all_others() -> None:
+def test_generation_names_and_references_are_parsed_and_others_rejected() -> None:
     name = generation_name(b"log.1", 12, b"\1\2\3\4\5\6")
     assert name == b"log.1.12.010203040506"
     assert parse_generation_name(name) == parse_generation_name(name, b"log.1") == 12
@@ -573,7 +576,7 @@ def test_names_of_generations_are_told_from_all_others() -> None:
             GenerationRef.from_forward(successor.forward()[:cut])
 
 
-def test_a_generation_has_a_number_of_ten_digits_and_a_name_of_255_bytes_at_most() -> None:
+def test_generation_number_has_at_most_10_digits_and_its_name_255_bytes() -> None:
     random = b".010203040506"
     assert parse_generation_name(b"log.1234567890" + random) == 1234567890
     for wrong in (b"log.12345678901" + random, b"log.1" + random + b"0", b"1" + random, b"log.1.2" + random[:-1]):
@@ -595,7 +598,7 @@ def test_a_generation_has_a_number_of_ten_digits_and_a_name_of_255_bytes_at_most
                 decode(value)
 
 
-def test_a_watch_on_a_generation_that_has_just_gone_is_replaced(path: Path) -> None:
+def test_watch_on_a_generation_just_removed_is_replaced(path: Path) -> None:
     with FileStore(path) as store, FileStore(path, read_only=True, watch="inotify", timeout=LIMIT_S) as reader:
         store.set("k", "v")
         store.compact()
@@ -637,7 +640,7 @@ with FileStore(path) as store, FileStore(path) as reader:
 """
 
 
-def test_neither_memory_nor_files_grow_with_the_history(tmp_path: Path, scale: Callable[[int], int]) -> None:
+def test_memory_and_files_do_not_grow_with_the_history(tmp_path: Path, scale: Callable[[int], int]) -> None:
     operations = max(40_000, scale(40_000))
     code = [sys.executable, "-c", LONG_HISTORY, str(tmp_path / "store"), str(operations)]
     done = subprocess.run(code, stdout=subprocess.PIPE, text=True, timeout=60 + operations / 1000, check=True)
@@ -647,7 +650,7 @@ def test_neither_memory_nor_files_grow_with_the_history(tmp_path: Path, scale: C
     assert size < 2 * 1000 * len("key.999" + str(operations)) + (1 << 20)
 
 
-def test_damage_to_a_forward_record_costs_room_and_nothing_else(path: Path) -> None:
+def test_damage_to_a_forward_record_keeps_old_files_and_loses_no_data(path: Path) -> None:
     """Nobody writes behind damage: so no file goes any more."""
     with FileStore(path) as store:
         store.set("k", "1")
@@ -678,7 +681,7 @@ def test_damage_to_a_forward_record_costs_room_and_nothing_else(path: Path) -> N
 
 
 @pytest.mark.parametrize(("end", "chunk"), [(b"", reader.CHUNK), (b"torn", reader.CHUNK), (b"torn", 1)])
-def test_damage_to_a_generation_that_was_superseded_and_not_removed_keeps_nobody_out(
+def test_damage_to_a_superseded_generation_does_not_prevent_opening(
     end: bytes, chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever posted the way may have died before it could remove the file, or torn a later record of the way.
@@ -702,7 +705,7 @@ def test_damage_to_a_generation_that_was_superseded_and_not_removed_keeps_nobody
             assert (store.get("k"), generation(store)) == (b"1", 2)
 
 
-def test_who_read_on_while_the_log_went_on_twice_follows_to_the_newest(path: Path) -> None:
+def test_handle_two_compactions_behind_follows_to_the_newest_generation(path: Path) -> None:
     with FileStore(path) as store, FileStore(path) as sleeper:
         store.set("k", "1")
         assert sleeper.get("k") == b"1"
@@ -716,11 +719,11 @@ def test_who_read_on_while_the_log_went_on_twice_follows_to_the_newest(path: Pat
         assert sleeper.add("n", 1) == 1
 
 
-def test_a_way_without_a_seal_is_damage(path: Path) -> None:
+def test_forward_record_without_a_seal_before_it_is_damage(path: Path) -> None:
     """It is a seal that ends a generation. Nobody writes a forward record before there is one."""
     with FileStore(path) as store:
         store.set("k", "1")
-        session, root = store._log.handle.lock.session, store._log.handle.root
+        session, root = log_of(store).handle.lock.session, log_of(store).handle.root
     log = read_log(path.read_bytes())
     assert log.ends == "whole"
     named = GenerationRef(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
@@ -731,12 +734,12 @@ def test_a_way_without_a_seal_is_damage(path: Path) -> None:
     assert "no seal before it" in str(found.findings[0].message)
 
 
-def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either(path: Path) -> None:
+def test_forward_record_follows_a_torn_one_without_o_append_too(path: Path) -> None:
     """On NFS a log with marker files is written past the cache, and O_DIRECT goes with no O_APPEND."""
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
-        root = store._log.handle.root
+        root = log_of(store).handle.root
     size = path.stat().st_size
     place = None
     for number in (2, 3):
@@ -751,33 +754,33 @@ def test_a_forward_record_goes_behind_a_torn_one_where_there_is_no_append_either
     assert path.stat().st_size > size
 
 
-def test_a_first_file_that_names_no_later_one_any_more_is_not_the_log(path: Path) -> None:
+def test_generation_0_that_no_longer_names_a_later_one_is_another_file(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
         assert store.get("k") == b"1"
-        os.truncate(path, store._log.handle.root.start.offset)
+        os.truncate(path, log_of(store).handle.root.start.offset)
         (name,) = names(path)
         path.with_name(name).unlink()
-        store._log.handle.path_checked_at = 0.0
+        log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="another file, which names no later generation"):
             store.get("k")
 
 
-def test_who_does_not_know_where_it_is_begins_again_where_the_log_is(path: Path) -> None:
+def test_handle_of_unknown_generation_begins_again_at_the_newest(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         for number in range(3):
-            store._log.handle.recovery |= GENERATION
+            log_of(store).handle.recovery |= GENERATION
             assert store.get("k") == b"1"
-            store._log.handle.recovery |= GENERATION
+            log_of(store).handle.recovery |= GENERATION
             assert store.add("n", 1) == number + 1
-            assert store._log.handle.owned_fds == store._log.handle.fds_in_use() - {-1}
+            assert log_of(store).handle.owned_fds == log_of(store).handle.fds_in_use() - {-1}
             store.compact()
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_a_compaction_forgets_no_rank_that_somebody_has_been(lives: bool, path: Path) -> None:
+def test_compaction_forgets_no_rank_that_a_session_has_announced(lives: bool, path: Path) -> None:
     """Who has named several ranks is all of them; and a rank is dead when all who named it are."""
     with FileStore(path) as store:
         store.set("k", "v")

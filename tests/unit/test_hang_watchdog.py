@@ -62,7 +62,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
+def test_watchdog_warns_of_a_stuck_call_at_doubling_intervals(
     call: KernelCall, clock: Clock, told: list[tuple[object, ...]]
 ) -> None:
     for _ in range(2):  # each call by itself
@@ -76,7 +76,9 @@ def test_a_call_is_told_of_after_some_seconds_and_then_after_twice_as_many(
         assert len(told) == 4
 
 
-def test_a_handle_that_is_closed_makes_no_calls(call: KernelCall, clock: Clock, told: list[tuple[object, ...]]) -> None:
+def test_watchdog_does_not_warn_of_a_closed_handle(
+    call: KernelCall, clock: Clock, told: list[tuple[object, ...]]
+) -> None:
     call.begin()
     call.close()
     call.warn_if_stuck(clock.now + 1e6)
@@ -84,7 +86,7 @@ def test_a_handle_that_is_closed_makes_no_calls(call: KernelCall, clock: Clock, 
     call.close()
 
 
-def test_the_thread_that_looks_is_there_while_a_handle_is(call: KernelCall) -> None:
+def test_watchdog_thread_runs_while_a_handle_is_open(call: KernelCall) -> None:
     call.begin()
     watcher = hang_watchdog._watchdog[0]
     thread = watcher._thread
@@ -100,7 +102,7 @@ def test_the_thread_that_looks_is_there_while_a_handle_is(call: KernelCall) -> N
     assert watcher._thread is None
 
 
-def test_where_there_is_no_thread_left_the_next_call_tries_again(
+def test_watchdog_thread_that_fails_to_start_is_tried_again_by_the_next_call(
     call: KernelCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -114,7 +116,7 @@ def test_where_there_is_no_thread_left_the_next_call_tries_again(
     assert hang_watchdog._watchdog[0]._thread is not None
 
 
-def test_a_forked_child_has_a_watcher_of_its_own(call: KernelCall) -> None:
+def test_fork_gives_the_child_a_watchdog_of_its_own(call: KernelCall) -> None:
     call.begin()
     (parent,) = hang_watchdog._watchdog
     thread = parent._thread
@@ -128,7 +130,7 @@ def test_a_forked_child_has_a_watcher_of_its_own(call: KernelCall) -> None:
     assert thread.is_alive()
 
 
-def test_the_last_handle_that_is_closed_wakes_the_thread_to_end(
+def test_watchdog_thread_is_woken_to_end_when_the_last_handle_closes(
     call: KernelCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[int] = []

@@ -118,7 +118,7 @@ def in_line() -> int:
     return sum(len(request.waiters) for request in requests())
 
 
-def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, strange_closes: list[int]) -> None:
+def test_lock_from_the_kernel_is_granted_with_its_own_descriptor(make: Make, strange_closes: list[int]) -> None:
     lock = make()
     with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
         assert lock.blocks.wait(LIMIT_S)
@@ -133,7 +133,7 @@ def test_a_lock_that_comes_is_granted_with_a_descriptor_of_its_own(make: Make, s
     assert not strange_closes
 
 
-def test_a_lock_that_is_granted_and_not_taken_is_given_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_is_granted_and_not_taken_is_released(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", 0.01)
     lock = make()
     with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
@@ -160,7 +160,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return end
 
 
-def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
+def test_waiter_that_timed_out_is_forgotten_and_a_later_grant_is_closed(
     make: Make, ends_with: Callable[..., None], strange_closes: list[int]
 ) -> None:
     class Owner:
@@ -185,7 +185,7 @@ def test_who_gives_up_is_forgotten_at_once_and_what_comes_then_is_closed(
     assert not strange_closes
 
 
-def test_who_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., None]) -> None:
+def test_waiter_that_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., None]) -> None:
     lock = make()
     ends_with(lock, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -195,7 +195,7 @@ def test_who_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., No
     assert lock.handover is None
 
 
-def test_who_lines_up_clears_the_line_of_who_has_gone(make: Make, ends_with: Callable[..., None]) -> None:
+def test_waiter_that_queues_removes_those_that_have_gone(make: Make, ends_with: Callable[..., None]) -> None:
     lock = make()
     ends_with(lock, KeyboardInterrupt)
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_who_lines_up_clears_the_line_of_who_has_gone(make: Make, ends_with: Cal
     until(is_over)
 
 
-def test_who_waits_for_another_file_than_is_there_by_now_is_sent_away_and_asks_no_more(
+def test_waiter_whose_path_leads_to_another_file_stops_asking_the_kernel(
     make: Make, tmp_path: Path, strange_closes: list[int]
 ) -> None:
     lock = make()
@@ -220,7 +220,7 @@ def test_who_waits_for_another_file_than_is_there_by_now_is_sent_away_and_asks_n
     assert not strange_closes
 
 
-def test_who_leaves_the_line_leaves_the_others_in_it(make: Make) -> None:
+def test_waiter_that_is_cancelled_leaves_the_others_queued(make: Make) -> None:
     first, second = make(), make()
     with start_thread(wait_for_lock, first, LIMIT_S, first.reopen) as stays:
         assert first.blocks.wait(LIMIT_S)
@@ -235,7 +235,7 @@ def test_who_leaves_the_line_leaves_the_others_in_it(make: Make) -> None:
     assert second.handover is None
 
 
-def test_a_handle_that_is_closed_is_passed_over(make: Make) -> None:
+def test_closed_handle_is_skipped_when_the_lock_comes(make: Make) -> None:
     first, second = make(), make()
     with start_thread(wait_for_lock, first, LIMIT_S, first.reopen):
         assert first.blocks.wait(LIMIT_S)
@@ -249,7 +249,7 @@ def test_a_handle_that_is_closed_is_passed_over(make: Make) -> None:
     until(is_over)
 
 
-def test_where_the_log_can_not_be_opened_the_kernel_is_not_asked_again(make: Make) -> None:
+def test_log_that_fails_to_open_ends_waiting_in_the_kernel(make: Make) -> None:
     lock = make()
 
     def reopen() -> int:
@@ -260,7 +260,7 @@ def test_where_the_log_can_not_be_opened_the_kernel_is_not_asked_again(make: Mak
     assert (lock.can_block, lock.handover) == (False, None)
 
 
-def test_a_forked_child_has_a_line_of_its_own_and_no_descriptor_of_its_parents(make: Make) -> None:
+def test_fork_gives_the_child_an_empty_lock_queue_and_no_parent_descriptor(make: Make) -> None:
     """Whatever the parent's threads were doing, and had locked, when it forked."""
     lock = make()
     done = threading.Event()

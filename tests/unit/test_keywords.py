@@ -70,23 +70,25 @@ def test_positional_arguments_are_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_call_by_position(name: str, call: Callable[..., Any], store: Store) -> None:
+def test_collectives_accept_positional_arguments(name: str, call: Callable[..., Any], store: Store) -> None:
     assert call(name, store, *ALONE[name][0]) == RESULTS[name]
 
 
 @pytest.mark.parametrize("name", TORCH_NAMES)
-def test_a_call_by_the_names_of_torch(name: str, call: Callable[..., Any], store: Store) -> None:
+def test_collectives_accept_the_names_of_torch(name: str, call: Callable[..., Any], store: Store) -> None:
     assert call(name, store, **ALONE[name][1], **TORCH_NAMES[name]) == RESULTS[name]
 
 
 @pytest.mark.parametrize("timeout", [{}, {"timeout": None}, {"timeout": 1}, {"timeout": math.inf}], ids=str)
 @pytest.mark.parametrize("name", ALONE)
-def test_a_call_by_the_common_names(name: str, timeout: dict[str, Any], call: Callable[..., Any], store: Store) -> None:
+def test_collectives_accept_the_common_names(
+    name: str, timeout: dict[str, Any], call: Callable[..., Any], store: Store
+) -> None:
     assert call(name, store, **ALONE[name][1], key="k", **timeout) == RESULTS[name]
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_the_timeout_counts_by_its_common_name(name: str, call: Callable[..., Any], store: Store) -> None:
+def test_timeout_by_its_common_name_is_obeyed(name: str, call: Callable[..., Any], store: Store) -> None:
     given = {**ALONE[name][1], "world_size": 2, "key": "k", "timeout": SHORT_S}
     if name == "broadcast":
         given["rank"] = 1
@@ -97,7 +99,7 @@ def test_the_timeout_counts_by_its_common_name(name: str, call: Callable[..., An
 
 
 @pytest.mark.parametrize("name", TORCH_NAMES)
-def test_an_argument_is_given_by_one_name(name: str, call: Callable[..., Any], store: Store) -> None:
+def test_argument_given_by_two_names_or_none_is_refused(name: str, call: Callable[..., Any], store: Store) -> None:
     given = ALONE[name][1]
     torch_name = next(iter(TORCH_NAMES[name]))
     with pytest.raises(TypeError, match=f"key and {torch_name} are two names of one argument"):
@@ -110,13 +112,13 @@ def test_an_argument_is_given_by_one_name(name: str, call: Callable[..., Any], s
     assert store.num_keys() == 1
 
 
-def test_a_timeout_is_given_by_one_name(call: Callable[..., Any], store: Store) -> None:
+def test_timeout_given_by_two_names_is_refused(call: Callable[..., Any], store: Store) -> None:
     with pytest.raises(TypeError, match="timeout and barrier_timeout are two names of one argument"):
         call("barrier", store, 1, "k", 1, timeout=1)
 
 
 @pytest.mark.parametrize("kind", [HashStore, lambda: PrefixStore("p", HashStore())], ids=["hash", "prefix"])
-def test_the_barriers_of_stores_and_recipes_have_the_common_names(kind: Callable[[], Store]) -> None:
+def test_barriers_of_stores_and_recipes_accept_the_common_names(kind: Callable[[], Store]) -> None:
     store = kind()
     store.barrier(key="k", world_size=1, timeout=1)
     asyncio.run(aio.AsyncStore(store).barrier(key="l", world_size=1, timeout=1))

@@ -43,7 +43,7 @@ def put(path: str, data: bytes) -> None:
     os.chmod(path + ".alive", 0o600)
 
 
-def test_a_byte_has_one_holder_and_only_that_byte(open_one: Open) -> None:
+def test_byte_has_one_holder_and_leaves_other_bytes_free(open_one: Open) -> None:
     one, two = open_one(), open_one()
     assert one.id == two.id
     assert len(one.id) == 16
@@ -57,7 +57,7 @@ def test_a_byte_has_one_holder_and_only_that_byte(open_one: Open) -> None:
     assert [number for number in range(1, 10) if one.is_held(number)] == [4, 5, 6]
 
 
-def test_who_takes_another_byte_gives_back_the_one_before_and_the_same_again_is_kept(open_one: Open) -> None:
+def test_holding_another_byte_releases_the_first_and_the_same_byte_is_kept(open_one: Open) -> None:
     one, two = open_one(), open_one()
     assert one.hold(1)
     assert one.hold(2)
@@ -68,7 +68,7 @@ def test_who_takes_another_byte_gives_back_the_one_before_and_the_same_again_is_
     assert two.hold(1)
 
 
-def test_a_byte_goes_with_its_descriptor(open_one: Open) -> None:
+def test_byte_is_released_when_its_liveness_file_is_closed(open_one: Open) -> None:
     keep: set[int] = set()
     other, one = open_one(), open_one()
     one._owned_fds = keep
@@ -79,7 +79,7 @@ def test_a_byte_goes_with_its_descriptor(open_one: Open) -> None:
     assert not other.is_held(3)
 
 
-def test_who_only_reads_sees_who_lives_and_can_hold_nothing(open_one: Open, path: str) -> None:
+def test_read_only_liveness_file_sees_held_bytes_and_can_hold_none(open_one: Open, path: str) -> None:
     assert open_liveness_file(path, 0o600, set(), create=False, read_only=True) is None
     assert not os.path.exists(path + ".alive")
     one = open_one()
@@ -91,7 +91,7 @@ def test_who_only_reads_sees_who_lives_and_can_hold_nothing(open_one: Open, path
         reader.hold(2)
 
 
-def test_a_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one: Open, path: str) -> None:
+def test_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one: Open, path: str) -> None:
     name = path + ".alive"
     one = open_one()
     assert not one.is_lost()
@@ -112,7 +112,9 @@ def test_a_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_o
 
 
 @pytest.mark.parametrize("data", [b"", MAGIC[:3], MAGIC, MAGIC + b"i" * 15, bytes(SIZE), bytes(5000)])
-def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, open_one: Open, path: str) -> None:
+def test_liveness_file_left_unfinished_is_completed_by_a_creating_handle(
+    data: bytes, open_one: Open, path: str
+) -> None:
     put(path, data)
     with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_liveness_file(path, 0o600, set(), create=False, read_only=False)
@@ -127,7 +129,7 @@ def test_what_was_left_unfinished_is_finished_by_who_may_make_one(data: bytes, o
 
 
 @pytest.mark.parametrize("data", [b"x", b"x" * SIZE, b"x" + MAGIC[1:] + b"i" * 16, bytes(8) + b"i" * 16])
-def test_what_is_another_file_is_never_written_to(data: bytes, open_one: Open, path: str) -> None:
+def test_file_that_is_no_liveness_file_is_never_written_to(data: bytes, open_one: Open, path: str) -> None:
     put(path, data)
     with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_one()
@@ -135,7 +137,7 @@ def test_what_is_another_file_is_never_written_to(data: bytes, open_one: Open, p
 
 
 @pytest.mark.parametrize("number", [0, 1, 7, 1 << 40])
-def test_zeros_of_which_somebody_holds_a_byte_are_not_made_new(number: int, open_one: Open, path: str) -> None:
+def test_liveness_file_of_zeros_with_a_held_byte_is_not_initialised(number: int, open_one: Open, path: str) -> None:
     """Whoever lives has seen the file whole: what it sees now is not what a power failure has left."""
     one = open_one()
     assert one.hold(number)
@@ -145,9 +147,7 @@ def test_zeros_of_which_somebody_holds_a_byte_are_not_made_new(number: int, open
     assert Path(path + ".alive").read_bytes() == bytes(SIZE)
 
 
-def test_a_liveness_file_that_others_can_write_is_refused_and_closed_unless_it_is_only_read(
-    open_one: Open, path: str
-) -> None:
+def test_liveness_file_that_others_can_write_is_refused_except_to_a_reader(open_one: Open, path: str) -> None:
     open_one()
     os.chmod(path + ".alive", 0o622)
     keep: set[int] = set()
@@ -157,7 +157,7 @@ def test_a_liveness_file_that_others_can_write_is_refused_and_closed_unless_it_i
     open_one(create=False, read_only=True)
 
 
-def test_a_file_that_is_whole_is_taken_as_it_is(open_one: Open, path: str) -> None:
+def test_liveness_file_with_extra_bytes_is_accepted_as_it_is(open_one: Open, path: str) -> None:
     put(path, MAGIC + b"0123456789abcdef" + b"of a later version")
     assert open_one().id == b"0123456789abcdef"
 
@@ -181,14 +181,14 @@ THERE = Session("host", 1234, 55, b"b" * 16, pid_space=7, time_space=9)
         (HERE._replace(boot_id=bytes(16)), THERE._replace(boot_id=bytes(16)), False),
     ],
 )
-def test_a_process_number_means_the_same_on_one_boot_of_one_host_in_one_known_namespace(
+def test_pid_is_comparable_only_within_one_boot_host_and_known_namespace(
     home: ProcessIdentity, session: Session, shares: bool
 ) -> None:
     assert home.shares_processes_with(session) is shares
 
 
 @pytest.mark.parametrize(("found", "another", "the_same"), [(55, False, True), (56, True, False), (0, False, False)])
-def test_a_process_is_another_only_if_it_began_at_another_time_that_is_known(
+def test_process_is_another_only_if_its_known_start_time_differs(
     found: int, another: bool, the_same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "start_time", lambda pid: found if pid == 1234 else 0)
@@ -201,7 +201,7 @@ def test_a_process_is_another_only_if_it_began_at_another_time_that_is_known(
 
 @pytest.mark.parametrize("most", [1, 10, 23])
 @pytest.mark.parametrize("behind", [b"", b"of a later version"])
-def test_reads_and_writes_that_bring_less_than_was_asked_for_are_gone_on_with(
+def test_short_reads_and_writes_of_a_liveness_file_are_continued(
     most: int, behind: bytes, open_one: Open, path: str
 ) -> None:
     with faulty_os() as faulty:

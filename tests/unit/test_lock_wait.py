@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import LIMIT_S, Handle, opened
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
@@ -33,7 +34,7 @@ def wait(handle: Handle, monkeypatch: pytest.MonkeyPatch, *, limit: float = LIMI
     return done
 
 
-def test_who_cannot_wait_in_the_kernel_looks_at_the_log_now_and_then(
+def test_waiter_that_cannot_block_in_the_kernel_looks_at_the_log_in_turn(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(path) as handle:
@@ -45,7 +46,7 @@ def test_who_cannot_wait_in_the_kernel_looks_at_the_log_now_and_then(
         assert wait(handle, monkeypatch) == ["nap"]
 
 
-def test_a_look_is_dearer_where_it_asks_a_server(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_is_made_less_often_on_a_shared_mount(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(path) as handle:
         handle.log.handle.lock.can_block = False
         clock = system.time.monotonic
@@ -58,7 +59,7 @@ def test_a_look_is_dearer_where_it_asks_a_server(path: str, monkeypatch: pytest.
             monkeypatch.setattr(system.time, "monotonic", clock)
 
 
-def test_whoever_has_not_written_yet_is_named_as_such_and_others_by_what_they_said(path: str) -> None:
+def test_lock_timeout_names_the_session_of_the_holder_if_it_has_written(path: str) -> None:
     with opened(path) as handle, opened(path) as other:
         other.log.handle.lock.try_lock()
         with pytest.raises(StoreTimeoutError, match="a process that has not written yet holds it") as caught:
@@ -76,7 +77,9 @@ def test_whoever_has_not_written_yet_is_named_as_such_and_others_by_what_they_sa
         assert [found[2] for found in other.look()] == [b"v", b"w"]
 
 
-def test_where_nobody_can_tell_the_holder_it_is_unknown(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_timeout_names_an_unknown_process_if_the_holder_is_unknown(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(path) as handle:
         for holder, named in (
             (None, "an unknown process holds it"),
@@ -88,7 +91,7 @@ def test_where_nobody_can_tell_the_holder_it_is_unknown(path: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), StoreUnavailableError("gone"), NeedsLock()])
-def test_what_a_look_without_the_lock_meets_is_left_to_the_next_operation(
+def test_error_in_a_look_without_the_lock_is_left_to_the_next_operation(
     error: Exception, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(path) as handle, opened(path) as other:
@@ -112,7 +115,7 @@ def test_what_a_look_without_the_lock_meets_is_left_to_the_next_operation(
         assert len(handle._collector.records) == 1
 
 
-def test_an_error_of_the_lock_says_whether_there_are_no_locks_or_something_else(path: str) -> None:
+def test_lock_error_distinguishes_missing_lock_support_from_other_failures(path: str) -> None:
     with opened(path) as handle:
         explain = handle.log._raise_unless_retried
         explain(BlockingIOError(errno.EAGAIN, "taken"), maybe_applied=False)
@@ -127,14 +130,14 @@ def test_an_error_of_the_lock_says_whether_there_are_no_locks_or_something_else(
         assert caught.value.maybe_applied
 
 
-def test_who_introduced_itself_for_what_then_failed_knows_that_it_was_not_done(path: str) -> None:
+def test_operation_that_failed_after_registration_was_not_applied(path: str) -> None:
     with faulty_os() as faulty, FileStore(path) as store:
         with faulty.instead(refuse_new_files), pytest.raises(StoreUnavailableError, match="No space") as caught:
             store.compact()
-        assert len(store._log.sessions) == 1
+        assert len(log_of(store).sessions) == 1
         assert not caught.value.maybe_applied
         store.compact()
-        assert store._log.handle.header.generation == 1
+        assert log_of(store).handle.header.generation == 1
 
 
 def refuse_new_files(name: str, _: object, arguments: tuple[Any, ...]) -> None:
@@ -143,7 +146,7 @@ def refuse_new_files(name: str, _: object, arguments: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken")])
-def test_what_an_operation_has_to_say_is_not_hidden_by_an_unlock_that_fails(error: OSError, path: str) -> None:
+def test_write_error_is_not_hidden_by_an_unlock_that_fails(error: OSError, path: str) -> None:
     with faulty_os() as faulty, opened(path) as handle:
         handle.write(b"k", b"1")
         lock = handle.log.handle.lock
@@ -162,9 +165,7 @@ def test_what_an_operation_has_to_say_is_not_hidden_by_an_unlock_that_fails(erro
         handle.write(b"k", b"3")
 
 
-def test_who_has_waited_for_a_while_waits_in_the_kernel_for_what_is_left(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiter_blocks_in_the_kernel_for_the_rest_of_its_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[float] = []
     with opened(path) as handle:
         monkeypatch.setattr(
@@ -174,7 +175,7 @@ def test_who_has_waited_for_a_while_waits_in_the_kernel_for_what_is_left(
     assert left == [pytest.approx(100)]
 
 
-def test_a_lock_that_comes_at_the_second_try_came_in_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_comes_at_the_second_try_is_in_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a wait starts with it."""
     tries: list[int] = []
     with opened(path) as handle, opened(path) as other:
@@ -190,7 +191,7 @@ def test_a_lock_that_comes_at_the_second_try_came_in_time(path: str, monkeypatch
         assert len(other.look()) == 1
 
 
-def test_a_look_without_the_lock_begins_where_the_last_record_ended_wherever_an_interruption_has_left_it(
+def test_look_without_the_lock_begins_at_the_last_record_after_an_interruption(
     path: str,
 ) -> None:
     with opened(path) as handle, opened(path) as other:

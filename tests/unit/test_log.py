@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults.test_fork import Child, fork_in_c
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.logs import LIMIT_S, Collector, is_open, opened
 from support.plain_reader import read_log
 
@@ -42,7 +43,7 @@ def log(path: str) -> Iterator[Log]:
     log.close()
 
 
-def test_what_the_path_is_on_is_looked_up_unless_it_is_said(path: str) -> None:
+def test_mount_of_the_log_is_looked_up_unless_it_is_given(path: str) -> None:
     said = Mount("nfs4", "/somewhere", ())
     for mount in (said, None):
         log = make(path, mount=mount)
@@ -51,13 +52,13 @@ def test_what_the_path_is_on_is_looked_up_unless_it_is_said(path: str) -> None:
         log.close()
 
 
-def test_a_handle_that_could_not_be_opened_keeps_nothing_open_for_who_keeps_the_error(path: str) -> None:
+def test_log_that_failed_to_open_leaves_no_descriptor_while_the_error_lives(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         for _ in range(2):  # the second is one that generation 0 names
             store.compact()
             assert store.get("k") == b"1"
-        file = store._log.handle.file
+        file = log_of(store).handle.file
     Path(file).write_bytes(b"no log" * 100)
     with pytest.raises(CorruptLogError) as caught:
         make(path)
@@ -66,7 +67,7 @@ def test_a_handle_that_could_not_be_opened_keeps_nothing_open_for_who_keeps_the_
 
 
 @pytest.mark.parametrize("inner", ["refresh", "update", "close"])
-def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log: Log) -> None:
+def test_nested_call_of_the_same_thread_is_refused(inner: str, log: Log) -> None:
     """As a signal handler makes it."""
     calls = {
         "refresh": lambda: log.refresh(LIMIT_S),
@@ -84,7 +85,7 @@ def test_a_call_from_within_a_call_of_the_same_thread_is_refused(inner: str, log
     assert [value for _, _, value, *_ in log.machine.records] == [b"1", b"1"]
 
 
-def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_told(log: Log, path: str) -> None:
+def test_lock_handed_over_between_operations_is_used_and_acknowledged(log: Log, path: str) -> None:
     handover = threading.Lock()
     handover.acquire()
     log.handle.lock.try_lock()
@@ -96,7 +97,7 @@ def test_a_lock_that_came_while_nobody_looked_is_taken_as_it_is_and_its_giver_to
         other.write(b"k", b"w")
 
 
-def test_an_interrupted_unlock_is_done_again(path: str) -> None:
+def test_unlock_that_is_interrupted_is_repeated(path: str) -> None:
     """A soft lock is given back by Python's code, where an interruption may come at any line."""
     log = make(path, lock=SOFT)
     log.update(record.SET, b"k", b"u", None, LIMIT_S)
@@ -126,7 +127,7 @@ def test_an_interrupted_unlock_is_done_again(path: str) -> None:
         (OSError(errno.ENOSPC, "no space"), StoreUnavailableError),
     ],
 )
-def test_an_unlock_that_fails_does_not_hide_why_the_lock_was_given_back(
+def test_unlock_that_fails_does_not_hide_the_error_of_the_operation(
     first: BaseException, expected: type[BaseException], log: Log
 ) -> None:
     log.update(record.SET, b"k", b"u", None, LIMIT_S)
@@ -149,7 +150,7 @@ def test_an_unlock_that_fails_does_not_hide_why_the_lock_was_given_back(
     log.update(record.SET, b"k", b"w", None, LIMIT_S)
 
 
-def test_an_unlock_that_fails_while_the_caller_handles_an_error_is_not_taken_for_that(log: Log) -> None:
+def test_unlock_failure_is_raised_while_the_caller_handles_another_error(log: Log) -> None:
     def failing() -> None:
         unlock()
         raise OSError(errno.EIO, "the unlock")
@@ -164,7 +165,7 @@ def test_an_unlock_that_fails_while_the_caller_handles_an_error_is_not_taken_for
     assert caught.value.maybe_applied
 
 
-def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str) -> None:
+def test_participant_with_a_smaller_world_size_than_have_left_can_leave(path: str) -> None:
     many, few = make(path, participants=3), make(path, participants=1)
     few.update(record.SET, b"k", b"v", None, LIMIT_S)
     few.follower.settle()
@@ -177,7 +178,7 @@ def test_who_counts_fewer_participants_than_have_left_can_still_leave(path: str)
     few.close()
 
 
-def test_who_closes_a_handle_closes_its_lock(log: Log) -> None:
+def test_handle_that_is_closed_closes_its_lock(log: Log) -> None:
     """Which sends away who waits for it, and gives it back if it came meanwhile."""
     handover = threading.Lock()
     handover.acquire()
@@ -188,7 +189,7 @@ def test_who_closes_a_handle_closes_its_lock(log: Log) -> None:
 
 
 @pytest.mark.parametrize("what", ["compact", "a new run"])
-def test_who_can_not_enter_the_generation_that_it_has_made_says_that_it_is_made(what: str, path: str) -> None:
+def test_compaction_that_cannot_open_its_new_generation_may_be_applied(what: str, path: str) -> None:
     with opened(path) as writer:
         writer.write(b"k", b"v")
     log = Log(path, Snapshot(), LogOptions(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
@@ -227,9 +228,7 @@ class Snapshot(Collector):
 
 
 @pytest.mark.parametrize("operation", ["close", "refresh", "update"])
-def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its_first_call_on(
-    operation: str, log: Log
-) -> None:
+def test_child_forked_in_c_is_another_session_from_its_first_call(operation: str, log: Log) -> None:
     log.update(record.SET, b"k", b"v", None, LIMIT_S)
 
     def work() -> tuple[int, int]:
@@ -248,7 +247,7 @@ def test_a_child_that_was_forked_behind_pythons_back_is_another_session_from_its
     assert log.session == 1
 
 
-def test_a_record_counts_when_it_is_asked_whether_the_log_is_too_long(
+def test_record_to_be_written_counts_towards_the_compaction_threshold(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []

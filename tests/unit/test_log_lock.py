@@ -47,7 +47,7 @@ def make(path: str) -> Iterator[Make]:
 
 
 @every_kernel_kind
-def test_one_has_the_lock_and_gives_it_back(kind: int, make: Make) -> None:
+def test_lock_excludes_another_handle_until_it_is_released(kind: int, make: Make) -> None:
     one, two = make(kind, 1), make(kind, 2)
     one.try_lock()
     with pytest.raises(BlockingIOError) as caught:
@@ -61,7 +61,7 @@ def test_one_has_the_lock_and_gives_it_back(kind: int, make: Make) -> None:
 
 
 @every_kernel_kind
-def test_readers_under_a_shared_lock_keep_out_writers_alone(kind: int, make: Make) -> None:
+def test_shared_lock_excludes_writers_and_admits_readers(kind: int, make: Make) -> None:
     one, two, writer = make(kind, shared=True), make(kind, shared=True), make(kind)
     one.try_lock()
     two.try_lock()
@@ -75,7 +75,7 @@ def test_readers_under_a_shared_lock_keep_out_writers_alone(kind: int, make: Mak
 
 
 @pytest.mark.parametrize("session", [0, 1, 1000, (1 << 32) - 1])
-def test_the_length_of_a_range_says_who_has_it(session: int, make: Make) -> None:
+def test_lock_range_length_names_the_session_of_the_holder(session: int, make: Make) -> None:
     one, two = make(OFD, session), make(OFD, 7)
     assert two.holder() is None
     one.try_lock()
@@ -85,7 +85,7 @@ def test_the_length_of_a_range_says_who_has_it(session: int, make: Make) -> None
     assert two.holder() is None
 
 
-def test_where_nobody_can_be_asked_the_holder_is_unknown(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_is_unknown_if_the_kernel_cannot_be_asked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one = make(OFD)
     monkeypatch.setattr(one, "fd", 1 << 20)
     assert one.holder() is None
@@ -100,7 +100,7 @@ def test_where_nobody_can_be_asked_the_holder_is_unknown(make: Make, monkeypatch
 
 
 @every_kernel_kind
-def test_a_lock_that_came_is_gone_on_with_under_the_name_of_its_session(kind: int, path: str, make: Make) -> None:
+def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(kind: int, path: str, make: Make) -> None:
     one, two = make(kind, 4), make(kind, 5)
     old, fd = one.fd, os.open(path, os.O_RDWR | os.O_CLOEXEC)
     one.block(fd)
@@ -124,7 +124,7 @@ def test_a_lock_that_came_is_gone_on_with_under_the_name_of_its_session(kind: in
 
 
 @every_kernel_kind
-def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kind: int, path: str, make: Make) -> None:
+def test_lock_handed_over_and_not_taken_is_released_at_close(kind: int, path: str, make: Make) -> None:
     one, two = make(kind), make(kind)
     fd, handover = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
     handover.acquire()
@@ -143,7 +143,7 @@ def test_what_came_and_was_not_taken_is_given_back_when_the_handle_is_closed(kin
 
 
 @every_kernel_kind
-def test_a_forked_child_unlocks_nothing(kind: int, make: Make) -> None:
+def test_fork_does_not_release_the_lock_of_the_parent(kind: int, make: Make) -> None:
     one, two = make(kind), make(kind)
     one.try_lock()
     fd, unlock, one.handover = one.fd, one.unlock, threading.Lock()
@@ -161,9 +161,7 @@ def test_a_forked_child_unlocks_nothing(kind: int, make: Make) -> None:
 
 
 @every_kernel_kind
-def test_what_came_for_nobody_is_given_back_whoever_has_inherited_the_descriptor(
-    kind: int, path: str, make: Make
-) -> None:
+def test_unwanted_grant_is_released_though_a_child_inherited_its_descriptor(kind: int, path: str, make: Make) -> None:
     one, two = make(kind), make(kind)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     inherited = os.dup(fd)  # as a child has it that was forked in C
@@ -177,14 +175,14 @@ def test_what_came_for_nobody_is_given_back_whoever_has_inherited_the_descriptor
         os.close(inherited)
 
 
-def test_what_says_that_somebody_has_the_lock_is_no_trouble(make: Make) -> None:
+def test_lock_held_by_another_is_distinguished_from_other_lock_errors(make: Make) -> None:
     blocking, refused = BlockingIOError(errno.EAGAIN, ""), PermissionError(errno.EACCES, "")
     ofd, flock = make(OFD), make(FLOCK)
     assert [one.is_taken(error) for one in (ofd, flock) for error in (blocking, refused)] == [True, True, True, False]
     assert not ofd.is_taken(OSError(errno.EIO, ""))
 
 
-def test_a_refusal_names_the_kinds_that_are_left(make: Make) -> None:
+def test_refusal_of_a_lock_kind_names_the_remaining_kinds(make: Make) -> None:
     error = OSError(errno.ENOLCK, "No locks available")
     for kind, left in ((OFD, '"flock" or lock="soft"'), (FLOCK, '"ofd" or lock="soft"')):
         found = make(kind).refuse(error)
@@ -193,13 +191,13 @@ def test_a_refusal_names_the_kinds_that_are_left(make: Make) -> None:
         assert make(kind).refuse(OSError(errno.EIO, "")) is None
 
 
-def test_which_locks_the_kernel_can_be_asked_to_wait_for(make: Make) -> None:
+def test_lock_can_block_if_it_is_an_exclusive_kernel_lock(make: Make) -> None:
     assert [make(kind, shared=shared).can_block for kind in (OFD, FLOCK, SOFT) for shared in (False, True)] == [
         True, False, True, False, False, False,
     ]  # fmt: skip
 
 
-def test_a_reader_takes_no_soft_lock(make: Make, path: str) -> None:
+def test_reader_takes_no_soft_lock(make: Make, path: str) -> None:
     reader = make(SOFT, shared=True)
     reader.try_lock()
     assert not os.path.lexists(path + ".lock")
@@ -214,7 +212,7 @@ def test_a_reader_takes_no_soft_lock(make: Make, path: str) -> None:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_how_long_a_wait_is_grows_with_the_tries_and_never_beyond_what_is_left(
+def test_lock_wait_grows_with_the_tries_and_ends_at_the_deadline(
     patient: bool, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[object] = []
@@ -245,7 +243,7 @@ def test_how_long_a_wait_is_grows_with_the_tries_and_never_beyond_what_is_left(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), RuntimeError("can't start new thread")])
-def test_where_there_is_no_thread_left_to_wait_in_the_kernel_one_naps(
+def test_lock_wait_no_longer_blocks_once_no_thread_can_start(
     error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -258,7 +256,7 @@ def test_where_there_is_no_thread_left_to_wait_in_the_kernel_one_naps(
 
 
 @every_kernel_kind
-def test_who_leaves_a_file_gives_its_lock_back_also_if_a_child_has_the_descriptor_still(kind: int, make: Make) -> None:
+def test_leaving_a_file_releases_its_lock_though_a_child_has_the_descriptor(kind: int, make: Make) -> None:
     one, two = make(kind), make(kind)
     one.try_lock()
     childs = os.dup(one.fd)
@@ -271,7 +269,7 @@ def test_who_leaves_a_file_gives_its_lock_back_also_if_a_child_has_the_descripto
 
 
 @every_kernel_kind
-def test_who_leaves_a_file_whose_lock_can_not_be_given_back_leaves_all_the_same(kind: int, make: Make) -> None:
+def test_leaving_a_file_succeeds_though_its_kernel_lock_cannot_be_released(kind: int, make: Make) -> None:
     def failing() -> None:
         raise OSError(errno.ENOLCK, "the server does not know this file")
 
@@ -281,7 +279,7 @@ def test_who_leaves_a_file_whose_lock_can_not_be_given_back_leaves_all_the_same(
     assert one.is_closed
 
 
-def test_who_leaves_a_file_and_could_not_remove_its_marker_must_know(make: Make) -> None:
+def test_leaving_a_file_whose_marker_cannot_be_removed_is_an_error(make: Make) -> None:
     def failing() -> None:
         raise OSError(errno.EIO, "the marker stays")
 
@@ -292,7 +290,7 @@ def test_who_leaves_a_file_and_could_not_remove_its_marker_must_know(make: Make)
 
 
 @every_kernel_kind
-def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_is_closed(
+def test_kernel_waiter_gets_the_lock_or_ends_when_its_handle_is_closed(
     kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
@@ -329,9 +327,7 @@ def test_who_waits_in_the_kernel_gets_the_lock_and_is_sent_away_when_its_handle_
     until(lambda: not requests())
 
 
-def test_what_flock_says_beside_that_it_is_taken_is_the_systems_own_error(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flock_failure_other_than_taken_is_the_error_of_the_system(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     _, exceptions = system.load_flock_locker()
     failure: list[BaseException | None] = []
 
@@ -350,9 +346,7 @@ def test_what_flock_says_beside_that_it_is_taken_is_the_systems_own_error(
 
 
 @pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
-def test_the_lock_that_takes_the_place_of_another_has_its_session_and_its_marker(
-    kind: int, path: str, make: Make
-) -> None:
+def test_lock_of_the_next_file_takes_over_the_session_and_the_marker(kind: int, path: str, make: Make) -> None:
     one = make(kind, session=7)
     if kind == SOFT:
         one.try_lock()

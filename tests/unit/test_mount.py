@@ -41,23 +41,23 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/plain/store", "overlay", True),
     ],
 )
-def test_the_longest_mount_point_counts_and_of_two_at_one_the_later(path: str, kind: str, is_local: bool) -> None:
+def test_mount_is_the_longest_match_and_the_later_of_two_at_one_point(path: str, kind: str, is_local: bool) -> None:
     mount = find_mount(path)
     assert (mount.kind, mount.is_local) == (kind, is_local)
 
 
-def test_the_options_are_those_of_the_mount_and_of_the_file_system() -> None:
+def test_mount_options_include_those_of_the_file_system() -> None:
     options = ("rw", "relatime", "rw", "vers=4.2", "addr=10.0.0.1")
     assert find_mount("/home/store") == Mount("nfs4", "/home", options)
 
 
-def test_without_a_mount_table_nothing_is_known_and_the_path_counts_as_local(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mount_is_unknown_and_local_without_a_mount_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "mount_table", list)
     assert find_mount("/store") == Mount("", "", ())
     assert find_mount("/store").is_local
 
 
-def test_an_unknown_file_system_is_taken_for_one_that_hosts_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_file_system_is_assumed_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "mount_table", lambda: ["1 0 0:1 / / rw - fuse.something x rw"])
     assert not find_mount("/store").is_local
 
@@ -90,7 +90,7 @@ def lost_locks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("never heard of it", "locked"),
     ],
 )
-def test_the_kind_of_file_system_says_how_a_log_on_it_is_read(kind: str, coherence: str) -> None:
+def test_coherence_follows_from_the_kind_of_file_system(kind: str, coherence: str) -> None:
     assert on(kind).coherence == coherence
 
 
@@ -118,14 +118,14 @@ def test_the_kind_of_file_system_says_how_a_log_on_it_is_read(kind: str, coheren
         (on(""), set()),
     ],
 )
-def test_options_that_make_locks_lie_are_refused_for_the_locks_they_touch(
+def test_mount_options_that_break_locks_are_refused_for_those_lock_kinds(
     mount: Mount, locks: set[str], lost_locks: list[bool]
 ) -> None:
     assert {lock for lock in ("ofd", "flock", "soft") if mount.objection(lock)} == locks
 
 
 @pytest.mark.parametrize("mount", [on("nfs4", "vers=4.2"), on("nfs", "vers=4.1"), on("nfs", "vers=3")])
-def test_an_nfs_client_that_takes_lost_locks_back_is_refused(mount: Mount, lost_locks: list[bool]) -> None:
+def test_nfs_client_that_recovers_lost_locks_is_refused(mount: Mount, lost_locks: list[bool]) -> None:
     lost_locks[0] = True
     refused = "recover_lost_locks" in str(mount.objection("ofd"))
     assert refused == ("vers=3" not in mount.options)  # there a lock is never taken away
@@ -135,40 +135,38 @@ def test_an_nfs_client_that_takes_lost_locks_back_is_refused(mount: Mount, lost_
 
 
 @pytest.mark.parametrize(("text", "recovers"), [("Y", True), ("N", False), ("1", True), ("", False)])
-def test_the_kernel_says_whether_it_takes_lost_locks_back(
+def test_lost_lock_recovery_is_read_from_the_kernel_parameter(
     text: str, recovers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "_proc_text", {"/sys/module/nfs/parameters/recover_lost_locks": text}.__getitem__)
     assert system.nfs_recovers_lost_locks() == recovers
 
 
-def test_who_asks_for_a_coherence_is_not_refused_but_on_glusterfs_only_locked_will_do() -> None:
+def test_explicit_coherence_is_accepted_but_glusterfs_allows_only_locked() -> None:
     assert on("nfs", "nolock").objection("ofd", "direct") is None
     assert on("fuse.sshfs").objection("ofd", "local") is None
     assert on("fuse.glusterfs").objection("ofd", "locked") is None
     assert isinstance(on("fuse.glusterfs").objection("ofd", "direct"), Objection)
 
 
-def test_what_cannot_be_seen_is_said_in_a_caution() -> None:
+def test_setting_that_cannot_be_checked_is_named_in_a_caution() -> None:
     assert "tuneUseGlobalFileLocks" in (on("beegfs").caution or "")
     assert on("nfs4").caution is None
 
 
-def test_an_option_is_found_with_its_value_or_without() -> None:
+def test_mount_option_is_found_with_or_without_a_value() -> None:
     mount = on("nfs", "vers=3", "nolock")
     assert (mount.option("vers"), mount.option("nolock"), mount.option("soft")) == ("3", "", None)
 
 
-def test_a_directory_that_is_mounted_on_demand_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_mounted_on_demand_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [TABLE, [*TABLE, "36 35 0:46 / /auto rw - nfs4 server:/x rw,vers=4.2"]]
     monkeypatch.setattr(system, "mount_table", lambda: tables.pop(0) if len(tables) > 1 else tables[0])
     monkeypatch.setattr(system.os, "open", lambda path, flags: {"/auto": -1}[path])
     assert find_mount("/auto/store").kind == "nfs4"
 
 
-def test_what_is_mounted_when_it_is_needed_is_looked_up_once_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_automounted_directory_is_looked_up_once_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"35 22 0:45 / {tmp_path} rw - autofs systemd-1 rw"]
     monkeypatch.setattr(system, "mount_table", lambda: lines)
 
@@ -180,5 +178,5 @@ def test_what_is_mounted_when_it_is_needed_is_looked_up_once_it_is_there(
         assert find_mount(str(tmp_path / "store")).kind == "nfs4"
 
 
-def test_a_directory_that_cannot_be_mounted_stays_what_it_is() -> None:
+def test_directory_that_cannot_be_mounted_stays_autofs() -> None:
     assert find_mount("/auto/there is no such directory/store").kind == "autofs"

@@ -45,7 +45,7 @@ def at(*ports: int) -> list[network.Endpoint]:
     return [endpoint for port in ports for endpoint in network.resolve("127.0.0.1", port)]
 
 
-def test_a_connection_that_is_not_made_in_time_says_so(full: int) -> None:
+def test_connection_that_is_not_made_in_time_is_a_timeout(full: int) -> None:
     started = time.monotonic()
     with pytest.raises(OSError) as caught:
         network.connect(at(full), started + 0.1)
@@ -53,27 +53,27 @@ def test_a_connection_that_is_not_made_in_time_says_so(full: int) -> None:
     assert time.monotonic() - started < SLACK_S
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(full: int, listening: int) -> None:
+def test_address_that_does_not_answer_leaves_time_for_the_next(full: int, listening: int) -> None:
     with network.connect(at(full, closed(), listening), time.monotonic() + 1) as connection:
         assert connection.getpeername()[1] == listening
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_the_last_address_says_why_there_is_no_connection() -> None:
+def test_connection_error_is_that_of_the_last_address() -> None:
     with pytest.raises(ConnectionRefusedError):
         network.connect(at(closed(), closed()), time.monotonic() + SLACK_S)
     with pytest.raises(OSError, match="no address"):
         network.connect([], time.monotonic() + SLACK_S)
 
 
-def test_a_kind_of_network_that_is_not_there_is_passed_over(listening: int) -> None:
+def test_address_of_an_unavailable_family_is_skipped(listening: int) -> None:
     unknown = (socket.AddressFamily.AF_APPLETALK, ("127.0.0.1", listening))
     with network.connect([unknown, *at(listening)], time.monotonic() + SLACK_S) as connection:
         assert connection.getpeername()[1] == listening
 
 
 @pytest.mark.parametrize("name", ["x" * 100, "a..b", "nowhere.invalid"])
-def test_a_name_that_leads_nowhere_is_an_error_of_the_system(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_that_does_not_resolve_is_an_oserror_with_errno(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name.endswith("invalid"):
 
         def find_nothing(*_: object, **__: object) -> None:
@@ -85,7 +85,7 @@ def test_a_name_that_leads_nowhere_is_an_error_of_the_system(name: str, monkeypa
     assert caught.value.errno is not None
 
 
-def test_a_connection_that_is_closed_already_has_nothing_to_drop() -> None:
+def test_connection_already_closed_has_nothing_to_drop() -> None:
     connection = socket.socket()
     connection.close()
     network.drop_unsent(connection)

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 from support.plain_reader import read_log
 from support.shared_os import SharedOs, shared_os
@@ -78,7 +80,7 @@ def calls(kernel: SharedOs, operation: object, *arguments: object) -> list[str]:
 # What is asked of the server
 
 
-def test_on_nfs_one_direct_read_tells_that_nothing_is_new(path: str, mounted: object, kernel: SharedOs) -> None:
+def test_nfs_look_that_finds_nothing_new_costs_one_direct_read(path: str, mounted: object, kernel: SharedOs) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         assert calls(kernel, store.get, "k") == ["read"]
@@ -86,7 +88,7 @@ def test_on_nfs_one_direct_read_tells_that_nothing_is_new(path: str, mounted: ob
         assert kernel.calls[0][1] in kernel.direct
 
 
-def test_on_nfs_a_write_looks_at_the_size_and_is_at_the_server_before_the_lock_is_given_back(
+def test_nfs_write_checks_the_size_and_is_synced_before_the_unlock(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path) as store:
@@ -94,7 +96,7 @@ def test_on_nfs_a_write_looks_at_the_size_and_is_at_the_server_before_the_lock_i
         assert calls(kernel, store.add, "n", 1) == ["fstat", "write", "fdatasync"]
 
 
-def test_what_another_has_written_is_read_before_a_write_with_one_more_call(
+def test_write_first_reads_the_records_of_others_with_one_more_call(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path) as store, FileStore(path) as other:
@@ -105,7 +107,7 @@ def test_what_another_has_written_is_read_before_a_write_with_one_more_call(
         assert store.get("n") == b"4"
 
 
-def test_readers_are_direct_and_writers_append_through_the_cache_and_never_read(
+def test_nfs_reads_are_direct_and_appends_use_write_only_descriptors(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path) as store:
@@ -118,7 +120,7 @@ def test_readers_are_direct_and_writers_append_through_the_cache_and_never_read(
             assert flag & os.O_ACCMODE == os.O_WRONLY
 
 
-def test_a_record_too_long_for_one_request_goes_piece_by_piece(path: str, mounted: object, kernel: SharedOs) -> None:
+def test_record_too_long_for_one_request_is_written_in_pieces(path: str, mounted: object, kernel: SharedOs) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         made = calls(kernel, store.set, "k", b"x" * 10_000)
@@ -128,7 +130,7 @@ def test_a_record_too_long_for_one_request_goes_piece_by_piece(path: str, mounte
 
 
 @pytest.mark.parametrize("call", ["open", "read"])
-def test_where_direct_reads_are_refused_a_lock_is_taken_instead(
+def test_reads_take_a_lock_where_direct_reads_are_refused(
     call: str, path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path) as early, FileStore(path) as writer:
@@ -136,13 +138,13 @@ def test_where_direct_reads_are_refused_a_lock_is_taken_instead(
         kernel.refuses_direct = call
         with FileStore(path) as late:
             assert late.get("k") == b"1"
-            assert late._log.access.coherence == "locked"
+            assert log_of(late).access.coherence == "locked"
             late.set("k", "2")
             if call == "read":
                 assert early.get("k") == b"2"
-                assert early._log.access.coherence == "locked"
+                assert log_of(early).access.coherence == "locked"
                 writer.set("k", "3")
-                assert writer._log.access.coherence == "locked"
+                assert log_of(writer).access.coherence == "locked"
                 assert writer.get("k") == b"3"
                 assert early.get("k") == late.get("k") == b"3"
 
@@ -150,7 +152,7 @@ def test_where_direct_reads_are_refused_a_lock_is_taken_instead(
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
 @pytest.mark.parametrize("how", ["direct", "locked"])
 @pytest.mark.parametrize("durable", [False, True])
-def test_each_lock_works_with_each_way_to_read(lock: str, how: str, durable: bool, path: str) -> None:
+def test_lock_kinds_work_with_every_coherence(lock: str, how: str, durable: bool, path: str) -> None:
     with (
         FileStore(path, lock=lock, coherence=how, durable=durable) as one,
         FileStore(path, lock=lock, coherence=how) as two,
@@ -169,7 +171,7 @@ def test_each_lock_works_with_each_way_to_read(lock: str, how: str, durable: boo
 # Marker files, of which no kernel knows
 
 
-def test_with_a_soft_lock_the_size_is_asked_for_by_opening_the_log_anew(path: str, kernel: SharedOs) -> None:
+def test_soft_lock_learns_the_size_by_opening_the_log_again(path: str, kernel: SharedOs) -> None:
     with FileStore(path, lock="soft", coherence="locked") as store:
         store.set("k", "1")
         kernel.opened.clear()
@@ -177,12 +179,12 @@ def test_with_a_soft_lock_the_size_is_asked_for_by_opening_the_log_anew(path: st
         assert [flag & os.O_ACCMODE for name, flag in kernel.opened if name == path] == [os.O_RDWR]
 
 
-def test_with_a_soft_lock_on_nfs_nothing_of_the_log_goes_through_the_cache(
+def test_soft_lock_on_nfs_bypasses_the_cache_for_all_reads_and_writes(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
     """The kernel may write back the whole page that an append begins in, with old data where others have written."""
     with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", coherence="locked") as other:
-        assert (store._log.access.coherence, other._log.access.coherence) == ("direct", "direct")
+        assert (log_of(store).access.coherence, log_of(other).access.coherence) == ("direct", "direct")
         kernel.opened.clear()
         for number in range(3):
             store.set("k", str(number))
@@ -196,7 +198,7 @@ def test_with_a_soft_lock_on_nfs_nothing_of_the_log_goes_through_the_cache(
         assert not flag & os.O_APPEND  # NFS takes no two of these
 
 
-def test_with_a_soft_lock_on_nfs_the_server_is_asked_for_the_end_before_each_write(
+def test_soft_lock_on_nfs_asks_the_server_for_the_end_before_each_write(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path, lock="soft") as store:
@@ -205,7 +207,7 @@ def test_with_a_soft_lock_on_nfs_the_server_is_asked_for_the_end_before_each_wri
 
 
 @pytest.mark.parametrize("torn", [1, 20, 40, 3000])
-def test_with_a_soft_lock_on_nfs_what_is_torn_is_stepped_over(torn: int, path: str, mounted: object) -> None:
+def test_soft_lock_on_nfs_voids_a_torn_tail(torn: int, path: str, mounted: object) -> None:
     with FileStore(path, lock="soft") as store, FileStore(path, lock="soft") as other:
         store.set("k", "1")
         size = os.path.getsize(path)
@@ -221,7 +223,7 @@ def test_with_a_soft_lock_on_nfs_what_is_torn_is_stepped_over(torn: int, path: s
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_with_a_soft_lock_on_nfs_nothing_is_written_but_at_the_end_of_what_was_read(
+def test_soft_lock_on_nfs_refuses_to_write_if_the_end_has_moved(
     shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever moves the end while the marker is there has lost its own, and works on."""
@@ -240,7 +242,7 @@ def test_with_a_soft_lock_on_nfs_nothing_is_written_but_at_the_end_of_what_was_r
 
 
 @pytest.mark.parametrize("call", ["open", "read"])
-def test_a_soft_lock_is_refused_on_nfs_where_direct_reads_are(
+def test_soft_lock_on_nfs_is_refused_where_direct_reads_are_refused(
     call: str, path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path, lock="soft") as store:
@@ -253,7 +255,7 @@ def test_a_soft_lock_is_refused_on_nfs_where_direct_reads_are(
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_with_a_soft_lock_on_nfs_an_end_that_was_wrong_once_is_asked_for_again(
+def test_soft_lock_on_nfs_asks_again_for_an_end_that_was_wrong_once(
     shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path, lock="soft") as store:
@@ -276,7 +278,7 @@ def with_a_byte_changed(path: str, offset: int) -> None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_with_a_soft_lock_on_nfs_damage_is_told_from_what_a_server_says_once(
+def test_soft_lock_on_nfs_distinguishes_damage_from_a_transient_bad_read(
     read_only: bool, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path, lock="soft") as store, FileStore(path, lock="soft", read_only=read_only) as other:
@@ -303,7 +305,7 @@ def test_with_a_soft_lock_on_nfs_damage_is_told_from_what_a_server_says_once(
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_with_a_soft_lock_on_nfs_another_log_in_the_same_inode_is_not_ours(
+def test_soft_lock_on_nfs_detects_another_log_in_the_same_inode(
     size: int, path: str, tmp_path: Path, mounted: object
 ) -> None:
     other = str(tmp_path / "other")
@@ -316,7 +318,7 @@ def test_with_a_soft_lock_on_nfs_another_log_in_the_same_inode_is_not_ours(
             store.set("k", "2")
 
 
-def test_with_a_soft_lock_on_nfs_a_log_that_was_deleted_is_gone(path: str, mounted: object) -> None:
+def test_soft_lock_on_nfs_reports_a_deleted_log_as_gone(path: str, mounted: object) -> None:
     with FileStore(path, lock="soft") as store:
         store.set("k", "1")
         os.unlink(path)
@@ -324,7 +326,7 @@ def test_with_a_soft_lock_on_nfs_a_log_that_was_deleted_is_gone(path: str, mount
             store.set("k", "2")
 
 
-def test_with_a_soft_lock_where_direct_reads_are_refused_all_is_as_under_a_lock(path: str, kernel: SharedOs) -> None:
+def test_soft_lock_without_direct_reads_makes_the_calls_of_locked_coherence(path: str, kernel: SharedOs) -> None:
     kernel.refuses_direct = "read"
     asked: list[list[str]] = []
     for how in ("direct", "locked"):
@@ -352,7 +354,7 @@ def test_zeros_from_a_cache_are_neither_damage_nor_torn(reads: int, path: str, k
 
 def cut(store: FileStore) -> int:
     """Let the log lose the last record that `store` has written; return its size."""
-    path = store._log.path
+    path = log_of(store).path
     store.set("k", "1")
     size = os.path.getsize(path)
     store.set("k", "2")
@@ -361,7 +363,7 @@ def cut(store: FileStore) -> int:
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])
-def test_a_log_that_has_shrunk_is_gone_for_who_writes_and_who_looks_no_more(
+def test_log_that_has_shrunk_is_gone_for_writes_and_later_reads(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "SETTLE_S", 0.01)
@@ -374,7 +376,7 @@ def test_a_log_that_has_shrunk_is_gone_for_who_writes_and_who_looks_no_more(
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: str, kernel: SharedOs) -> None:
+def test_write_that_the_server_refuses_is_an_error_at_once(error: int, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store:
         store.set("k", "1")
         with (
@@ -387,7 +389,7 @@ def test_a_write_that_the_server_refuses_is_an_error_at_once(error: int, path: s
         assert store.get("k") == b"3"
 
 
-def test_a_record_of_several_keys_is_news_of_each() -> None:
+def test_record_of_several_keys_changes_the_bucket_of_each() -> None:
     news = ChangedKeys(KeyValueState(0))
     value = record.encode_pairs([(b"a", b"1"), (b"b", b"2")])
     news.apply([(record.SET, b"k", b"v", 1, 2), (record.MULTI_SET, b"", value, 1, 2)])
@@ -395,7 +397,7 @@ def test_a_record_of_several_keys_is_news_of_each() -> None:
     assert not news.take()
 
 
-def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> None:
+def test_nfs_look_reads_to_the_end_of_the_log(path: str, mounted: object) -> None:
     """A read that brings all that was asked for is not the last one."""
     with FileStore(path) as store, FileStore(path) as reader:
         header = os.path.getsize(path)
@@ -407,7 +409,7 @@ def test_on_nfs_one_look_reads_all_that_there_is(path: str, mounted: object) -> 
         assert reader.check([f"k{number}" for number in range(4)])
 
 
-def test_who_read_all_again_has_news_of_every_key() -> None:
+def test_changed_keys_are_all_buckets_after_a_reset() -> None:
     news = ChangedKeys(KeyValueState(0))
     news.apply([(record.SET, b"k", b"v", 1, 2)])
     assert set(news.take()) == {bucket(b"k")}
@@ -419,7 +421,7 @@ def test_who_read_all_again_has_news_of_every_key() -> None:
 
 @pytest.mark.parametrize("how", ["locked", "direct"])
 @pytest.mark.parametrize("torn", [5, 20, 40])
-def test_a_record_that_stays_torn_is_voided_however_it_is_read(
+def test_record_that_stays_torn_is_voided_under_every_coherence(
     how: str, torn: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "SETTLE_S", 0.01)
@@ -437,9 +439,7 @@ def test_a_record_that_stays_torn_is_voided_however_it_is_read(
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
 @pytest.mark.parametrize("reads", [1, 2, 3])
-def test_zeros_from_a_cache_are_looked_at_again_for_who_only_reads(
-    reads: int, lock: str, path: str, kernel: SharedOs
-) -> None:
+def test_zeros_from_a_cache_are_read_again_by_a_reader(reads: int, lock: str, path: str, kernel: SharedOs) -> None:
     with (
         FileStore(path, lock=lock, coherence="locked") as store,
         FileStore(path, lock=lock, coherence="locked") as other,
@@ -451,7 +451,7 @@ def test_zeros_from_a_cache_are_looked_at_again_for_who_only_reads(
         assert other.get("k") == b"2"
 
 
-def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
+def test_look_under_a_lock_locks_a_byte_that_no_writer_uses(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock has the kernel ask the server, whatever byte it is on; this one keeps no writer waiting."""
@@ -472,7 +472,7 @@ def test_a_look_under_a_lock_takes_the_byte_that_nobody_writes_under(
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_an_old_size_from_a_cache_is_no_truncated_log(times: int, path: str, kernel: SharedOs) -> None:
+def test_old_size_from_a_cache_is_not_a_truncated_log(times: int, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store:
         store.set("k", b"x" * 100)
         kernel.hidden, kernel.hides = 50, times
@@ -481,7 +481,7 @@ def test_an_old_size_from_a_cache_is_no_truncated_log(times: int, path: str, ker
         assert store.get("k") == b"2"
 
 
-def test_a_cache_that_never_tells_the_truth_is_an_error_that_says_so(
+def test_cache_that_stays_stale_is_an_error_that_says_so(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "SETTLE_S", 0.05)
@@ -496,7 +496,7 @@ def test_a_cache_that_never_tells_the_truth_is_an_error_that_says_so(
         assert other.get("k") == b"4"
 
 
-def test_a_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -> None:
+def test_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -> None:
     """The requests of one append may arrive in any order: a look meanwhile finds zeros where data will be."""
     with FileStore(path) as writer:
         writer.set("k", "1")
@@ -515,7 +515,7 @@ def test_a_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -
         assert reader.get("long") == late.get("long")
 
 
-def test_zeros_that_were_seen_where_a_void_will_be_are_read_again(path: str, mounted: object) -> None:
+def test_zeros_seen_at_the_place_of_a_later_void_are_read_again(path: str, mounted: object) -> None:
     """They are no more than what has not arrived yet, however often they were seen."""
     with FileStore(path) as writer:
         writer.set("k", "1")
@@ -540,7 +540,7 @@ def test_zeros_that_were_seen_where_a_void_will_be_are_read_again(path: str, mou
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
+def test_name_that_still_leads_to_a_removed_log_is_opened_again(
     read_only: bool, path: str, mounted: object, kernel: SharedOs
 ) -> None:
     """NFS: to open what a host remembers of a name succeeds, and the first look at it says ESTALE."""
@@ -559,13 +559,13 @@ def test_a_name_that_still_leads_to_a_removed_log_is_opened_again(
         with kernel.instead(does):
             log = FileStore(path, read_only=read_only)
         assert log.get("k") == b"1"
-        assert log._log.handle.owned_fds <= log._log.handle.fds_in_use()
+        assert log_of(log).handle.owned_fds <= log_of(log).handle.fds_in_use()
         log.close()
         at += 1
     assert at > 5
 
 
-def test_a_name_that_leads_nowhere_for_good_is_an_error_after_some_tries(
+def test_name_that_stays_stale_is_an_error_after_some_tries(
     path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "OPEN_TRIES", 3)
@@ -581,7 +581,7 @@ def test_a_name_that_leads_nowhere_for_good_is_an_error_after_some_tries(
 
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
 @pytest.mark.parametrize("number", range(12))
-def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write_counts_twice(
+def test_stale_descriptor_is_reopened_and_no_write_counts_twice(
     number: int, error: int, path: str, mounted: object, kernel: SharedOs
 ) -> None:
     with FileStore(path) as store, FileStore(path) as other:
@@ -604,9 +604,7 @@ def test_a_descriptor_that_the_server_has_forgotten_is_opened_again_and_no_write
 
 
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
-def test_a_lock_that_is_refused_right_behind_a_write_does_not_cast_doubt_on_that_write(
-    error: int, path: str, mounted: object
-) -> None:
+def test_lock_refused_after_a_write_does_not_make_that_write_doubtful(error: int, path: str, mounted: object) -> None:
     """NFS 3: the lock manager forgets a removed file when it likes, and then a lock on it is ESTALE."""
 
     def refuse() -> None:
@@ -614,15 +612,15 @@ def test_a_lock_that_is_refused_right_behind_a_write_does_not_cast_doubt_on_that
 
     with FileStore(path) as store, FileStore(path) as other:
         store.add("n", 1)
-        store._log.handle.lock.try_lock = refuse
+        log_of(store).handle.lock.try_lock = refuse
         assert store.add("n", 1) == 2
         other.compact()
-        store._log.handle.lock.try_lock = refuse
+        log_of(store).handle.lock.try_lock = refuse
         assert store.add("n", 1) == 3
 
 
 @pytest.mark.parametrize("number", [0, 1])  # later calls are those of the recovery itself
-def test_a_generation_that_another_host_has_removed_may_still_have_a_name_here_that_leads_nowhere(
+def test_generation_removed_by_another_host_may_be_stale_and_is_skipped(
     number: int, path: str, mounted: object, kernel: SharedOs
 ) -> None:
     """NFS remembers names: to open one that was removed elsewhere is ESTALE then, and not ENOENT."""
@@ -644,17 +642,67 @@ def test_a_generation_that_another_host_has_removed_may_still_have_a_name_here_t
         assert other.get("n") == b"2"
 
 
-def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel: SharedOs) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_generation_that_opens_by_a_remembered_name_and_is_stale_is_left(
+    number: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """NFS: open(2) of a file that this host still has open succeeds by the name it remembers; fstat(2) is ESTALE."""
+    known, known_fstat, stale, refused = kernel.open, kernel.fstat, set[int](), list[int]()
+
+    def open_(name: str, flags: int, *mode: int) -> int:
+        is_stale = not flags & os.O_CREAT and not os.path.exists(name)
+        fd = int(known(path if is_stale else name, flags, *mode))
+        (stale.add if is_stale else stale.discard)(fd)
+        return fd
+
+    def fstat(fd: int) -> os.stat_result:
+        if fd in stale:
+            refused.append(fd)
+            raise OSError(system.errno.ESTALE, "stale")
+        return cast("os.stat_result", known_fstat(fd))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        store.compact()
+        other.compact()
+        other.compact()
+        kernel.open, kernel.fstat = open_, fstat
+        with kernel.fail(number, system.errno.ESTALE):
+            assert store.add("n", 1) == 2
+        assert refused
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
+        assert other.get("n") == b"2"
+
+
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_recovery_that_fails_for_good_ends_at_the_timeout_and_leaks_nothing(
+    error: int, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    """It neither spins without a pause nor keeps the descriptors of the attempts."""
+    with FileStore(path, timeout=0.2) as store:
+        store.add("n", 1)
+        with kernel.fail(0, error), kernel.fail(0, error, names=("fstat",), for_good=True) as failed:
+            with pytest.raises((StoreUnavailableError, StoreTimeoutError)):
+                store.add("n", 1)
+            assert 1 <= len(failed) < 100
+            assert len(log_of(store).handle.owned_fds) < 6
+        assert store.add("n", 1) in (2, 3)
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
+
+
+def test_unlock_that_fails_keeps_the_write_marked_as_maybe_applied(
+    path: str, mounted: object, kernel: SharedOs
+) -> None:
     """After a lost lease both the write and the unlock fail; what counts is that the write may have been applied."""
     with FileStore(path) as store:
         store.add("n", 1)
-        lock = store._log.handle.lock
+        lock = log_of(store).handle.lock
 
         def unlock() -> None:
             raise OSError(system.errno.EIO, "lost")
 
         for fails in (("fdatasync",), ()):
-            lock = store._log.handle.lock
+            lock = log_of(store).handle.lock
             real, lock.unlock = lock.unlock, unlock
             failing = kernel.fail(0 if fails else 10**6, system.errno.EIO, names=fails)
             with failing, pytest.raises(StoreUnavailableError) as caught:
@@ -664,7 +712,7 @@ def test_an_unlock_that_fails_hides_no_doubt(path: str, mounted: object, kernel:
             assert int(store.get("n")) >= 1
 
 
-def test_a_log_that_is_gone_is_told_from_one_that_the_server_forgot(
+def test_deleted_log_is_distinguished_from_a_stale_descriptor(
     path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path) as store, FileStore(path) as reader:
@@ -679,7 +727,9 @@ def test_a_log_that_is_gone_is_told_from_one_that_the_server_forgot(
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_another_log_in_the_same_inode_is_not_ours(size: int, path: str, tmp_path: Path, mounted: object) -> None:
+def test_log_that_replaced_ours_in_the_same_inode_is_detected(
+    size: int, path: str, tmp_path: Path, mounted: object
+) -> None:
     other = str(tmp_path / "other")
     with FileStore(other) as stranger:
         stranger.set("k", b"y" * size)
@@ -700,7 +750,7 @@ def test_another_log_in_the_same_inode_is_not_ours(size: int, path: str, tmp_pat
 @pytest.mark.parametrize(
     "kind", ["nfs s:/ rw,vers=3,nolock,local_lock=all", "lustre s:/ rw,localflock", "fuse.sshfs x rw"]
 )
-def test_a_mount_whose_locks_lie_is_refused_before_a_file_is_made(
+def test_mount_whose_locks_do_not_work_is_refused_before_a_file_is_created(
     kind: str, path: str, tmp_path: Path, mounted: object
 ) -> None:
     mounted(kind)  # type: ignore[operator]
@@ -711,19 +761,19 @@ def test_a_mount_whose_locks_lie_is_refused_before_a_file_is_made(
         store.set("k", "1")
 
 
-def test_local_reads_can_be_asked_for_on_a_mount_that_is_shared(path: str, mounted: object, kernel: SharedOs) -> None:
+def test_local_coherence_can_be_requested_on_a_shared_mount(path: str, mounted: object, kernel: SharedOs) -> None:
     with FileStore(path, coherence="local") as store:
         store.set("k", "1")
         assert "fdatasync" not in calls(kernel, store.set, "k", "2")
         assert not kernel.direct
 
 
-def test_an_unknown_coherence_is_an_error_that_names_the_known() -> None:
+def test_unknown_coherence_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="direct"):
         FileStore("/nowhere", coherence="hopeful")
 
 
-def test_a_caution_is_logged(path: str, mounted: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_caution_of_a_mount_is_logged(path: str, mounted: object, caplog: pytest.LogCaptureFixture) -> None:
     mounted("beegfs x rw")  # type: ignore[operator]
     with FileStore(path):
         assert "tuneUseGlobalFileLocks" in caplog.text
@@ -732,7 +782,7 @@ def test_a_caution_is_logged(path: str, mounted: object, caplog: pytest.LogCaptu
 # A server that does not answer
 
 
-def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
+def test_call_stuck_in_the_kernel_is_logged(
     path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hang_watchdog, "FIRST_S", 0.02)
@@ -765,11 +815,11 @@ def test_a_call_that_is_stuck_in_the_kernel_is_told_of(
 def look_soon(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next look of `store` at its name be due, and none after it."""
     monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
-    store._log.handle.path_checked_at = -math.inf
+    log_of(store).handle.path_checked_at = -math.inf
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
-def test_a_look_opens_the_name_once_a_second_and_the_reads_between_do_not(
+def test_look_opens_the_name_once_a_second_and_reads_between_do_not(
     how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path, coherence=how) as store:
@@ -783,11 +833,11 @@ def test_a_look_opens_the_name_once_a_second_and_the_reads_between_do_not(
         assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "open", "fstat", "read"]
         assert [os.path.basename(name) for what, name in kernel.calls if what == "open"][1] == "log"
         assert calls(kernel, store.get, "k") == ["read"]
-        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
-def test_a_write_reads_on_from_a_new_descriptor_once_a_second(
+def test_write_opens_a_new_descriptor_once_a_second(
     how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path, coherence=how) as store:
@@ -799,25 +849,25 @@ def test_a_write_reads_on_from_a_new_descriptor_once_a_second(
 
 
 @pytest.mark.parametrize("does", ["read", "write"])
-def test_who_looks_holds_its_byte_again_and_is_another_session_if_nobody_could_find_it(
+def test_look_makes_a_new_session_if_the_liveness_file_was_lost(
     does: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
-        assert store._log.session == 1
+        assert log_of(store).session == 1
         os.unlink(path + ".alive")
-        store._log.liveness.checked_at = -math.inf
+        log_of(store).liveness.checked_at = -math.inf
         look_soon(store, monkeypatch)
         if does == "read":
             assert store.get("k") == b"1"
-            assert store._log.session == 0
+            assert log_of(store).session == 0
         else:
             store.set("k", "2")
-            assert store._log.session == 2
+            assert log_of(store).session == 2
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
-def test_who_only_reads_sees_at_the_next_look_that_the_log_has_shrunk(
+def test_reader_sees_at_the_next_path_check_that_the_log_has_shrunk(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "SETTLE_S", 0.01)
@@ -829,7 +879,7 @@ def test_who_only_reads_sees_at_the_next_look_that_the_log_has_shrunk(
 
 
 @pytest.mark.parametrize("generations", [0, 1])
-def test_a_name_that_has_gone_by_the_time_of_the_look_behind_it_is_told_as_gone(
+def test_file_deleted_during_a_look_is_gone_or_leads_to_a_later_generation(
     generations: int, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of generation 0 that is the end; of a later one generation 0 is asked where the log goes on."""
@@ -838,7 +888,7 @@ def test_a_name_that_has_gone_by_the_time_of_the_look_behind_it_is_told_as_gone(
         for _ in range(generations):
             store.compact()
         assert store.get("k") == b"1"
-        looked, known, file = [0], kernel.fstat, store._log.handle.file_identity
+        looked, known, file = [0], kernel.fstat, log_of(store).handle.file_identity
 
         def fstat(fd: int) -> os.stat_result:
             found = known(fd)
@@ -860,9 +910,7 @@ def test_a_name_that_has_gone_by_the_time_of_the_look_behind_it_is_told_as_gone(
         assert other.get("k") == b"1"
 
 
-def test_who_is_in_a_later_generation_looks_whether_the_logs_own_name_is_there(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handle_in_a_later_generation_checks_the_name_of_the_log(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
         store.compact()
@@ -874,22 +922,22 @@ def test_who_is_in_a_later_generation_looks_whether_the_logs_own_name_is_there(
             store.get("k")
 
 
-def test_under_a_soft_lock_each_look_drops_what_this_hosts_cache_has_of_the_log(path: str, kernel: SharedOs) -> None:
+def test_soft_lock_look_drops_the_cached_pages_of_the_log(path: str, kernel: SharedOs) -> None:
     dropped: list[tuple[int, ...]] = []
     kernel.posix_fadvise = lambda *arguments: dropped.append(arguments)
     with FileStore(path, lock="soft", coherence="locked") as store:
         store.set("k", "1")
         dropped.clear()
         assert calls(kernel, store.get, "k") == ["open", "fstat", "read"]
-        assert dropped == [(store._log.handle.reader_fd, 0, 0, os.POSIX_FADV_DONTNEED)]
+        assert dropped == [(log_of(store).handle.reader_fd, 0, 0, os.POSIX_FADV_DONTNEED)]
     dropped.clear()
     with FileStore(path, lock="soft", coherence="direct") as store:
         assert calls(kernel, store.get, "k") == ["read"]
-        store._log.access._bypass_cache()
+        log_of(store).access._bypass_cache()
     assert not dropped
 
 
-def test_where_reads_need_the_lock_who_has_it_keeps_readers_waiting_but_for_a_soft_one(path: str) -> None:
+def test_flock_holder_blocks_locked_reads_and_a_soft_lock_holder_does_not(path: str) -> None:
     """No byte range is locked beside flock(2); and of a marker file the kernel knows nothing, so it is of no use."""
     for lock in ("flock", "soft"):
         with (
@@ -898,21 +946,21 @@ def test_where_reads_need_the_lock_who_has_it_keeps_readers_waiting_but_for_a_so
         ):
             holder.set("k", "1")
             assert store.get("k") == b"1"
-            holder._log.handle.lock.try_lock()
+            log_of(holder).handle.lock.try_lock()
             try:
                 if lock == "flock":
                     with pytest.raises(StoreTimeoutError, match="the log's lock did not come"):
-                        store._log.refresh(0)
+                        log_of(store).refresh(0)
                 else:
                     assert store.get("k") == b"1"
             finally:
-                holder._log.handle.lock.unlock()
+                log_of(holder).handle.lock.unlock()
 
 
-def test_whether_the_file_has_more_counts_from_behind_what_was_read(path: str) -> None:
+def test_cursor_counts_unread_bytes_from_after_the_pending_ones(path: str) -> None:
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
-        log = store._log
+        log = log_of(store)
         with open(path, "ab") as file:
             file.write(bytes(100))
         assert (log.cursor._file_has(100), log.cursor._file_has(101)) == (True, False)
@@ -923,7 +971,7 @@ def test_whether_the_file_has_more_counts_from_behind_what_was_read(path: str) -
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_size_that_comes_before_the_data_is_no_lie_yet(times: int, path: str, kernel: SharedOs) -> None:
+def test_size_that_grows_before_the_data_arrives_is_no_error(times: int, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store:
         store.set("k", "1")
         kernel.hidden, kernel.hides = -50, times
@@ -933,7 +981,7 @@ def test_a_size_that_comes_before_the_data_is_no_lie_yet(times: int, path: str, 
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])
-def test_damage_that_stays_is_told_by_who_writes_and_by_who_reads(
+def test_damage_that_stays_is_reported_to_writers_and_readers(
     how: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "SETTLE_S", 0.01)
@@ -952,7 +1000,7 @@ def test_damage_that_stays_is_told_by_who_writes_and_by_who_reads(
             assert caught.value.offset == start
 
 
-def test_who_moves_on_to_the_next_generation_waits_for_no_cache(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_enters_the_next_generation_without_sleeping(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
         store.add("n", 1)
         other.add("n", 1)
@@ -962,22 +1010,20 @@ def test_who_moves_on_to_the_next_generation_waits_for_no_cache(path: str, monke
 
 
 @pytest.mark.parametrize("lock", ["ofd", "soft"])
-def test_no_step_leaves_a_descriptor_behind(lock: str, path: str, kernel: SharedOs) -> None:
+def test_descriptors_in_use_are_all_that_stay_open(lock: str, path: str, kernel: SharedOs) -> None:
     with FileStore(path, lock=lock, coherence="locked") as store:
         for _ in range(3):
             store.set("k", "1")
-            assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+            assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
     failing = kernel.fail(0, system.errno.ESTALE, names=("fstat",))
     with failing as failed, FileStore(path, lock=lock, coherence="locked") as store:
         assert failed
-        assert store._log.handle.owned_fds <= store._log.handle.fds_in_use()
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_what_does_not_arrive_at_the_server_is_an_error_of_the_write(
-    error: int, how: str, path: str, kernel: SharedOs
-) -> None:
+def test_sync_failure_is_an_error_of_the_write(error: int, how: str, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence=how) as store:
         store.set("k", "1")
         with (
@@ -988,10 +1034,10 @@ def test_what_does_not_arrive_at_the_server_is_an_error_of_the_write(
         assert caught.value.maybe_applied
         store.set("k", "3")
         assert store.get("k") == b"3"
-        assert store._log.access.coherence == how
+        assert log_of(store).access.coherence == how
 
 
-def test_a_log_that_can_not_be_opened_is_watched_by_nobody(path: str) -> None:
+def test_log_that_fails_to_open_is_not_left_with_the_watchdog(path: str) -> None:
     os.symlink("elsewhere", path)
     with pytest.raises(InsecurePathError) as caught:
         FileStore(path, coherence="direct")
@@ -999,7 +1045,7 @@ def test_a_log_that_can_not_be_opened_is_watched_by_nobody(path: str) -> None:
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
+def test_kernel_calls_of_an_operation_are_watched_but_not_its_lock_wait(
     lock: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait has a deadline of its own, and is not stuck."""
@@ -1009,18 +1055,18 @@ def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
         FileStore(path, lock=lock, coherence="locked") as other,
     ):
         other.set("k", "1")
-        call = store._log._call
+        call = log_of(store)._call
 
         def wait(*_: object, **__: object) -> None:
             seen.append(("wait", call._since > 0))
-            other._log.handle.lock.unlock()
+            log_of(other).handle.lock.unlock()
 
         monkeypatch.setattr(LogLock, "wait", wait)
         for operation in (lambda: store.set("k", "2"), lambda: store.get("k")):
             with kernel.instead(lambda name, *_: seen.append((name, call._since > 0))):
                 operation()
                 assert call._since == 0
-                other._log.handle.lock.try_lock()
+                log_of(other).handle.lock.try_lock()
                 store.set("k", "3")
             assert call._since == 0
             assert ("wait", False) in seen
@@ -1029,20 +1075,20 @@ def test_all_calls_of_an_operation_are_watched_and_no_wait_for_the_lock(
             seen.clear()
 
 
-def test_who_comes_concerns_every_waiter_and_what_it_writes_only_its_own(path: str) -> None:
+def test_new_session_changes_all_buckets_and_its_later_writes_only_their_own(path: str) -> None:
     with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
         store.set("k", "1")
-        store._log.take_changed_keys()
+        log_of(store).take_changed_keys()
         other.set("k", "2")
         assert store.get("k") == b"2"
-        assert len(set(store._log.take_changed_keys())) == 4096
+        assert len(set(log_of(store).take_changed_keys())) == 4096
         other.set("k", "3")
         assert store.get("k") == b"3"
-        assert set(store._log.take_changed_keys()) == {bucket(b"k")}
+        assert set(log_of(store).take_changed_keys()) == {bucket(b"k")}
 
 
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
-def test_a_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
+def test_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
     error: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, each time through new descriptors; who has waited for nobody has not run out of time, either."""
@@ -1072,10 +1118,10 @@ def test_a_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
             store.add("n", 1)
         assert not caught.value.maybe_applied
         assert store.add("n", 1) == 5
-        assert store._log.access.coherence == "direct"
+        assert log_of(store).access.coherence == "direct"
 
 
-def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
+def test_writer_without_direct_reads_goes_on_at_once(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
@@ -1083,25 +1129,25 @@ def test_a_writer_that_direct_reads_are_refused_to_goes_on_at_once(
         other.set("k", "1")
         kernel.refuses_direct = "read"
         store.set("k", "2")
-        assert store._log.access.coherence == "locked"
+        assert log_of(store).access.coherence == "locked"
         assert store.get("k") == b"2"
 
 
-def test_who_has_opened_the_log_again_looks_at_its_name_at_once(
+def test_reopened_log_has_its_name_checked_at_once(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
     with FileStore(path, coherence="direct") as store:
         store.set("k", "1")
-        store._log.handle.path_checked_at = later = time.monotonic() + 500  # not due for long
+        log_of(store).handle.path_checked_at = later = time.monotonic() + 500  # not due for long
         assert store.get("k") == b"1"
-        assert store._log.handle.path_checked_at == later
-        store._log.handle.recovery |= SERVER_STATE
+        assert log_of(store).handle.path_checked_at == later
+        log_of(store).handle.recovery |= SERVER_STATE
         assert store.get("k") == b"1"
-        assert store._log.handle.path_checked_at < later
+        assert log_of(store).handle.path_checked_at < later
 
 
-def test_a_refused_argument_of_a_read_that_was_not_direct_is_an_error(path: str, kernel: SharedOs) -> None:
+def test_einval_of_a_read_that_was_not_direct_is_an_error(path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store:
         store.set("k", "1")
         failing = kernel.fail(0, system.errno.EINVAL, names=("read",), for_good=True)

@@ -55,7 +55,7 @@ def start(memory: Path) -> Iterator[Callable[[], Process]]:
         thread.join(HANG_S)
 
 
-def test_who_asks_first_has_the_post_and_keeps_it(start: Callable[[], Process]) -> None:
+def test_election_keeps_the_first_waiter_as_the_poller(start: Callable[[], Process]) -> None:
     one = start()
     other = Waiter()
     for waiter in (one.waiter, other):
@@ -70,7 +70,7 @@ def test_who_asks_first_has_the_post_and_keeps_it(start: Callable[[], Process]) 
     assert len(one.election._held) == 1
 
 
-def test_who_has_the_post_passes_it_to_another_thread_and_the_last_gives_it_back(start: Callable[[], Process]) -> None:
+def test_poller_passes_its_role_to_another_thread_and_the_last_releases_it(start: Callable[[], Process]) -> None:
     one = start()
     other = Waiter()
     for waiter in (one.waiter, other):
@@ -90,7 +90,7 @@ def test_who_has_the_post_passes_it_to_another_thread_and_the_last_gives_it_back
     assert one.election.try_elect(one.waiter), "whoever comes later gets it again"
 
 
-def test_who_stands_in_line_gets_the_post_when_its_holder_leaves(start: Callable[[], Process]) -> None:
+def test_queued_process_becomes_the_poller_when_the_poller_leaves(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
         process.election.add(process.waiter)
@@ -108,7 +108,7 @@ def test_who_stands_in_line_gets_the_post_when_its_holder_leaves(start: Callable
     assert not one.election.try_elect(one.waiter)
 
 
-def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callable[[], Process]) -> None:
+def test_poller_role_granted_to_a_process_without_waiters_is_released(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
         process.election.add(process.waiter)
@@ -125,7 +125,7 @@ def test_a_post_that_comes_when_nobody_waits_any_more_is_given_on(start: Callabl
         os.fstat(fd)
 
 
-def test_a_post_that_was_closed_is_nobody_s(start: Callable[[], Process]) -> None:
+def test_election_that_was_closed_has_no_poller_in_its_process(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     one.election.add(one.waiter)
     assert one.election.try_elect(one.waiter)
@@ -136,7 +136,7 @@ def test_a_post_that_was_closed_is_nobody_s(start: Callable[[], Process]) -> Non
     assert two.election.try_elect(two.waiter)
 
 
-def test_a_post_that_comes_when_its_process_has_closed_it_is_given_on(start: Callable[[], Process]) -> None:
+def test_poller_role_granted_to_a_closed_election_is_released(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
         process.election.add(process.waiter)
@@ -150,7 +150,7 @@ def test_a_post_that_comes_when_its_process_has_closed_it_is_given_on(start: Cal
 
 
 @pytest.mark.parametrize("fails", ["thread", "lock"])
-def test_who_cannot_stand_in_line_keeps_no_descriptor_and_tries_again(
+def test_election_request_that_fails_keeps_no_descriptor_and_is_repeated(
     fails: str, start: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = start(), start()
@@ -182,7 +182,7 @@ def test_who_cannot_stand_in_line_keeps_no_descriptor_and_tries_again(
     assert two.election.try_elect(two.waiter)
 
 
-def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Process]) -> None:
+def test_fork_gives_the_child_no_part_in_the_election_of_its_parent(start: Callable[[], Process]) -> None:
     one, two = start(), start()
     for process in (one, two):
         process.election.add(process.waiter)
@@ -213,7 +213,7 @@ def test_a_forked_child_has_no_part_in_its_parent_s_post(start: Callable[[], Pro
     assert one.election.is_poller(one.waiter)
 
 
-def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Callable[[], Process]) -> None:
+def test_forked_child_first_closes_the_election_of_its_parent(start: Callable[[], Process]) -> None:
     one = start()
     one.election.add(one.waiter)
     assert one.election.try_elect(one.waiter)
@@ -227,7 +227,7 @@ def test_what_a_child_does_first_is_to_close_the_post_of_its_parent(start: Calla
         os.fstat(fd)
 
 
-def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) -> None:
+def test_poller_rings_every_waiter_when_it_is_elected(start: Callable[[], Process]) -> None:
     """For what was written since the one before asked last."""
     one = start()
     marks = {number: one.bell.arm(number) for number in (0, 7, node_poller.SIZE - 1)}
@@ -236,7 +236,7 @@ def test_whoever_gets_the_post_rings_all_who_wait(start: Callable[[], Process]) 
     assert all(one.bell.is_rung(number, mark) for number, mark in marks.items())
 
 
-def test_only_who_is_waited_for_is_rung(start: Callable[[], Process]) -> None:
+def test_notify_rings_only_armed_buckets(start: Callable[[], Process]) -> None:
     one = start()
     marks = {number: one.bell.arm(number) for number in (3, 4, 5)}
     assert not one.election.notify([6, 9])
@@ -248,7 +248,7 @@ def test_only_who_is_waited_for_is_rung(start: Callable[[], Process]) -> None:
     assert one.bell.is_rung(4, marks[4]), "whoever waits for it now, too, is another"
 
 
-def test_the_bell_of_the_node_counts_on_and_over(start: Callable[[], Process]) -> None:
+def test_node_bell_counter_wraps_around(start: Callable[[], Process]) -> None:
     one = start()
     for _ in range(200):
         mark = one.bell.arm(4)
@@ -256,7 +256,7 @@ def test_the_bell_of_the_node_counts_on_and_over(start: Callable[[], Process]) -
         assert one.bell.is_rung(4, mark)
 
 
-def test_a_nudge_from_before_one_asks_is_none(start: Callable[[], Process]) -> None:
+def test_hurry_request_from_before_the_election_is_ignored(start: Callable[[], Process]) -> None:
     one = start()
     one.election._put(node_poller.HURRY_BYTE, 5)
     one.election.add(one.waiter)
@@ -265,7 +265,7 @@ def test_a_nudge_from_before_one_asks_is_none(start: Callable[[], Process]) -> N
 
 
 @pytest.mark.parametrize(("seconds", "pace"), [(0.001, 1), (0.1, 100), (0.255, 255), (9.0, 255)])
-def test_who_asks_says_so_and_how_soon_again(seconds: float, pace: int, start: Callable[[], Process]) -> None:
+def test_poller_heartbeat_publishes_its_interval(seconds: float, pace: int, start: Callable[[], Process]) -> None:
     one, two = start(), start()
     before = two.election.heartbeat_count()
     one.election.heartbeat(seconds)
@@ -276,9 +276,7 @@ def test_who_asks_says_so_and_how_soon_again(seconds: float, pace: int, start: C
 @pytest.mark.parametrize(
     ("pace", "is_hurried"), [(node_poller.SLOW_INTERVAL_MS, False), (node_poller.SLOW_INTERVAL_MS + 1, True)]
 )
-def test_who_begins_to_wait_nudges_an_asker_that_is_slow(
-    pace: int, is_hurried: bool, start: Callable[[], Process]
-) -> None:
+def test_new_waiter_hurries_a_slow_poller(pace: int, is_hurried: bool, start: Callable[[], Process]) -> None:
     one, two = start(), start()
     one.election.add(one.waiter)
     assert one.election.try_elect(one.waiter)

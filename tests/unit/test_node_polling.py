@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.places import start_thread
 from support.processes import Processes, wait_until_ready
 
@@ -66,7 +67,7 @@ def workers(place: Path) -> Iterator[Callable[..., Any]]:
 
 def write_from_afar(store: FileStore, key: str) -> None:
     """As another host does: nobody here is rung."""
-    store._log.update(record.SET, key.encode(), b"v", None, LIMIT_S)
+    log_of(store).update(record.SET, key.encode(), b"v", None, LIMIT_S)
 
 
 def post_of(store: FileStore) -> Any:
@@ -92,7 +93,7 @@ def beat(store: FileStore, times: int) -> None:
 # Threads
 
 
-def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
+def test_poller_thread_rings_the_waiters_of_its_process(place: Path) -> None:
     path = str(place / "log")
     with ExitStack() as stack:
         afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
@@ -111,14 +112,14 @@ def test_one_thread_asks_and_rings_for_the_others(place: Path) -> None:
         assert not post._held
 
 
-def test_who_follows_does_not_ask(place: Path) -> None:
+def test_waiter_beside_a_poller_does_not_poll(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as asks:
             until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
             looks: list[float] = []
-            refresh = two._log.refresh
-            two._log.refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
+            refresh = log_of(two).refresh
+            log_of(two).refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
             with start_thread(two.get, "k") as follows:
                 until(lambda: len(post_of(one)._waiters) == 2)
                 beat(one, 5)  # the asker has told of what is new since both began
@@ -130,9 +131,7 @@ def test_who_follows_does_not_ask(place: Path) -> None:
         assert asks.result == b"v"
 
 
-def test_a_follower_sleeps_on_while_the_poller_polls_and_looks_when_it_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         now = 0.0
 
@@ -173,7 +172,7 @@ def test_a_follower_sleeps_on_while_the_poller_polls_and_looks_when_it_does_not(
     assert watched.beats_seen == []
 
 
-def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> None:
+def test_waiter_beside_a_poller_keeps_its_deadline_without_a_ring(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path) as one, FileStore(path, timeout=0.2) as two, start_thread(one.get, "k") as asks:
         until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
@@ -183,7 +182,7 @@ def test_the_deadline_of_a_follower_is_met_though_nobody_rings(place: Path) -> N
     assert asks.result == b"1"
 
 
-def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_wait_makes_a_slow_poller_hurry(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "SHARED_POLL_LAST_S", SLEEPS_S)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
@@ -208,7 +207,7 @@ def test_a_new_wait_makes_a_slow_asker_hurry(place: Path, monkeypatch: pytest.Mo
 # Processes
 
 
-def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Callable[..., Any]) -> None:
+def test_poller_that_dies_is_replaced_at_once(place: Path, workers: Callable[..., Any]) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar:
         first = workers("one", "two")
@@ -223,7 +222,7 @@ def test_a_dead_asker_is_followed_at_once_by_another(place: Path, workers: Calla
         assert second.stdout.readline() == "two\n"
 
 
-def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[..., Any]) -> None:
+def test_waiter_beside_a_stopped_poller_polls_itself(place: Path, workers: Callable[..., Any]) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar:
         first = workers("one", slow=0.05)
@@ -239,14 +238,14 @@ def test_who_follows_a_stopped_asker_asks_itself(place: Path, workers: Callable[
 
 
 def bell_of(store: FileStore) -> str:
-    return node_bell_path(store._log.handle.root.key)
+    return node_bell_path(log_of(store).handle.root.key)
 
 
 def _beats(path: str) -> int:
     return Path(path).read_bytes()[node_poller.HEARTBEAT_BYTE : node_poller.HEARTBEAT_BYTE + 1] not in (b"", b"\0")
 
 
-def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
+def test_forked_child_holds_no_election_descriptor_of_its_parent(place: Path) -> None:
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as store, start_thread(store.get, "k") as thread:
         until(lambda: post_of(store) is not None and post_of(store)._held)
@@ -266,7 +265,7 @@ def test_a_child_holds_no_post_of_its_parent(place: Path) -> None:
 # The directory
 
 
-def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
+def test_node_bell_directory_is_private_and_names_differ_by_log_and_host(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(node_bell_path(KEY))
@@ -279,7 +278,7 @@ def test_the_directory_is_this_users_alone_and_its_names_tell_nodes_apart(
     assert Path(node_bell_path(KEY)).parent == path.parent
 
 
-def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = place / "runtime"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     assert node_bell_path(KEY).startswith(str(place / "node"))
@@ -292,7 +291,7 @@ def test_a_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monk
 
 
 @pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
-def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
+def test_node_bell_directory_open_to_others_is_unused_and_waits_still_end(
     trap: str, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = place / "node" / f"fscoord-{os.geteuid()}"
@@ -320,9 +319,7 @@ def test_a_directory_that_others_may_use_is_not_used_and_waits_go_on(
 
 
 @pytest.mark.parametrize("harm", ["truncate", "remove", "make a link"])
-def test_a_bell_of_the_node_that_is_harmed_costs_a_slow_look_and_no_more(
-    harm: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_node_bell_only_delays_a_waiter(harm: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.05)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 from support.logs import opened, put
 from support.plain_reader import read_log
 
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> str:
 LONG = Header(b"i" * 16, 1, runs=tuple((b"job %d" % number * 20, number) for number in range(100)))
 
 
-def test_a_header_longer_than_what_is_read_at_once_is_read_whole(path: str) -> None:
+def test_header_longer_than_one_read_is_read_whole(path: str) -> None:
     """Of a job that was started over a hundred times."""
     header = LONG.encode()
     assert len(header) > 3 * 4096
@@ -45,7 +46,7 @@ def test_a_header_longer_than_what_is_read_at_once_is_read_whole(path: str) -> N
     assert read_log(Path(path).read_bytes()).values == {b"k": b"v"}
 
 
-def test_no_more_is_read_for_a_header_than_one_may_have(path: str) -> None:
+def test_header_is_read_up_to_its_maximum_size_only(path: str) -> None:
     data = bytearray(LONG.encode() + bytes(1 << 20))
     data[12:16] = b"\xff\xff\xff\xff"
     put(path, bytes(data))
@@ -61,7 +62,7 @@ def test_no_more_is_read_for_a_header_than_one_may_have(path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 2, 3, 7, 255])
-def test_a_log_with_another_kind_of_lock_can_be_read_but_not_written(kind: int, path: str) -> None:
+def test_log_with_another_kind_of_lock_can_be_read_but_not_written(kind: int, path: str) -> None:
     put(path, Header(b"i" * 16, kind).encode())
     with pytest.raises(StoreError, match=r"this log is locked by .* locks, not by \"ofd\""):
         FileStore(path)
@@ -69,7 +70,7 @@ def test_a_log_with_another_kind_of_lock_can_be_read_but_not_written(kind: int, 
         assert store.num_keys() == 0
 
 
-def test_where_there_are_no_such_locks_an_empty_file_stays_empty(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_file_stays_empty_where_the_mount_has_no_ofd_locks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(path).touch()
     real = fcntl.fcntl
 
@@ -84,7 +85,7 @@ def test_where_there_are_no_such_locks_an_empty_file_stays_empty(path: str, monk
     assert Path(path).read_bytes() == b""
 
 
-def test_who_finds_an_empty_file_that_somebody_else_initialises_waits_no_longer_than_it_may(path: str) -> None:
+def test_opener_of_an_empty_file_under_initialisation_obeys_its_timeout(path: str) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         lock = LogLock(path, fd, OFD, threading.RLock(), set())
@@ -99,7 +100,7 @@ def test_who_finds_an_empty_file_that_somebody_else_initialises_waits_no_longer_
         os.close(fd)
 
 
-def test_where_a_platform_has_no_such_locks_that_is_said_and_others_are_named(
+def test_platform_without_ofd_locks_is_an_error_that_names_other_kinds(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "has_ofd_locks", lambda: False)
@@ -109,11 +110,11 @@ def test_where_a_platform_has_no_such_locks_that_is_said_and_others_are_named(
         store.set("k", "v")
 
 
-def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_without_the_lock_is_not_entered_twice(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a lock that does not come looks meanwhile; a signal handler may interrupt that."""
     busy: list[bool] = []
     with FileStore(path) as store:
-        log = store._log
+        log = log_of(store)
         monkeypatch.setattr(log, "_read", lambda: busy.append(log.handle.shared.is_inside))
         log.read_ahead()
         assert (busy, log.handle.shared.is_inside) == ([True], False)
@@ -123,12 +124,12 @@ def test_a_look_without_the_lock_can_not_be_entered_twice(path: str, monkeypatch
         assert busy == [True]
 
 
-def test_a_store_can_not_be_called_while_one_of_its_answers_is_made(path: str) -> None:
+def test_store_cannot_be_called_from_within_its_own_answer(path: str) -> None:
     with FileStore(path) as store, pytest.raises(StoreError, match="signal handler or finalizer"):
-        store._log.inspect(lambda: store.check(["k"]))
+        log_of(store).inspect(lambda: store.check(["k"]))
 
 
-def test_a_path_that_is_replaced_all_the_time_is_given_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_that_is_replaced_again_and_again_is_an_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FileStore(path).close()
     monkeypatch.setattr(safe_files, "same_file", lambda one, other: False)
     with pytest.raises(StoreUnavailableError, match="replaced again and again") as caught:
@@ -137,7 +138,7 @@ def test_a_path_that_is_replaced_all_the_time_is_given_up(path: str, monkeypatch
 
 
 @pytest.mark.parametrize("header", [Header(b"i" * 16, 1), LONG], ids=["short", "long"])
-def test_a_header_that_comes_in_two_pieces_is_read_whole(
+def test_header_that_arrives_in_two_reads_is_read_whole(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = header.encode()
@@ -159,7 +160,7 @@ class Pieces(types.ModuleType):
         return getattr(os, name)
 
 
-def test_who_finds_an_empty_file_initialises_it_when_the_lock_comes(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opener_of_an_empty_file_initialises_it_when_the_lock_comes(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     lock = LogLock(path, fd, OFD, threading.RLock(), set())
     lock.try_lock()
@@ -182,13 +183,13 @@ def test_who_finds_an_empty_file_initialises_it_when_the_lock_comes(path: str, m
         os.close(fd)
 
 
-def test_an_error_without_a_text_of_the_system_s_is_told_in_its_own_words() -> None:
+def test_error_without_a_system_text_keeps_its_own_text() -> None:
     assert "opening failed: out of order" in str(safe_files.unavailable(OSError("out of order"), "/x/log", "opening"))
     text = str(safe_files.unavailable(OSError(errno.EIO, "Input/output error"), "/x/log", "opening"))
     assert text == "/x/log: opening failed: Input/output error"
 
 
-def test_a_forked_child_shares_nothing_that_a_thread_of_its_parent_s_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_renews_the_process_mutexes_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_mutex, "_mutexes", weakref.WeakValueDictionary())
     monkeypatch.setattr(process_mutex, "_guard", guard := [threading.RLock()])
     before, log = guard[0], process_mutex.process_mutex_for((b"", 1, 2))

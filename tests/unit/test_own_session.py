@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import log_of
 
 from fscoord import FileStore, SessionDeadError
 from fscoord._log.liveness.liveness_file import LivenessFile
@@ -55,16 +56,16 @@ class Home:
         return self._sees_die
 
 
-def test_a_settled_handle_has_the_number_of_its_session_and_one_in_trouble_none(path: str) -> None:
+def test_session_number_is_available_unless_recovery_is_pending(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        log = store._log
+        log = log_of(store)
         assert log.session_if_ready == log.session > 0
         log.handle.recovery = POSITION
         assert log.session_if_ready == 0
 
 
-def test_who_can_not_hold_its_byte_says_that_nobody_can_tell_whether_it_lives(
+def test_session_that_cannot_hold_its_byte_registers_without_a_liveness_file(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else others would find the byte free, and take it for dead."""
@@ -75,14 +76,14 @@ def test_who_can_not_hold_its_byte_says_that_nobody_can_tell_whether_it_lives(
     monkeypatch.setattr(LivenessFile, "hold", fail)
     with FileStore(path) as store:
         store.set("k", "1")
-        log = store._log
+        log = log_of(store)
         assert (log.liveness.file, log.liveness._fds) == (None, set())
         assert log.sessions[log.session].alive_id == bytes(16)
 
 
-def test_one_s_own_byte_is_looked_after_once_in_a_while(path: str) -> None:
+def test_liveness_byte_of_the_handle_is_checked_at_intervals(path: str) -> None:
     with FileStore(path) as store:
-        log: Any = store._log
+        log: Any = log_of(store)
         log.liveness.file = alive = Alive()
         log.liveness.checked_at = 100.0
         for now, looks in (
@@ -106,10 +107,10 @@ def test_one_s_own_byte_is_looked_after_once_in_a_while(path: str) -> None:
         (Alive(fails=True), False),
     ],
 )
-def test_who_has_lost_its_byte_is_another_session(alive: Any, keeps: bool, path: str) -> None:
+def test_handle_that_lost_its_byte_becomes_another_session(alive: Any, keeps: bool, path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        log: Any = store._log
+        log: Any = log_of(store)
         session = log.session
         log.liveness.file, log.liveness.checked_at = alive, 0.0
         log.liveness.check_byte(2 * CHECK_S)
@@ -118,10 +119,10 @@ def test_who_has_lost_its_byte_is_another_session(alive: Any, keeps: bool, path:
         assert (log.session == session) is keeps
 
 
-def test_who_was_found_dead_and_then_forgotten_is_over(path: str) -> None:
+def test_session_declared_dead_and_forgotten_is_an_error_for_its_handle(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        log = store._log
+        log = log_of(store)
         del log.sessions[log.session]
         log.handle.path_checked_at = 0.0
         for _ in range(2):
@@ -129,59 +130,57 @@ def test_who_was_found_dead_and_then_forgotten_is_over(path: str) -> None:
                 store.set("k", "2")
 
 
-def test_who_reads_of_its_own_death_is_over_for_good(path: str) -> None:
+def test_session_that_reads_its_own_death_record_stays_dead(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         with pytest.raises(SessionDeadError, match="session 1 is dead"):
-            raise store._log.handle.session_is_dead(1)
+            raise log_of(store).handle.session_is_dead(1)
         with pytest.raises(SessionDeadError, match="session 1 is dead"):
             store.get("k")
 
 
 @pytest.mark.parametrize(("home", "lives"), [(None, None), (Home(sees_die=False), None), (Home(sees_die=True), False)])
-def test_of_a_session_with_another_liveness_file_only_its_host_knows_that_it_has_died(
+def test_session_with_another_liveness_file_is_known_dead_on_its_host_only(
     home: Any, lives: bool | None, path: str
 ) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
-        log = store._log
+        log = log_of(store)
         log.sessions[7] = log.sessions[log.session]._replace(alive_id=b"other" + bytes(11))
         assert log.liveness.is_alive(7, home) is lives
 
 
-def test_of_whom_nothing_is_known_any_more_is_dead_if_its_number_was_given(path: str) -> None:
+def test_session_that_is_forgotten_counts_as_dead_if_its_number_was_used(path: str) -> None:
     with FileStore(path) as store:
-        log = store._log
+        log = log_of(store)
         log.table.last = 3
         assert log.dead_sessions([-1, 0, 1, 2, 3, 4]) == [1, 2, 3]
 
 
-def test_a_death_that_is_recorded_is_not_recorded_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_is_recorded_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All who watch find it at the same moment."""
     with FileStore(path) as store, FileStore(path) as other, FileStore(path) as dead:
         for handle in (store, other, dead):
             handle.set("k", "1")
-        number = dead._log.session
-        for log in (store._log, other._log):
+        number = log_of(dead).session
+        for log in (log_of(store), log_of(other)):
             monkeypatch.setattr(log.liveness, "is_alive", lambda number, home: False)
-        assert store._log.record_death(number, LIMIT_S)
+        assert log_of(store).record_death(number, LIMIT_S)
         size = os.path.getsize(path)
-        monkeypatch.setattr(other._log, "refresh", lambda limit: None)  # so that it finds that only with the lock
-        assert number not in other._log.deaths
-        assert other._log.record_death(number, LIMIT_S) is True
-        assert other._log.record_death(number, LIMIT_S) is True
+        monkeypatch.setattr(log_of(other), "refresh", lambda limit: None)  # so that it finds that only with the lock
+        assert number not in log_of(other).deaths
+        assert log_of(other).record_death(number, LIMIT_S) is True
+        assert log_of(other).record_death(number, LIMIT_S) is True
         assert os.path.getsize(path) == size
-        assert number in other._log.deaths
+        assert number in log_of(other).deaths
 
 
-def test_a_death_that_is_forgotten_while_a_waiter_looks_for_it_is_no_error(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_forgotten_while_a_waiter_looks_for_it_is_no_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread, on the same handle, may follow a compaction between two steps of the look."""
     monkeypatch.setattr(death_watch, "BEGIN_S", -1.0)
     with FileStore(path, timeout=20) as store:
         store.set("k", "v")
-        looks = death_watch.DeathWatch(store._log, store._notifier, list, lambda: [77])
+        looks = death_watch.DeathWatch(log_of(store), store._notifier, list, lambda: [77])
         looks._watched.add(77)
         assert looks.find_dead(1.0) == []
         looks._watched.clear()

@@ -22,19 +22,19 @@ from pathlib import Path
 opened = []
 
 
-def test_nothing_of_fscoord_is_imported_before_a_fixture_asks_for_it():
+def test_fscoord_is_not_imported_before_a_fixture_needs_it():
     assert "pytest_fscoord" in sys.modules
     assert not {name for name in sys.modules if name.partition(".")[0] == "fscoord"}
 
 
-def test_a_store_of_this_test_s_own(fscoord_store, tmp_path):
+def test_store_fixture_is_private_to_the_test(fscoord_store, tmp_path):
     assert Path(fscoord_store.path).parent == tmp_path
     assert fscoord_store.timeout.total_seconds() == 7
     fscoord_store.set("k", "v")
     opened.append(fscoord_store)
 
 
-def test_it_was_closed_and_the_next_is_empty(fscoord_store):
+def test_store_of_the_last_test_was_closed_and_the_next_is_empty(fscoord_store):
     import fscoord
 
     with pytest.raises(fscoord.StoreClosedError):
@@ -42,7 +42,7 @@ def test_it_was_closed_and_the_next_is_empty(fscoord_store):
     assert fscoord_store.num_keys() == 0
 
 
-def test_each_kind(fscoord_each_store):
+def test_store_of_each_kind_is_empty_at_first(fscoord_each_store):
     assert fscoord_each_store.num_keys() == 0
     fscoord_each_store.set("k", "v")
     assert fscoord_each_store.list_keys() == ["k"]
@@ -50,15 +50,15 @@ def test_each_kind(fscoord_each_store):
     opened.append(fscoord_each_store)
 
 
-def test_they_were_of_three_kinds():
+def test_stores_were_of_three_kinds():
     assert [type(store).__name__ for store in opened[1:]] == ["FileStore", "HashStore", "PrefixStore"]
 
 
-def test_one_store_for_the_run(fscoord_run_store):
+def test_run_store_is_written_by_one_test(fscoord_run_store):
     fscoord_run_store.set("kept", "1")
 
 
-def test_it_is_there_for_the_next_test_too(fscoord_run_store):
+def test_run_store_is_read_by_the_next_test(fscoord_run_store):
     assert fscoord_run_store.get("kept") == b"1"
 """
 WORKERS = ["-p", "xdist", "-n", "2"]
@@ -98,7 +98,7 @@ def service(fscoord_once):
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_use(service, fscoord_run_store, number):
+def test_service_is_used_by_each_test(service, fscoord_run_store, number):
     log("use")
     fscoord_run_store.add("uses", 1)
     if str(number) == os.environ.get("DIE"):
@@ -126,7 +126,7 @@ def logged(directory: Path) -> list[str]:
     return (directory / "log").read_text().split()
 
 
-def test_its_fixtures_are_what_they_say_and_importing_waits_for_them(tmp_path: Path) -> None:
+def test_plugin_fixtures_work_as_documented_and_import_lazily(tmp_path: Path) -> None:
     (tmp_path / "test_alone.py").write_text(ALONE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfscoord_timeout = 7\n")
     done = run_pytest(tmp_path, "-p", "pytest_fscoord", PYTEST_DISABLE_PLUGIN_AUTOLOAD="")  # with its entry point, too
@@ -135,7 +135,7 @@ def test_its_fixtures_are_what_they_say_and_importing_waits_for_them(tmp_path: P
     assert "fscoord" not in run_pytest(tmp_path, "-p", "no:fscoord", "--fixtures", "-q").stdout
 
 
-def test_without_workers_the_one_process_does_the_work_and_a_teardown_that_fails_is_an_error(tmp_path: Path) -> None:
+def test_once_runs_without_workers_and_a_failed_teardown_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
     done = run_pytest(tmp_path, FAIL="1")
     assert "6 passed, 1 error" in done.stdout, done.stdout
@@ -143,7 +143,7 @@ def test_without_workers_the_one_process_does_the_work_and_a_teardown_that_fails
     assert logged(tmp_path) == ["up", *["use"] * 6, "down"]
 
 
-def test_one_worker_does_the_work_for_all_and_the_last_one_tears_down(tmp_path: Path) -> None:
+def test_once_runs_in_one_worker_and_the_last_worker_tears_down(tmp_path: Path) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
     done = run_pytest(tmp_path, *WORKERS, FAIL="1")
     assert "6 passed" in done.stdout, done.stdout
@@ -152,14 +152,14 @@ def test_one_worker_does_the_work_for_all_and_the_last_one_tears_down(tmp_path: 
     assert done.stdout.count("ValueError: no way to take b'bad' down") == 1
 
 
-def test_who_takes_the_place_of_a_worker_that_died_goes_on_with_what_that_one_has_made(tmp_path: Path) -> None:
+def test_worker_replacing_a_dead_one_reuses_the_set_up_service(tmp_path: Path) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
     done = run_pytest(tmp_path, "-p", "xdist", "-n", "1", DIE="2")
     assert "1 failed, 5 passed" in done.stdout, done.stdout
     assert logged(tmp_path) == ["up", *["use"] * 6, "down"]
 
 
-def test_who_comes_when_all_was_torn_down_sets_it_up_again(tmp_path: Path) -> None:
+def test_worker_that_comes_after_the_teardown_sets_up_again(tmp_path: Path) -> None:
     """As a worker may that takes the place of one which died: here all are in one process."""
     log: list[str] = []
 
@@ -184,7 +184,7 @@ def test_who_comes_when_all_was_torn_down_sets_it_up_again(tmp_path: Path) -> No
     late.store.close()
 
 
-def test_the_last_one_to_end_tears_down_and_who_ends_before_waits_for_it(tmp_path: Path) -> None:
+def test_teardown_is_done_by_the_last_worker_and_the_others_wait_for_it(tmp_path: Path) -> None:
     one, two = runs = [Run(tmp_path / "store", name, HANG_S) for name in ("gw0", "gw1")]
     had_ended: list[bool] = []
 
@@ -203,7 +203,7 @@ def test_the_last_one_to_end_tears_down_and_who_ends_before_waits_for_it(tmp_pat
     two.store.close()
 
 
-def test_it_is_declared_as_a_plugin_and_installed() -> None:
+def test_plugin_is_declared_as_an_entry_point_and_installed() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points.pytest11]\npytest_fscoord = "pytest_fscoord"\n' in project
     assert 'packages = ["fscoord", "pytest_fscoord"]' in project

@@ -41,7 +41,7 @@ def is_data(found: record.Record) -> bool:
 
 
 @given(st.lists(records, max_size=5))
-def test_what_is_encoded_is_decoded(written: list[record.Record]) -> None:
+def test_records_survive_encoding_and_decoding(written: list[record.Record]) -> None:
     data, chain, _ = encode_all(written)
     found, others, used, last, missing = decode(data, CHAIN)
     assert found == list(filter(is_data, written))
@@ -50,7 +50,9 @@ def test_what_is_encoded_is_decoded(written: list[record.Record]) -> None:
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.data())
-def test_of_any_beginning_the_whole_records_are_decoded(written: list[record.Record], draw: st.DataObject) -> None:
+def test_records_that_are_complete_are_decoded_from_any_prefix_of_the_data(
+    written: list[record.Record], draw: st.DataObject
+) -> None:
     data, _, ends = encode_all(written)
     size = draw.draw(st.integers(0, len(data)))
     found, others, used, chain, missing = decode(data[:size], CHAIN)
@@ -65,7 +67,7 @@ def test_of_any_beginning_the_whole_records_are_decoded(written: list[record.Rec
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.data())
-def test_another_chain_decodes_nothing(written: list[record.Record], draw: st.DataObject) -> None:
+def test_records_are_not_decoded_with_another_chain(written: list[record.Record], draw: st.DataObject) -> None:
     data, _, _ = encode_all(written)
     other = draw.draw(st.integers(0, 2**32 - 1).filter(lambda chain: chain != CHAIN))
     assert decode(data, other) == ([], [], 0, other, -1)
@@ -98,7 +100,7 @@ def head(key_size: int, kind: bytes) -> bytes:
     ],
     ids=["a void", "a zero for a kind", "no room for the key", "a key beyond the end", "a key too long", "no kind"],
 )
-def test_record_with_a_right_checksum_may_still_be_none(rest: bytes) -> None:
+def test_record_with_a_right_checksum_but_invalid_fields_is_rejected(rest: bytes) -> None:
     assert decode(record_of(rest), CHAIN)[2:] == (0, CHAIN, -1)
 
 
@@ -111,13 +113,13 @@ def test_record_ends_in_newlines_around_its_checksum(place: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 28, record.RECORD_MAX + 1, 2**31, 2**32 - 1])
-def test_length_that_no_record_has_is_not_believed(length: int) -> None:
+def test_length_outside_the_limits_of_a_record_is_rejected(length: int) -> None:
     assert decode(prefix(length) + bytes(100), CHAIN)[4] == -1
     assert record.record_length(prefix(length), CHAIN) == -1
 
 
 @pytest.mark.parametrize("length", [29, record.RECORD_MAX])
-def test_length_that_a_record_may_have_is_waited_for(length: int) -> None:
+def test_length_within_the_limits_of_a_record_is_accepted_before_its_data(length: int) -> None:
     assert decode(prefix(length), CHAIN) == ([], [], 0, CHAIN, length - 8)
     assert record.record_length(prefix(length), CHAIN) == length
 
@@ -156,7 +158,7 @@ def test_chain_depends_on_every_record_before() -> None:
 
 
 @given(st.lists(records, min_size=1, max_size=4))
-def test_chain_is_the_crc_of_all_bytes_as_they_lie(written: list[record.Record]) -> None:
+def test_chain_is_the_crc_of_all_bytes_in_order(written: list[record.Record]) -> None:
     data, chain, _ = encode_all(written)
     assert chain == crc32(data, CHAIN)
 
@@ -173,7 +175,7 @@ def test_end_of_a_record_is_not_one_bit_away_from_zero() -> None:
     assert len(record.NAMES) == len(set(record.NAMES.values()))
 
 
-def test_the_largest_key_and_value_fit_and_so_does_the_largest_multi_set() -> None:
+def test_record_fits_the_largest_key_and_value_and_the_largest_multi_set() -> None:
     assert record.RECORD_MAX >= record.RECORD_MIN + record.KEY_MAX + record.VALUE_MAX
     assert record.encode_pairs([(b"k" * record.KEY_MAX, b"v" * (record.VALUE_MAX - record.KEY_MAX))])
     for size, decoded in ((record.KEY_MAX, 1), (record.KEY_MAX + 1, 0)):
@@ -182,7 +184,7 @@ def test_the_largest_key_and_value_fit_and_so_does_the_largest_multi_set() -> No
         assert (len(records), missing) == (decoded, decoded - 1)
 
 
-def test_a_multi_set_that_fits_into_no_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_set_too_large_for_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values are limited together, but their number is not, and each takes 6 bytes more."""
     monkeypatch.setattr(record, "RECORD_MAX", record.RECORD_MIN + 600)
     assert len(record.encode_pairs([(b"", b"")] * 100)) == 600
@@ -191,7 +193,7 @@ def test_a_multi_set_that_fits_into_no_record_is_refused(monkeypatch: pytest.Mon
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), max_size=6))
-def test_pairs_come_back(pairs: list[tuple[bytes, bytes]]) -> None:
+def test_pairs_survive_encoding_and_decoding(pairs: list[tuple[bytes, bytes]]) -> None:
     assert record.decode_pairs(record.encode_pairs(pairs)) == pairs
 
 
@@ -224,25 +226,25 @@ def test_pairs_keep_the_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None
         record.decode_pairs(record.encode_pairs([(b"k", b"v" * 11)]))
 
 
-def test_pairs_that_end_with_an_empty_one_come_back() -> None:
+def test_pairs_that_end_with_an_empty_one_are_decoded() -> None:
     for pairs in ([(b"", b"")], [(b"k", b"v"), (b"", b"")]):
         assert record.decode_pairs(record.encode_pairs(pairs)) == pairs
 
 
 @pytest.mark.parametrize(("key", "value"), [(b"", b""), (b"key", b""), (b"", b"value"), (b"key", b"value" * 99)])
-def test_of_a_record_whose_checksum_is_wrong_all_is_told_but_the_value(key: bytes, value: bytes) -> None:
+def test_record_with_a_wrong_checksum_is_described_without_its_value(key: bytes, value: bytes) -> None:
     data, _ = encode(record.SET, key, value, 7, 9, CHAIN)
     assert record.decode_unverified(data) == (record.SET, key, len(value), 7, 9)
 
 
-def test_a_key_that_goes_beyond_a_record_ends_with_it() -> None:
+def test_key_that_exceeds_its_unverified_record_is_cut() -> None:
     assert record.decode_unverified(record_of(head(65535, b"S") + b"key")) == (record.SET, b"key", 0, 1, 2)
 
 
 # -- voids -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_void_is_what_was_written_and_nothing_else() -> None:
+def test_void_is_decoded_only_from_its_exact_bytes() -> None:
     data, chain = record.encode_void(5000, 7, 9, CHAIN)
     assert len(data) == record.VOID_SIZE == 37
     assert record.decode_void(data + b"more", CHAIN) == (5000, chain, 7, 9)
@@ -255,7 +257,7 @@ def test_a_void_is_what_was_written_and_nothing_else() -> None:
     assert record.decode_void(with_key, CHAIN) is None
 
 
-def test_only_the_beginning_of_a_void_may_be_a_torn_one() -> None:
+def test_torn_void_is_a_proper_prefix_of_a_void() -> None:
     data, _ = record.encode_void(5000, 7, 9, CHAIN)
     for size in range(1, len(data)):
         assert record.is_torn_void(data[:size])
@@ -277,18 +279,18 @@ def test_only_the_beginning_of_a_void_may_be_a_torn_one() -> None:
         Session("host", 1, pid_space=2**64 - 1, time_space=3),
     ],
 )
-def test_a_session_comes_back(session: Session) -> None:
+def test_session_survives_encoding_and_decoding(session: Session) -> None:
     assert Session.decode(session.encode()) == session
     assert Session.decode(session.encode() + b"of a later version") == session
 
 
-def test_a_name_too_long_for_a_session_is_cut() -> None:
+def test_session_names_that_are_too_long_are_cut() -> None:
     session = Session.decode(Session("h" * 300, 1, label="l" * 300).encode())
     assert (session.host, session.label) == ("h" * 255, "l" * 255)
     assert str(session) == "h" * 255 + ":1"
 
 
-def test_a_session_that_is_cut_short_is_an_error() -> None:
+def test_session_that_is_cut_short_is_an_error() -> None:
     data = Session("host", 1, label="label").encode()
     for size in range(len(data)):
         with pytest.raises(MalformedRecord, match="cut short"):
@@ -306,13 +308,13 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_header_comes_back(header: Header) -> None:
+def test_header_survives_encoding_and_decoding(header: Header) -> None:
     data = header.encode()
     assert Header.decode(data + b"records") == (header, len(data), crc32(data[:-4]))
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_every_bit_of_a_header_counts(header: Header) -> None:
+def test_header_with_a_flipped_bit_is_rejected(header: Header) -> None:
     data = header.encode()
     for bit in range(8 * len(data)):
         flipped = bytearray(data + bytes(100))
@@ -322,7 +324,7 @@ def test_every_bit_of_a_header_counts(header: Header) -> None:
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_header_tells_how_much_of_it_is_missing(header: Header) -> None:
+def test_header_prefix_shows_how_much_is_missing(header: Header) -> None:
     data = header.encode()
     for size in range(len(data)):
         missing = Header.missing(data[:size])
@@ -334,7 +336,7 @@ def test_a_header_tells_how_much_of_it_is_missing(header: Header) -> None:
     assert not Header.is_partial(data)
 
 
-def test_a_header_that_promises_more_than_any_has_is_not_waited_for() -> None:
+def test_header_of_excessive_size_is_read_up_to_the_maximum_only() -> None:
     data = bytearray(HEADERS[0].encode())
     data[12:16] = b"\xff" * 4
     assert Header.missing(bytes(data)) == HEADER_MAX - len(data)
@@ -391,7 +393,7 @@ def test_header_may_be_longer_in_a_later_version() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 4, 106, 108, 110, 112, 113])
-def test_a_header_shorter_than_any_is_no_header_though_its_checksum_is_right(size: int) -> None:
+def test_header_shorter_than_the_minimum_is_refused_despite_its_checksum(size: int) -> None:
     data = bytearray(HEADERS[0].encode())
     data[12:16] = struct.pack("<I", size)
     if size >= 4:
@@ -410,26 +412,26 @@ def test_runs_that_are_cut_short_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(("rank", "written"), [(None, -1), (0, 0), (7, 7)])
-def test_a_session_that_has_no_rank_says_minus_one(rank: int | None, written: int) -> None:
+def test_session_without_a_rank_is_encoded_with_rank_minus_one(rank: int | None, written: int) -> None:
     assert struct.unpack_from("<q", Session("host", 1, rank=rank).encode(), 4 + 8 + 16 + 16) == (written,)
 
 
-def test_what_is_reserved_in_a_header_is_zero() -> None:
+def test_header_has_zeros_in_its_reserved_bytes() -> None:
     """docs/format.md: behind the kind of lock."""
     assert Header(b"i" * 16, 7).encode()[16:20] == b"\7\0\0\0"
 
 
-def test_of_the_first_part_of_a_header_it_is_known_how_long_it_is() -> None:
+def test_header_size_is_known_from_its_first_part() -> None:
     data = Header(b"i" * 16, 1, runs=((b"job", 3),)).encode()
     assert Header.missing(data[:HEADER_SIZE]) == len(data) - HEADER_SIZE
     assert Header.missing(data) == 0
 
 
-def test_the_version_is_read_before_anything_that_another_may_have_changed() -> None:
+def test_header_version_is_checked_before_other_fields() -> None:
     with pytest.raises(MalformedRecord, match="format version 3"):
         Header.decode(MAGIC + b"\3\0")
 
 
-def test_a_run_without_a_name_at_the_end_of_a_header_is_one() -> None:
+def test_header_keeps_a_last_run_without_a_name() -> None:
     header = Header(b"i" * 16, 1, runs=((b"job", 3), (b"", 5)))
     assert Header.decode(header.encode())[0] == header

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of, state_of
 from support.logs import LIMIT_S, Handle, make, opened, put, steps, tear
 from support.plain_reader import read_log
 
@@ -30,9 +31,7 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("most", [1, 13, 1000])
-def test_a_read_that_brings_less_than_was_asked_for_is_no_end(
-    most: int, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_read_is_not_taken_for_the_end_of_the_log(most: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(path) as handle, opened(path) as reader, opened(path) as other:
         for number in range(5):
             other.write(b"k", b"%d" % number)
@@ -44,7 +43,7 @@ def test_a_read_that_brings_less_than_was_asked_for_is_no_end(
     assert read_log(Path(path).read_bytes()).ends == "whole"
 
 
-def test_what_a_record_promises_is_not_asked_for_before_it_is_there(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_size_is_bounded_until_the_whole_record_is_in_the_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tear(path, CHUNK + 100, b"k", bytes(8 * CHUNK))
     asked: list[int] = []
     with faulty_os() as faulty, opened(path) as handle:
@@ -53,7 +52,7 @@ def test_what_a_record_promises_is_not_asked_for_before_it_is_there(path: str, m
         assert max(asked) == CHUNK
 
 
-def test_what_a_record_promises_is_there_or_not_to_the_byte(path: str) -> None:
+def test_cursor_knows_to_the_byte_if_the_file_has_the_rest_of_a_record(path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"v" * 500)
         size = os.path.getsize(path)
@@ -63,7 +62,7 @@ def test_what_a_record_promises_is_there_or_not_to_the_byte(path: str) -> None:
         handle.log.handle.recovery = APPLYING  # all is read again
 
 
-def test_what_was_seen_with_a_hole_is_read_again_once_it_may_be_filled(path: str) -> None:
+def test_record_seen_with_a_hole_is_read_again_once_it_is_filled(path: str) -> None:
     data = make(path, lambda handle: handle.write(b"k", b"x" * 1000))
     put(path, data[:-600] + bytes(600))
     with opened(path) as handle:
@@ -73,9 +72,7 @@ def test_what_was_seen_with_a_hole_is_read_again_once_it_may_be_filled(path: str
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_who_looks_goes_on_into_the_next_generation_without_a_lock_and_in_the_same_look(
-    read_only: bool, path: str
-) -> None:
+def test_look_follows_into_later_generations_without_the_lock(read_only: bool, path: str) -> None:
     with FileStore(path) as store, FileStore(path, read_only=read_only) as reader:
         store.set("k", "1")
         assert reader.get("k") == b"1"
@@ -83,16 +80,16 @@ def test_who_looks_goes_on_into_the_next_generation_without_a_lock_and_in_the_sa
         store.set("k", "2")
         store.compact()
         store.set("k", "3")
-        store._log.handle.lock.try_lock()
-        reader._log.refresh(0)
-        store._log.handle.lock.unlock()
-        assert reader._state.values == {b"k": b"3"}
-        assert reader._log.handle.header.generation == 2
+        log_of(store).handle.lock.try_lock()
+        log_of(reader).refresh(0)
+        log_of(store).handle.lock.unlock()
+        assert state_of(reader).values == {b"k": b"3"}
+        assert log_of(reader).handle.header.generation == 2
 
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("late", [(record.SET, b"k", b"late"), (record.LEAVE, b"", b"")])
-def test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody(
+def test_record_after_a_seal_is_ignored_by_all_handles(
     late: tuple[int, bytes, bytes], read_only: bool, path: str
 ) -> None:
     """It may be of a writer that had lost the lock. A handle that read the seal before would not see it."""
@@ -103,14 +100,14 @@ def test_what_stands_after_a_seal_that_was_read_with_it_counts_for_nobody(
         with open(path, "r+b") as file:
             data = file.read()
             file.write(record.encode(*late, 9, 1, record.chain_at_end(data))[0])
-        assert (other.get("k"), other._log.table.left) == (b"v", 0)
-        assert (store.get("k"), store._log.table.left) == (b"v", 0)
-        assert other._log.handle.header.generation == 1
+        assert (other.get("k"), log_of(other).table.left) == (b"v", 0)
+        assert (store.get("k"), log_of(store).table.left) == (b"v", 0)
+        assert log_of(other).handle.header.generation == 1
     with FileStore(path, read_only=read_only) as fresh:
-        assert (fresh.get("k"), fresh._log.table.left, fresh._log.handle.header.generation) == (b"v", 0, 1)
+        assert (fresh.get("k"), log_of(fresh).table.left, log_of(fresh).handle.header.generation) == (b"v", 0, 1)
 
 
-def test_of_a_durable_log_what_was_read_is_synced_before_one_goes_on_elsewhere(path: str) -> None:
+def test_durable_log_is_synced_before_a_reader_follows_to_the_next_generation(path: str) -> None:
     with FileStore(path, durable=True) as store, FileStore(path) as reader:
         assert not reader.check(["k"])
         store.set("k", "1")
@@ -121,7 +118,7 @@ def test_of_a_durable_log_what_was_read_is_synced_before_one_goes_on_elsewhere(p
         assert names.index("fdatasync") < names.index("open")
 
 
-def test_of_a_log_that_is_not_durable_nothing_is_synced_by_who_reads(path: str) -> None:
+def test_reader_of_a_log_that_is_not_durable_syncs_nothing(path: str) -> None:
     with FileStore(path) as store, FileStore(path) as reader:
         assert not reader.check(["k"])
         store.set("k", "1")
@@ -134,7 +131,7 @@ def test_of_a_log_that_is_not_durable_nothing_is_synced_by_who_reads(path: str) 
 # -- mending -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_had_been_interrupted_waits_for_the_lock_as_anybody_does(path: str) -> None:
+def test_interrupted_handle_waits_for_the_lock_like_any_other(path: str) -> None:
     with opened(path) as handle, opened(path) as other:
         other.write(b"k", b"v")
         other.log.handle.lock.try_lock()
@@ -145,7 +142,7 @@ def test_who_had_been_interrupted_waits_for_the_lock_as_anybody_does(path: str) 
         handle.write(b"k", b"w")
 
 
-def test_what_an_interruption_left_open_is_closed(path: str) -> None:
+def test_descriptor_left_open_by_an_interruption_is_closed(path: str) -> None:
     with opened(path) as handle:
         left = os.open(path, os.O_RDONLY)
         handle.log.handle.owned_fds.add(left)
@@ -158,7 +155,7 @@ def test_what_an_interruption_left_open_is_closed(path: str) -> None:
             os.fstat(left)
 
 
-def test_who_was_interrupted_keeps_its_lock_and_opens_no_more_than_it_must(path: str) -> None:
+def test_recovery_keeps_the_lock_and_its_descriptor(path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"v")
         lock, descriptor = handle.log.handle.lock, handle.log.handle.lock.fd
@@ -171,7 +168,7 @@ def test_who_was_interrupted_keeps_its_lock_and_opens_no_more_than_it_must(path:
 
 @pytest.mark.parametrize("inner", ["look", "write"])
 @pytest.mark.parametrize("outer", ["look", "write"])
-def test_an_operation_in_the_middle_of_another_of_the_same_thread_is_refused(
+def test_operation_nested_in_another_of_the_same_thread_is_refused(
     outer: str, inner: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: dict[str, Callable[[Handle], object]] = {
@@ -190,7 +187,7 @@ def test_an_operation_in_the_middle_of_another_of_the_same_thread_is_refused(
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_only_who_writes_may_have_written_when_the_lock_cannot_be_given_back(writes: bool, path: str) -> None:
+def test_failed_unlock_is_marked_maybe_applied_only_for_a_write(writes: bool, path: str) -> None:
     with opened(path) as handle:
         handle.write(b"k", b"v")
         lock = handle.log.handle.lock
@@ -208,7 +205,9 @@ def test_only_who_writes_may_have_written_when_the_lock_cannot_be_given_back(wri
         assert len(handle.look()) == 1 + writes
 
 
-def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptor_number_0_is_valid_and_negative_ones_are_not_closed(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed: list[int] = []
     with opened(path) as handle, monkeypatch.context() as patch:
         patch.setattr(safe_files, "close_owned", lambda fd, _: closed.append(fd))
@@ -217,7 +216,7 @@ def test_a_descriptor_may_have_any_number_that_is_none_below_zero(path: str, mon
         assert closed == [0, 1]
 
 
-def test_a_log_that_cannot_be_opened_again_is_tried_again_by_the_next_operation(path: str) -> None:
+def test_reopening_that_fails_is_repeated_by_the_next_operation(path: str) -> None:
     with faulty_os() as faulty, opened(path) as handle:
         handle.write(b"k", b"v")
         handle.log.handle.recovery = POSITION
@@ -237,7 +236,7 @@ does: dict[str, Callable[[Handle], object]] = {
 
 
 @pytest.mark.parametrize("doing", does)
-def test_a_tail_that_is_damaged_after_all_is_not_voided(doing: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_found_damaged_is_not_voided(doing: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start = tear(path, 20, b"k", b"v" * 50)
     before = Path(path).read_bytes()
     monkeypatch.setattr(torn_tail, "examine", lambda *_, **__: torn_tail.Damage(start, "as a test says"))
@@ -249,7 +248,7 @@ def test_a_tail_that_is_damaged_after_all_is_not_voided(doing: str, path: str, m
 
 
 @pytest.mark.parametrize("doing", does)
-def test_a_tail_that_cannot_be_voided_is_no_trouble_with_the_lock(doing: str, path: str) -> None:
+def test_tail_that_cannot_be_voided_is_not_reported_as_a_lock_error(doing: str, path: str) -> None:
     tear(path, 20, b"k", b"v")
     with faulty_os() as faulty, opened(path) as handle:
         with (
@@ -279,13 +278,13 @@ def test_a_tail_that_cannot_be_voided_is_no_trouble_with_the_lock(doing: str, pa
         (601, 0, 101, 1, False, 852),
     ],
 )
-def test_a_log_is_compacted_when_that_is_worth_it_and_not_again_too_soon(
+def test_compaction_is_tried_when_it_pays_off_and_not_again_too_soon(
     offset: int, more: int, live: int, generation: int, tried: bool, next_at: int, path: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     done: list[str] = []
     with FileStore(path, compact_bytes=1000) as store:
-        log = store._log
+        log = log_of(store)
         monkeypatch.setattr(Compactor, "_live_size", lambda _: live)
         monkeypatch.setattr(Compactor, "compact", lambda _: done.append("compacted"))
         with monkeypatch.context() as patch:
@@ -296,34 +295,34 @@ def test_a_log_is_compacted_when_that_is_worth_it_and_not_again_too_soon(
         assert log.handle.compact_at == next_at
 
 
-def test_the_number_of_a_life_begins_again_when_it_is_used_up(path: str) -> None:
+def test_life_number_wraps_around_to_zero(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
-        log = store._log
+        log = log_of(store)
         log.handle.header = log.handle.header._replace(life=(1 << 32) - 1)
         log.handle.lock.try_lock()
         log.handle.is_settled, log.table.is_ended = False, True  # as for who opens a finished log
         log.compactor.begin_life(None)
         log.handle.lock.unlock()
         with FileStore(path) as other:
-            assert (other._log.handle.header.life, other._log.handle.header.generation) == (0, 1)
+            assert (log_of(other).handle.header.life, log_of(other).handle.header.generation) == (0, 1)
 
 
 # -- dump --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_at_the_end_is_told_however_long_it_is(path: str) -> None:
+def test_dump_shows_a_last_record_of_any_length(path: str) -> None:
     for size in (0, 1, 1 << 18, 1 << 19):
         make(path, lambda handle, size=size: handle.write(b"k", b"x" * size))  # type: ignore[misc]
         assert len(list(dump(path))[-1].value) == size
 
 
 @pytest.mark.parametrize("what", ["another log", "no log"])
-def test_a_generation_that_cannot_be_dumped_is_said_and_closed(what: str, path: str, tmp_path: Path) -> None:
+def test_dump_of_a_bad_generation_is_an_error_and_closes_the_file(what: str, path: str, tmp_path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         store.compact()
-        later = store._log.handle.file
+        later = log_of(store).handle.file
     make(str(tmp_path / "other"), lambda handle: handle.write(b"k", b"v"))
     put(later, (tmp_path / "other").read_bytes() if what == "another log" else b"text")
     before = len(os.listdir("/proc/self/fd"))
@@ -334,7 +333,7 @@ def test_a_generation_that_cannot_be_dumped_is_said_and_closed(what: str, path: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_log_is_told_to_its_end_whichever_bytes_a_void_is_followed_by(path: str) -> None:
+def test_dump_reads_on_after_a_void_to_the_end_of_the_log(path: str) -> None:
     start = tear(path, 30, b"k", b"v" * 50)
     with opened(path) as handle:
         handle.write(b"new", b"x" * 3000)

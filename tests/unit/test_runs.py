@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from faults.test_compaction import die_at, generations, in_child, outcome
 from support.faulty import faulty_os
+from support.internals import log_of
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
-from fscoord._log.format.runs import classify_run, parse_run_id, supersede
+from fscoord._log.format.header import classify_run, parse_run_id, supersede
 
 LIMIT_S = 60
 
@@ -29,7 +30,7 @@ def open_run(path: Path, run_id: Any, **options: Any) -> FileStore:
     return FileStore(path, run_id=run_id, timeout=LIMIT_S, **options)
 
 
-def test_a_run_that_is_there_is_joined(path: Path) -> None:
+def test_run_that_exists_is_joined(path: Path) -> None:
     with open_run(path, ("job", 0)) as store, open_run(path, ("job", 0)) as other, FileStore(path) as any_run:
         store.set("k", "v")
         assert other.get("k") == any_run.get("k") == b"v"
@@ -41,7 +42,7 @@ def test_a_run_that_is_there_is_joined(path: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("before", [None, "first", ("job", 0)])
-def test_a_new_run_begins_with_an_empty_store_and_ends_the_old_one(before: Any, read_only: bool, path: Path) -> None:
+def test_run_begins_with_an_empty_store_and_ends_the_one_before(before: Any, read_only: bool, path: Path) -> None:
     with open_run(path, before) as old, open_run(path, before, read_only=True) as watching:
         old.set("k", "old")
         old.queue_push("q", "old")
@@ -65,7 +66,7 @@ def test_a_new_run_begins_with_an_empty_store_and_ends_the_old_one(before: Any, 
     assert read_newest(path).header["runs"][0] == (b"job", 1)
 
 
-def test_a_lower_count_is_stale_even_if_it_was_never_seen(path: Path) -> None:
+def test_restart_count_below_the_newest_is_stale_even_if_never_seen(path: Path) -> None:
     with open_run(path, ("job", 5)) as store:
         store.set("k", "v")
         for count in range(5):
@@ -74,7 +75,7 @@ def test_a_lower_count_is_stale_even_if_it_was_never_seen(path: Path) -> None:
         assert store.get("k") == b"v"
 
 
-def test_ids_without_order_are_served_first_come_and_never_come_back(path: Path) -> None:
+def test_run_ids_without_restart_counts_are_served_in_order_of_arrival(path: Path) -> None:
     for name in ("a", "b", "c"):
         with open_run(path, name) as store:
             assert store.list_keys() == []
@@ -87,7 +88,7 @@ def test_ids_without_order_are_served_first_come_and_never_come_back(path: Path)
         assert store.get("k") == b"c"
 
 
-def test_whoever_lags_two_runs_never_mix(path: Path) -> None:
+def test_handle_of_a_stale_run_never_sees_the_data_of_a_later_one(path: Path) -> None:
     """A handle that slept through a run and compactions, and one whose generation is gone."""
     with open_run(path, ("job", 1)) as old, open_run(path, ("job", 1), read_only=True) as reader:
         old.set("k", "old")
@@ -102,7 +103,7 @@ def test_whoever_lags_two_runs_never_mix(path: Path) -> None:
             assert new.list_keys() == ["k"]
 
 
-def test_who_begins_a_run_is_a_session_of_it(path: Path) -> None:
+def test_handle_that_begins_a_run_is_a_session_of_it(path: Path) -> None:
     with open_run(path, ("job", 0), rank=0, label="old") as old:
         old.set("k", "old")
         with open_run(path, ("job", 1), rank=0, label="new") as new, open_run(path, ("job", 1), rank=1) as second:
@@ -113,7 +114,7 @@ def test_who_begins_a_run_is_a_session_of_it(path: Path) -> None:
     assert sorted(session["rank"] for session in sessions.values()) == [0, 1]
 
 
-def test_who_reads_waits_for_a_run_in_vain_before_it_has_begun(path: Path) -> None:
+def test_reader_of_a_run_that_has_not_begun_is_refused(path: Path) -> None:
     with open_run(path, ("job", 0)) as store:
         store.set("k", "v")
         with pytest.raises(StoreError, match="not begun"):
@@ -121,7 +122,7 @@ def test_who_reads_waits_for_a_run_in_vain_before_it_has_begun(path: Path) -> No
         assert store.get("k") == b"v"
 
 
-def test_a_forked_child_belongs_to_its_parents_run(path: Path) -> None:
+def test_forked_child_belongs_to_the_run_of_its_parent(path: Path) -> None:
     with open_run(path, ("job", 0)) as old:
         old.set("k", "old")
         with open_run(path, ("job", 1)) as new:
@@ -139,7 +140,7 @@ def test_a_forked_child_belongs_to_its_parents_run(path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", [0, 0.5, 1])
-def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, memory: Path) -> None:
+def test_process_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: float, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         with open_run(path, ("job", 0)) as old:
@@ -171,7 +172,7 @@ def test_who_is_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: f
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
-def test_a_run_that_can_not_begin_says_so_and_can_be_begun_again(error: int, memory: Path) -> None:
+def test_run_that_fails_to_begin_is_an_error_and_can_be_begun_again(error: int, memory: Path) -> None:
     for number in range(200):
         path = memory / f"store{number}"
         with open_run(path, ("job", 0)) as old:
@@ -194,7 +195,7 @@ def test_a_run_that_can_not_begin_says_so_and_can_be_begun_again(error: int, mem
     raise AssertionError("it never came to an end")
 
 
-def test_of_many_who_begin_a_run_at_once_one_does_and_the_others_join(path: Path) -> None:
+def test_run_begun_by_several_processes_at_once_is_begun_once_and_joined(path: Path) -> None:
     with open_run(path, ("job", 0)) as old:
         old.set("n", "100")
     pids = []
@@ -213,16 +214,16 @@ def test_of_many_who_begin_a_run_at_once_one_does_and_the_others_join(path: Path
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 6
     with open_run(path, ("job", 1)) as store:
         assert store.get("n") == b"6"
-        assert store._log.handle.header.generation == 1
+        assert log_of(store).handle.header.generation == 1
 
 
-def test_a_run_can_be_named_in_an_address(path: Path) -> None:
+def test_run_id_can_be_given_in_a_url(path: Path) -> None:
     with open_store(f"file:{path}?run_id=4711") as store:
         store.set("k", "v")
     assert read_log(path.read_bytes()).header["runs"] == [(b"4711", -1)]
 
 
-def test_a_job_and_its_restart_can_be_named_in_an_address(path: Path) -> None:
+def test_job_and_restart_count_can_be_given_in_a_url(path: Path) -> None:
     with open_store(f"file:{path}?run_id=12:30:05&restart=0") as old:  # what looks like a count is none
         old.set("k", "v")
         assert read_log(path.read_bytes()).header["runs"] == [(b"12:30:05", 0)]
@@ -237,13 +238,13 @@ def test_a_job_and_its_restart_can_be_named_in_an_address(path: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["restart=1", "restart=-1&run_id=job", "restart=x&run_id=job", "restart=1&run_id="])
-def test_a_restart_that_makes_no_sense_in_an_address_is_refused(query: str, path: Path) -> None:
+def test_restart_count_that_is_invalid_in_a_url_is_refused(query: str, path: Path) -> None:
     with pytest.raises(ValueError, match="restart"):
         open_store(f"file:{path}?{query}")
     assert not path.exists()
 
 
-def test_a_restart_does_not_go_with_a_run_that_has_one(path: Path) -> None:
+def test_restart_in_a_url_conflicts_with_a_run_id_that_has_a_count(path: Path) -> None:
     with pytest.raises(ValueError, match="restart=1 is the restart count of a job"):
         open_store(f"file:{path}?restart=1", run_id=("job", 1))
 
@@ -262,13 +263,13 @@ def test_a_restart_does_not_go_with_a_run_that_has_one(path: Path) -> None:
         (b"job", TypeError),
     ],
 )
-def test_what_is_no_run_is_refused(wrong: Any, error: type[Exception], path: Path) -> None:
+def test_run_id_that_is_invalid_is_refused(wrong: Any, error: type[Exception], path: Path) -> None:
     with pytest.raises(error):
         FileStore(path, run_id=wrong)
     assert not path.exists()
 
 
-def test_runs_are_judged_by_job_and_count() -> None:
+def test_runs_are_classified_by_job_and_restart_count() -> None:
     a1, a2, b0, x, y = (b"a", 1), (b"a", 2), (b"b", 0), (b"x", -1), (b"y", -1)
     verdicts: list[tuple[tuple[Any, ...], Any, str]] = [
         ((), a1, "new"), ((a1,), a1, "join"), ((a1,), a2, "new"), ((a2,), a1, "stale"), ((b0, a2), a1, "stale"),

@@ -57,9 +57,7 @@ def fd(path: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o601, 0o644, 0o755])
-def test_a_log_of_somebody_else_is_refused_whatever_may_be_done_but_written(
-    mode: int, path: str, fd: int, owned: Owned
-) -> None:
+def test_log_of_another_user_is_refused_unless_it_is_only_read(mode: int, path: str, fd: int, owned: Owned) -> None:
     owned.owners = {"log": STRANGER}
     with pytest.raises(InsecurePathError, match=f"belongs to uid {STRANGER}"):
         safe_files.check(path, fd, mode, read_only=False)
@@ -68,12 +66,14 @@ def test_a_log_of_somebody_else_is_refused_whatever_may_be_done_but_written(
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
-def test_a_log_that_others_are_meant_to_write_is_anybody_s(mode: int, path: str, fd: int, owned: Owned) -> None:
+def test_log_of_another_user_is_accepted_if_its_mode_lets_others_write(
+    mode: int, path: str, fd: int, owned: Owned
+) -> None:
     owned.owners = {"log": STRANGER}
     safe_files.check(path, fd, mode, read_only=False)
 
 
-def test_where_a_file_of_ours_shows_another_owner_one_with_that_owner_is_ours(path: str, fd: int, owned: Owned) -> None:
+def test_log_is_accepted_if_our_new_files_show_the_same_owner(path: str, fd: int, owned: Owned) -> None:
     """Root squash, and id mapping."""
     owned.owners = {"log": STRANGER, safe_files.TEMPORARY_SUFFIX: STRANGER}
     safe_files.check(path, fd, 0o600, read_only=False)
@@ -87,7 +87,7 @@ def test_where_a_file_of_ours_shows_another_owner_one_with_that_owner_is_ours(pa
 
 
 @pytest.mark.parametrize(("mode", "is_refused"), [(0o600, False), (0o755, False), (0o620, True), (0o602, True)])
-def test_a_log_that_others_may_write_is_refused_and_what_else_they_may_is_not_asked(
+def test_log_writable_by_others_is_refused_by_its_write_bits_alone(
     mode: int, is_refused: bool, path: str, fd: int, owned: Owned
 ) -> None:
     os.chmod(path, mode)
@@ -99,7 +99,7 @@ def test_a_log_that_others_may_write_is_refused_and_what_else_they_may_is_not_as
     assert {name for name, _ in owned.calls} == {"fstat"}
 
 
-def test_only_names_of_the_log_s_own_birth_are_removed(path: str, fd: int) -> None:
+def test_temporary_names_from_the_creation_of_the_log_are_removed(path: str, fd: int) -> None:
     births = [f"{path}.1{safe_files.TEMPORARY_SUFFIX}", f"{path}.2{safe_files.TEMPORARY_SUFFIX}"]
     others = [f"{path}.backup", f"{path}2{safe_files.TEMPORARY_SUFFIX}"]
     for name in births + others:
@@ -117,7 +117,7 @@ def test_only_names_of_the_log_s_own_birth_are_removed(path: str, fd: int) -> No
     assert not os.path.lexists(births[0])
 
 
-def test_a_link_to_a_file_is_none_of_its_names(path: str, fd: int) -> None:
+def test_symbolic_link_to_a_file_is_not_one_of_its_names(path: str, fd: int) -> None:
     found = os.fstat(fd)
     identity = (found.st_dev, found.st_ino)
     os.symlink(path, path + ".link")
@@ -127,7 +127,7 @@ def test_a_link_to_a_file_is_none_of_its_names(path: str, fd: int) -> None:
     assert not safe_files.names_same_file(path, (found.st_dev, found.st_ino + 1))
 
 
-def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
+def test_files_with_one_inode_number_on_two_devices_differ(fd: int) -> None:
     found = os.fstat(fd)
     elsewhere, beside = list(found), list(found)
     elsewhere[2] += 1
@@ -137,7 +137,7 @@ def test_files_with_one_number_on_two_devices_are_two(fd: int) -> None:
     assert not safe_files.same_file(found, os.stat_result(beside))
 
 
-def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
+def test_log_is_created_empty_where_hard_links_are_missing(path: str) -> None:
     old = os.umask(0o077)
     try:
         with faulty_os() as faulty, faulty.fail(0, errno.EPERM, names=("link",)):
@@ -149,14 +149,14 @@ def test_where_there_are_no_hard_links_a_log_appears_empty(path: str) -> None:
     assert os.listdir(os.path.dirname(path)) == ["log"]
 
 
-def test_a_link_that_fails_otherwise_is_an_error_and_nothing_appears(path: str) -> None:
+def test_link_that_fails_with_eio_is_an_error_and_leaves_no_file(path: str) -> None:
     failing = pytest.raises(OSError, match="Input/output error")
     with faulty_os() as faulty, faulty.fail(0, errno.EIO, names=("link",)), failing:
         safe_files.create(path, lambda _: b"header", 0o600, durable=False)
     assert os.listdir(os.path.dirname(path)) == []
 
 
-def test_a_log_without_the_mode_that_was_asked_for_does_not_stay(path: str) -> None:
+def test_log_whose_mode_cannot_be_set_is_removed(path: str) -> None:
     """Where there are no hard links, so that it has its own name from the beginning."""
 
     def fail(name: str, _: object, given: tuple[object, ...]) -> None:
@@ -175,7 +175,7 @@ def test_a_log_without_the_mode_that_was_asked_for_does_not_stay(path: str) -> N
     assert os.listdir(os.path.dirname(path)) == []
 
 
-def test_what_stands_where_an_empty_log_was_to_appear_stays_whatever_goes_wrong(path: str) -> None:
+def test_file_already_at_the_path_of_a_new_log_is_left_unchanged(path: str) -> None:
     Path(path).write_bytes(b"somebody's")
 
     def fail(name: str, _: object, given: tuple[object, ...]) -> None:
@@ -190,7 +190,7 @@ def test_what_stands_where_an_empty_log_was_to_appear_stays_whatever_goes_wrong(
     assert Path(path).read_bytes() == b"somebody's"
 
 
-def test_a_directory_whose_syncing_is_interrupted_is_closed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_whose_sync_is_interrupted_is_closed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
 
     def interrupt(path: str, keep: set[int]) -> None:
@@ -208,7 +208,7 @@ def test_a_directory_whose_syncing_is_interrupted_is_closed(path: str, monkeypat
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EIO])
 @pytest.mark.parametrize("exists", [False, True])
-def test_what_appears_overwrites_nothing_and_needs_no_hard_links(exists: bool, error: int, path: str) -> None:
+def test_publishing_a_file_overwrites_none_and_needs_no_hard_links(exists: bool, error: int, path: str) -> None:
     Path(f"{path}.1").write_bytes(b"new")
     if exists:
         Path(path).write_bytes(b"old")

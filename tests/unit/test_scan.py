@@ -68,7 +68,7 @@ def prefix(length: int) -> bytes:
 
 
 @pytest.mark.parametrize("there", [0, 1, 14, 15, 30])
-def test_no_memory_is_taken_for_what_a_record_promises_and_the_file_does_not_hold(there: int, file: File) -> None:
+def test_scan_allocates_no_memory_for_a_length_beyond_the_file(there: int, file: File) -> None:
     data = prefix(60 << 20) + b"x" * there
     os.write(file.fd, data)
     asked: list[int] = []
@@ -78,7 +78,7 @@ def test_no_memory_is_taken_for_what_a_record_promises_and_the_file_does_not_hol
     assert max(asked) <= CHUNK
 
 
-def test_a_file_is_read_to_its_end_in_pieces_of_any_size(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_reads_a_file_to_its_end_in_pieces_of_any_size(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     data, chain = b"", CHAIN
     for value in (b"a", b"bb", b"c", b""):
         more, chain = record.encode(record.SET, b"k", value, 1, 2, chain)
@@ -95,7 +95,7 @@ def test_a_file_is_read_to_its_end_in_pieces_of_any_size(file: File, monkeypatch
 
 
 @pytest.mark.parametrize("kind", [OFD, FLOCK])
-def test_writers_are_locked_out_once_and_let_in_for_good(kind: int, file: File) -> None:
+def test_lockout_excludes_writers_until_it_is_released(kind: int, file: File) -> None:
     lockout = file.lockout(kind)
     lockout.release()
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_writers_are_locked_out_once_and_let_in_for_good(kind: int, file: File) 
     [(OFD, 0, "a process that has not written yet"), (OFD, 9, "session 9"), (FLOCK, 0, str(os.getpid()))],
     ids=["newcomer", "session", "process"],  # the same in each worker of pytest-xdist
 )
-def test_who_keeps_the_lock_for_too_long_is_named(kind: int, session: int, who: str, file: File) -> None:
+def test_lockout_timeout_names_the_holder(kind: int, session: int, who: str, file: File) -> None:
     lockout = file.lockout(kind)
     with closing(Holder(file.path, kind, session)):
         with pytest.raises(StoreTimeoutError) as caught:
@@ -126,7 +126,7 @@ def test_who_keeps_the_lock_for_too_long_is_named(kind: int, session: int, who: 
     lockout.release()
 
 
-def test_a_lock_that_comes_in_time_is_enough(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lockout_succeeds_when_the_lock_comes_in_time(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = Holder(file.path, OFD)
     naps: list[float] = []
 
@@ -155,7 +155,7 @@ class FaultyTime:
 @pytest.mark.parametrize(
     ("error", "raised"), [(38, UnsupportedFilesystemError), (5, StoreUnavailableError)], ids=["ENOSYS", "EIO"]
 )
-def test_a_lock_call_that_fails_is_no_time_out(
+def test_lock_call_failure_is_not_reported_as_a_timeout(
     error: int, raised: type[Exception], file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty = FaultyOs(("fcntl",))
@@ -167,7 +167,7 @@ def test_a_lock_call_that_fails_is_no_time_out(
 
 
 @pytest.mark.parametrize("gone_after", [0, 1, 7, None])
-def test_a_marker_is_waited_for_a_second_at_most(
+def test_marker_is_waited_for_a_second_at_most(
     gone_after: int | None, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A soft lock can't be shared: a writer that lives needs less for one record."""
@@ -189,7 +189,7 @@ def test_a_marker_is_waited_for_a_second_at_most(
     lockout.release()
 
 
-def test_other_kinds_of_lock_have_no_marker_to_wait_for(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_is_not_waited_for_under_other_kinds_of_lock(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{file.path}.lock").symlink_to("somebody")
     naps: list[float] = []
     monkeypatch.setattr(system, "time", FaultyTime(naps.append))
@@ -199,7 +199,7 @@ def test_other_kinds_of_lock_have_no_marker_to_wait_for(file: File, monkeypatch:
     assert not naps
 
 
-def test_what_may_only_be_unfinished_is_judged_when_nobody_writes(file: File) -> None:
+def test_tail_that_may_be_unfinished_is_judged_under_the_lock(file: File) -> None:
     whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     os.write(file.fd, whole + whole[:10])
     lockout = file.lockout()
@@ -218,7 +218,7 @@ def test_what_may_only_be_unfinished_is_judged_when_nobody_writes(file: File) ->
 
 
 @pytest.mark.parametrize(("kind", "piece"), [(record.SEAL, Torn), (record.FORWARD, Damaged), (record.BELL, Damaged)])
-def test_behind_a_seal_what_a_power_loss_may_leave_is_torn(kind: int, piece: type, file: File) -> None:
+def test_zero_sector_after_a_seal_is_torn_and_elsewhere_damage(kind: int, piece: type, file: File) -> None:
     """What is posted there is synced, so that a sector of zeros is what was not; elsewhere it is damage."""
     whole, chain = record.encode(kind, b"", b"v", 1, 2, CHAIN)
     last, _ = record.encode(record.SET, b"k", b"x" * 2000, 1, 2, chain)

@@ -12,7 +12,7 @@ from fscoord._log.liveness.session_table import SessionTable
     ("participants", "left", "is_finished"),
     [(0, 0, False), (0, 3, False), (1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True), (2, 3, True)],
 )
-def test_a_life_is_over_when_all_participants_have_left(participants: int, left: int, is_finished: bool) -> None:
+def test_life_is_over_when_all_participants_have_left(participants: int, left: int, is_finished: bool) -> None:
     table = SessionTable(participants)
     table.left = left
     assert table.is_finished is is_finished
@@ -20,7 +20,7 @@ def test_a_life_is_over_when_all_participants_have_left(participants: int, left:
     assert table.is_finished
 
 
-def test_who_said_more_of_itself_is_known_since_it_said_something_and_keeps_its_rank() -> None:
+def test_session_that_adds_details_keeps_its_start_time_and_its_rank() -> None:
     table = SessionTable(0)
     table.add(3, Session("host", 1, rank=7, since_ns=100))
     table.add(3, Session("host", 1, label="more", since_ns=200))
@@ -30,14 +30,14 @@ def test_who_said_more_of_itself_is_known_since_it_said_something_and_keeps_its_
     assert (table.ranks, table.last) == ({7: {2, 3}}, 3)
 
 
-def test_the_first_record_of_a_death_counts() -> None:
+def test_death_time_is_that_of_the_first_death_record() -> None:
     table = SessionTable(0)
     table.add_death(3, 100)
     table.add_death(3, 200)
     assert table.deaths == {3: 100}
 
 
-def test_of_a_life_that_is_over_nothing_is_known_in_the_next() -> None:
+def test_session_table_is_empty_after_a_life_is_over() -> None:
     table = SessionTable(1)
     table.add(3, Session("host", 1, rank=7, since_ns=100))
     table.add_death(3, 100)

@@ -42,21 +42,21 @@ def seen_unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
         yield seen
 
 
-def test_python_loses_what_is_raised_in_a_weak_reference_s_callback(monkeypatch):
+def test_exception_in_a_weak_reference_callback_is_lost_by_python(monkeypatch):
     """If this fails, Python has changed, and `resend_lost_signals` may go."""
     with seen_unraisable(monkeypatch) as seen:
         interrupt_where_it_is_lost(signal.SIGINT)
     assert [type(error) for error in seen] == [KeyboardInterrupt]
 
 
-def test_a_lost_ctrl_c_comes_again_and_ends_a_wait(monkeypatch):
+def test_ctrl_c_that_was_lost_is_resent_and_ends_a_wait(monkeypatch):
     with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
         with pytest.raises(KeyboardInterrupt):
             lose_then_wait(signal.SIGINT)
         assert seen == []
 
 
-def test_a_ctrl_c_that_is_lost_again_comes_once_more(monkeypatch):
+def test_ctrl_c_that_is_lost_twice_is_resent_again(monkeypatch):
     """Whatever comes first is lost, and so is what comes for it, wherever the thread is then."""
     left = 3
 
@@ -80,14 +80,14 @@ def test_a_ctrl_c_that_is_lost_again_comes_once_more(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_lost_signal_that_is_to_end_the_process_comes_again(monkeypatch, number):
+def test_termination_signal_that_was_lost_is_resent(monkeypatch, number):
     with seen_unraisable(monkeypatch) as seen, resend_lost_signals(), raise_on_termination():
         with pytest.raises(Terminated) as caught:
             lose_then_wait(number)
         assert (caught.value.number, caught.value.code, seen) == (number, 128 + number, [])
 
 
-def test_other_errors_that_python_drops_go_where_they_went(monkeypatch):
+def test_unraisable_errors_other_than_signals_reach_the_previous_hook(monkeypatch):
     def fail(_: object) -> None:
         raise error
 
@@ -103,7 +103,7 @@ def test_other_errors_that_python_drops_go_where_they_went(monkeypatch):
         assert len(seen) == 2, "what resend_lost_signals has put there must not stay"
 
 
-def test_an_interruption_of_another_thread_s_own_is_not_ours(monkeypatch):
+def test_keyboard_interrupt_raised_by_another_thread_is_not_resent(monkeypatch):
     with seen_unraisable(monkeypatch) as seen, resend_lost_signals():
 
         def call() -> None:
@@ -121,7 +121,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_signals_that_are_ignored_stay_ignored_and_handlers_come_back():
+def test_signals_that_are_ignored_stay_ignored_and_handlers_are_restored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         handler = signal.getsignal(signal.SIGTERM)
@@ -137,7 +137,7 @@ def test_signals_that_are_ignored_stay_ignored_and_handlers_come_back():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interruption_waits_until_the_block_is_done(number):
+def test_signal_is_deferred_until_the_block_is_done(number):
     done = []
 
     def call() -> None:
@@ -151,7 +151,7 @@ def test_an_interruption_waits_until_the_block_is_done(number):
     assert caught.type is (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 
 
-def test_an_interruption_that_waited_comes_after_an_error_too_and_brings_it_along():
+def test_deferred_signal_is_raised_after_an_error_with_it_as_context():
     def call() -> None:
         with defer_signals():
             signal.raise_signal(signal.SIGINT)
@@ -162,7 +162,7 @@ def test_an_interruption_that_waited_comes_after_an_error_too_and_brings_it_alon
     assert isinstance(caught.value.__context__, LookupError)
 
 
-def test_what_is_ignored_does_not_wait_either():
+def test_ignored_signal_is_not_deferred():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with defer_signals():
@@ -172,7 +172,7 @@ def test_what_is_ignored_does_not_wait_either():
         signal.signal(signal.SIGINT, before)
 
 
-def test_outside_of_the_main_thread_signals_are_left_alone():
+def test_signal_handlers_are_not_changed_outside_the_main_thread():
     seen: list[object] = []
 
     def call() -> None:
@@ -185,7 +185,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone():
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
-def test_the_library_installs_nothing():
+def test_import_of_the_library_installs_no_signal_handler_or_hook():
     code = (
         "import signal, sys; hook, handlers = sys.unraisablehook, [signal.getsignal(n) for n in range(1, 32)]\n"
         "import fscoord, fscoord.demo.launcher, fscoord.cli.app\n"

@@ -31,7 +31,7 @@ def spoken(caplog: pytest.LogCaptureFixture) -> Any:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_it_is_spoken_of_after_30_seconds_and_then_ever_more_rarely(
+def test_wait_is_logged_after_30_seconds_and_then_at_doubling_intervals(
     spoken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -43,7 +43,9 @@ def test_it_is_spoken_of_after_30_seconds_and_then_ever_more_rarely(
     assert spoken() == [f"still waiting for it, after {seconds} s" for seconds in (30, 60, 120, 240, 480, 960)]
 
 
-def test_a_long_wait_names_what_it_waits_for(spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_message_of_a_long_wait_names_the_awaited_key(
+    spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, FileStore(tmp_path / "store") as other:
         for wait in (store.get, store.queue_pop):
@@ -56,14 +58,14 @@ def test_a_long_wait_names_what_it_waits_for(spoken: Any, tmp_path: Any, monkeyp
     assert all("still waiting for" in line for line in spoken())
 
 
-def test_a_short_wait_is_not_spoken_of(spoken: Any, tmp_path: Any) -> None:
+def test_short_wait_is_not_logged(spoken: Any, tmp_path: Any) -> None:
     with FileStore(tmp_path / "store", timeout=0.05) as store, pytest.raises(TimeoutError):
         store.get("k")
     assert spoken() == []
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
-def test_a_long_barrier_says_who_is_missing(
+def test_log_message_of_a_long_barrier_names_the_missing_ranks(
     fail_fast: bool, spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_wait, "FIRST_S", 0.05)
@@ -80,7 +82,7 @@ def test_a_long_barrier_says_who_is_missing(
     assert re.fullmatch(told, spoken()[0])
 
 
-def test_a_barrier_whose_time_is_out_is_over(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_ends_at_its_deadline_though_its_wait_is_logged(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
     with (
         FileStore(tmp_path / "store", timeout=HANG_S) as store,

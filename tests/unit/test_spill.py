@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pytest
 from support.faulty import faulty_os
+from support.internals import log_of
 
 from fscoord import (
     CorruptLogError,
@@ -94,9 +95,7 @@ def test_long_values_take_no_memory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spill_bytes", [LEAST, SPILL_BYTES])
-def test_a_value_of_exactly_the_threshold_is_left_in_the_file_and_one_byte_less_is_not(
-    spill_bytes: int, path: Path
-) -> None:
+def test_value_is_left_in_the_file_from_exactly_the_threshold_on(spill_bytes: int, path: Path) -> None:
     with FileStore(path, spill_bytes=spill_bytes) as store:
         store.set("at", bytes(spill_bytes))
         store.multi_set(["m at", "m below"], [bytes(spill_bytes), bytes(spill_bytes - 1)])
@@ -111,7 +110,7 @@ def test_a_value_of_exactly_the_threshold_is_left_in_the_file_and_one_byte_less_
                 store.compact()
 
 
-def test_the_threshold_is_128_kib_unless_asked_for_otherwise(path: Path) -> None:
+def test_spill_threshold_is_128_kib_by_default(path: Path) -> None:
     with FileStore(path) as store, FileStore(path, spill_bytes=None) as all_kept:
         store.multi_set(["below", "at"], [bytes((1 << 17) - 1), bytes(1 << 17)])
         assert [is_left(store, key) for key in ("below", "at")] == [False, True]
@@ -128,12 +127,12 @@ def test_the_threshold_is_128_kib_unless_asked_for_otherwise(path: Path) -> None
 
 
 @pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
-def test_a_threshold_that_makes_no_sense_is_refused(wrong: Any, path: Path) -> None:
+def test_threshold_that_is_invalid_is_refused(wrong: Any, path: Path) -> None:
     with pytest.raises((TypeError, ValueError), match="spill_bytes"):
         FileStore(path, spill_bytes=wrong)
 
 
-def test_a_short_value_is_read_from_memory_and_a_long_one_by_one_call_more(path: Path) -> None:
+def test_short_value_is_read_from_memory_and_a_long_one_with_one_pread(path: Path) -> None:
     with FileStore(path, spill_bytes=LEAST) as store:
         store.multi_set(["short", "long"], [bytes(LEAST - 1), bytes(LEAST)])
         store.get("long")
@@ -169,7 +168,7 @@ def content(store: Any) -> Any:
 
 
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
-def test_handles_that_follow_or_come_late_agree_with_a_model(lock: str, path: Path, seed: int) -> None:
+def test_handles_that_follow_or_open_late_agree_with_a_model(lock: str, path: Path, seed: int) -> None:
     keys, model = ["a", "b", "c"], HashStore()
     one, other = random.Random(seed), random.Random(seed)
     opened = partial(FileStore, path, lock=lock, timeout=LIMIT_S)
@@ -193,7 +192,7 @@ def test_handles_that_follow_or_come_late_agree_with_a_model(lock: str, path: Pa
     model.close()
 
 
-def test_who_follows_into_a_new_file_finds_long_values_there_without_reading_them(path: Path) -> None:
+def test_follower_finds_long_values_in_a_new_generation_without_reading_them(path: Path) -> None:
     count = 8
     with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
         for number in range(count):
@@ -208,7 +207,7 @@ def test_who_follows_into_a_new_file_finds_long_values_there_without_reading_the
             with faulty_os() as faulty:
                 handle.check(["queue"])
             calls = [name for name, _ in faulty.calls]
-            assert handle._log.handle.file != str(path)
+            assert log_of(handle).handle.file != str(path)
             assert calls.count("read") < 8
             assert count <= calls.count("pread") <= 8 * count  # of 4 KiB each
             assert is_left(handle, "value 0")
@@ -218,19 +217,19 @@ def test_who_follows_into_a_new_file_finds_long_values_there_without_reading_the
         assert [other.queue_pop("queue") for _ in range(count)] == [long_value(-number) for number in range(count)]
 
 
-def test_nothing_is_held_of_a_generation_that_was_superseded(path: Path) -> None:
+def test_superseded_generation_is_not_held_open_for_long_values(path: Path) -> None:
     with FileStore(path) as store, FileStore(path) as other:
         for number in range(4):
             store.set(f"value {number}", long_value(number))
             assert other.get("value 0") == long_value(0)
             store.compact()
         assert other.get("value 3") == long_value(3)
-        assert other._log.handle.header.generation >= 4
-        assert all(os.fstat(fd).st_nlink for fd in other._log.handle.owned_fds)
+        assert log_of(other).handle.header.generation >= 4
+        assert all(os.fstat(fd).st_nlink for fd in log_of(other).handle.owned_fds)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_value_that_has_grown_long_is_left_in_the_file_when_the_log_is_compacted(read_only: bool, path: Path) -> None:
+def test_value_that_grew_long_is_left_in_the_file_after_a_compaction(read_only: bool, path: Path) -> None:
     with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST, read_only=read_only) as other:
         for number in range(LEAST):
             store.append("k", bytes([number]))
@@ -244,7 +243,7 @@ def test_a_value_that_has_grown_long_is_left_in_the_file_when_the_log_is_compact
 
 
 @pytest.mark.parametrize("lacking", ["values", "queues", "sizes of values", "sizes of queues"])
-def test_a_handle_that_does_not_find_a_long_value_in_the_new_file_reads_all_of_it(
+def test_handle_that_misses_a_long_value_in_the_new_file_reads_all_of_it(
     lacking: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = spill.find_long
@@ -271,7 +270,7 @@ def test_a_handle_that_does_not_find_a_long_value_in_the_new_file_reads_all_of_i
 
 @pytest.mark.parametrize("compactions", [0, 1])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_long_value_that_was_damaged_since_is_never_given_out(compactions: int, read_only: bool, path: Path) -> None:
+def test_long_value_that_was_damaged_is_never_returned(compactions: int, read_only: bool, path: Path) -> None:
     value = random.Random(1).randbytes(3 * LEAST)
     with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST, read_only=read_only) as other:
         store.set("sound", bytes(LEAST))
@@ -302,9 +301,7 @@ def test_a_long_value_that_was_damaged_since_is_never_given_out(compactions: int
         assert other.get("bad") == b"good"
 
 
-def test_a_log_with_a_damaged_long_value_goes_on_growing_and_says_why(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_with_a_damaged_long_value_grows_and_logs_the_reason(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     value = random.Random(1).randbytes(LEAST)
     with FileStore(path, spill_bytes=LEAST, compact_bytes=1000) as store:
         store.set("bad", value)
@@ -312,13 +309,13 @@ def test_a_log_with_a_damaged_long_value_goes_on_growing_and_says_why(
         damage(path, value)
         for number in range(200):
             store.set("k", f"{number} {'x' * 50}")
-        assert store._log.handle.header.generation == 1
+        assert log_of(store).handle.header.generation == 1
         assert store.get("k").startswith(b"199 ")
     assert "could not be compacted" in caplog.text
     assert "a long value have changed" in caplog.text
 
 
-def test_a_long_value_whose_file_was_truncated_is_gone(path: Path) -> None:
+def test_long_value_whose_file_was_truncated_means_the_store_is_gone(path: Path) -> None:
     value = random.Random(1).randbytes(LEAST)
     with FileStore(path, spill_bytes=LEAST) as store:
         store.set("k", value)
@@ -332,7 +329,7 @@ def test_a_long_value_whose_file_was_truncated_is_gone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.ENOMEM])
-def test_a_long_value_that_can_not_be_read_is_an_error_and_the_next_one_can(error: int, path: Path) -> None:
+def test_long_value_that_fails_to_be_read_is_an_error_and_can_be_retried(error: int, path: Path) -> None:
     with FileStore(path, spill_bytes=LEAST) as store:
         store.set("k", bytes(LEAST))
         store.queue_push("q", bytes(LEAST))
@@ -353,7 +350,7 @@ def test_a_long_value_that_can_not_be_read_is_an_error_and_the_next_one_can(erro
         assert store.queue_pop("q") == bytes(LEAST)
 
 
-def test_a_read_that_brings_less_than_was_asked_for_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_read_of_a_long_value_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = random.Random(1).randbytes(LEAST)
     with FileStore(path, spill_bytes=LEAST) as store, faulty_os() as faulty:
         store.set("k", value)
@@ -362,24 +359,24 @@ def test_a_read_that_brings_less_than_was_asked_for_is_repeated(path: Path, monk
         assert store.get("k") == value
 
 
-def test_an_open_file_that_is_closed_by_another_thread_meanwhile_is_not_read(path: Path) -> None:
+def test_long_value_of_a_handle_closed_by_another_thread_is_not_read(path: Path) -> None:
     """Its descriptor may be another file's by then."""
     store = FileStore(path, spill_bytes=LEAST)
     store.set("k", bytes(LEAST))
-    inspect = store._log.inspect
+    inspect = log_of(store).inspect
 
     def close_and_inspect(answer: Callable[[], Any]) -> Any:
         store.close()
         return inspect(answer)
 
-    store._log.inspect = close_and_inspect  # type: ignore[method-assign]
+    log_of(store).inspect = close_and_inspect  # type: ignore[method-assign]
     with faulty_os() as faulty, pytest.raises(StoreClosedError):
         store.get("k")
     assert "pread" not in [name for name, _ in faulty.calls]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_value_that_comes_in_several_reads_is_put_together(
+def test_long_value_that_comes_in_several_reads_is_joined(
     size: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(b"..abcdef")
@@ -393,13 +390,13 @@ def test_a_value_that_comes_in_several_reads_is_put_together(
         os.close(fd)
 
 
-def test_the_checksum_of_two_strings_is_that_of_one_behind_the_other(rng: random.Random) -> None:
+def test_checksum_of_both_parts_is_that_of_their_concatenation(rng: random.Random) -> None:
     for _ in range(200):
         first, second = (rng.randbytes(rng.choice([0, 1, 7, 65536, rng.randrange(200_000)])) for _ in range(2))
         assert spill.checksum_of_both(crc32(first), crc32(second), len(second)) == crc32(first + second)
 
 
-def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.Random) -> None:
+def test_long_values_of_a_snapshot_are_found_with_their_offsets(path: Path, rng: random.Random) -> None:
     values = {f"key {number}": rng.randbytes(rng.choice([10, LEAST - 1, LEAST, 9 * LEAST])) for number in range(500)}
     queue = deque(rng.randbytes(rng.choice([10, LEAST])) for _ in range(500))
     with FileStore(path, spill_bytes=LEAST) as store:
@@ -408,7 +405,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
             store.queue_push("queue", item)
         store.compact()
         store.check(["queue"])
-        log = store._log
+        log = log_of(store)
         with open(log.handle.file, "rb") as file:
             found = list(
                 spill.find_long(
@@ -431,7 +428,7 @@ def test_what_a_snapshot_holds_is_found_with_its_place(path: Path, rng: random.R
         assert len(found) < 10
 
 
-def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
+def test_long_value_search_finds_only_data_that_is_long_itself(path: Path) -> None:
     """It is longer by the key and what stands around both; other records hold nothing that is asked for."""
     least, chain, data = 20, 77, b""
     expected: list[spill.Spot] = []
@@ -462,7 +459,7 @@ def test_only_data_of_a_record_that_is_long_itself_is_found(path: Path) -> None:
     assert found == expected
 
 
-def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: Path) -> None:
+def test_interrupted_search_for_long_values_is_closed_at_once(path: Path) -> None:
     """The collector would lose a Ctrl-C that comes while it does that."""
     with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST) as other:
         other.set("k", bytes(LEAST))
@@ -474,7 +471,7 @@ def test_an_interrupted_look_for_long_values_is_ended_by_whoever_began_it(path: 
             assert next(spots).key == b"k"
             raise KeyboardInterrupt
 
-        log: Any = store._log
+        log: Any = log_of(store)
         log.machine.relocate_spilled, known = relocate_spilled, log.machine.relocate_spilled
         other.compact()
         with pytest.raises(KeyboardInterrupt):

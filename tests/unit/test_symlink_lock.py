@@ -91,7 +91,7 @@ def left_by_another(path: str) -> None:
     assert os.path.lexists(path)
 
 
-def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
+def test_marker_is_held_by_its_maker_until_released(path: str) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
     one.acquire()
     assert is_taken(other)
@@ -103,7 +103,7 @@ def test_who_makes_the_marker_has_it_until_he_gives_it_back(path: str) -> None:
     assert is_taken(one)
 
 
-def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
+def test_holder_is_named_by_the_marker_and_by_no_other_file(path: str) -> None:
     assert holder(path) is None
     marker = SymlinkLock(path)
     marker.acquire()
@@ -119,7 +119,7 @@ def test_the_marker_names_its_maker_and_nobody_else_does(path: str) -> None:
     assert holder(path) == "fe80::1:17", "a host's name may hold colons"
 
 
-def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_of_an_unforked_process_names_it_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "process_epoch", lambda: 1)
     marker = SymlinkLock(path)
     marker.acquire()
@@ -129,7 +129,7 @@ def test_a_process_that_is_no_fork_of_another_says_who_it_is_too(path: str, monk
 
 @pytest.mark.usefixtures("looks_each_time")
 @pytest.mark.parametrize("text", ["", "nobody", "a:1:2:not hexadecimal:4:5:6:7.8"])
-def test_what_is_no_marker_of_ours_is_left_alone(path: str, text: str) -> None:
+def test_file_that_is_no_marker_is_left_unchanged(path: str, text: str) -> None:
     if text:
         os.symlink(text, path)
     else:
@@ -140,7 +140,7 @@ def test_what_is_no_marker_of_ours_is_left_alone(path: str, text: str) -> None:
     assert os.path.lexists(path)
 
 
-def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: Lossy) -> None:
+def test_marker_reported_as_existing_by_a_retried_call_is_held_by_its_maker(path: str, lossy: Lossy) -> None:
     """An NFS client that gets no answer asks again, and is told that the name is there already."""
     lossy.next["symlink"] = [exists()]
     one, other = SymlinkLock(path), SymlinkLock(path)
@@ -150,7 +150,7 @@ def test_who_is_told_too_late_that_the_marker_was_made_has_it(path: str, lossy: 
     assert not os.path.lexists(path)
 
 
-def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
+def test_marker_of_an_earlier_attempt_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
     """Who tries often looks rarely; so it was not the last try that made it."""
     one, other = SymlinkLock(path), SymlinkLock(path)
     other.acquire()
@@ -167,9 +167,7 @@ def test_a_marker_of_a_try_long_ago_is_found_by_its_maker(path: str, lossy: Loss
     assert not os.path.lexists(path)
 
 
-def test_who_tries_often_does_not_look_each_time_whose_the_marker_is(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marker_is_not_read_at_each_of_many_attempts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look is a request or two to a server."""
     looked: list[str] = []
     read = log_marker._read
@@ -182,7 +180,7 @@ def test_who_tries_often_does_not_look_each_time_whose_the_marker_is(
     one.release()
 
 
-def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_after(path: str, lossy: Lossy) -> None:
+def test_soft_lock_that_is_closed_removes_the_marker_of_a_failed_attempt(path: str, lossy: Lossy) -> None:
     lock = LogLock(path.removesuffix(".lock"), -1, SOFT, threading.RLock(), set())
     lock._symlink_lock._checked_at = float("inf")
     lossy.next["symlink"] = [exists()]
@@ -193,7 +191,7 @@ def test_a_lock_that_is_closed_leaves_no_marker_of_a_try_that_nobody_looked_afte
     assert not os.path.lexists(path)
 
 
-def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None:
+def test_marker_that_was_released_is_not_taken_as_held(path: str, lossy: Lossy) -> None:
     """What a cache still shows of it is no hold."""
     one = SymlinkLock(path)
     one.acquire()
@@ -203,7 +201,7 @@ def test_a_marker_given_back_is_not_found_again(path: str, lossy: Lossy) -> None
     assert is_taken(one)
 
 
-def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) -> None:
+def test_marker_made_by_a_failed_attempt_is_removed(path: str, lossy: Lossy) -> None:
     for clean in (SymlinkLock.release, SymlinkLock.acquire):
         lossy.next["symlink"] = [broken()]
         one = SymlinkLock(path)
@@ -216,7 +214,7 @@ def test_a_marker_made_by_a_try_that_failed_is_removed(path: str, lossy: Lossy) 
         assert not os.path.lexists(path)
 
 
-def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str, lossy: Lossy) -> None:
+def test_removal_repeated_after_an_error_leaves_the_marker_of_another(path: str, lossy: Lossy) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
     one.acquire()
     lossy.next["unlink"] = [broken()]
@@ -230,7 +228,7 @@ def test_a_removal_that_failed_and_was_done_takes_nobody_elses_marker(path: str,
     assert not is_taken(one)
 
 
-def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path: str, lossy: Lossy) -> None:
+def test_marker_that_cannot_be_read_is_removed_by_the_next_release(path: str, lossy: Lossy) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
     one.acquire()
     lossy.next["readlink"] = [broken()]
@@ -241,7 +239,7 @@ def test_a_marker_that_cannot_be_looked_at_is_removed_by_the_next_who_asks(path:
     assert not is_taken(other)
 
 
-def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(path: str) -> None:
+def test_file_in_place_of_the_marker_is_not_removed(path: str) -> None:
     one = SymlinkLock(path)
     one.acquire()
     os.unlink(path)
@@ -250,7 +248,7 @@ def test_a_file_that_somebody_put_in_the_marker_s_place_is_nobody_s_to_remove(pa
     assert os.path.lexists(path)
 
 
-def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
+def test_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
     one, other = SymlinkLock(path), SymlinkLock(path)
     one.acquire()
     os.unlink(path)
@@ -261,7 +259,7 @@ def test_a_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> No
 
 
 @pytest.mark.usefixtures("looks_each_time")
-def test_the_marker_of_a_process_of_this_host_that_has_ended_is_removed(path: str) -> None:
+def test_marker_of_an_ended_process_of_this_host_is_removed(path: str) -> None:
     left_by_another(path)
     marker = SymlinkLock(path)
     assert is_taken(marker)
@@ -279,7 +277,7 @@ def without_field(number: int) -> Callable[[str], str]:
 
 @pytest.mark.usefixtures("looks_each_time")
 @pytest.mark.parametrize("where", [0, 3, 4, 6], ids=["host", "boot", "process namespace", "network"])
-def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, where: int) -> None:
+def test_marker_of_a_process_unknown_to_this_host_stays(path: str, where: int) -> None:
     left_by_another(path)
     text = without_field(where)(os.readlink(path))
     os.unlink(path)
@@ -291,7 +289,7 @@ def test_that_of_a_process_of_which_this_host_knows_nothing_stays(path: str, whe
 
 
 @pytest.mark.usefixtures("looks_each_time")
-def test_that_of_a_process_whose_number_was_given_again_is_removed(path: str) -> None:
+def test_marker_of_a_process_whose_pid_was_reused_is_removed(path: str) -> None:
     one = SymlinkLock(path)
     one.acquire()
     text = os.readlink(path)
@@ -309,7 +307,7 @@ def remover() -> Iterator[socket.socket]:
 
 
 @pytest.mark.usefixtures("looks_each_time")
-def test_one_process_of_a_host_removes_markers_at_a_time(path: str, remover: socket.socket) -> None:
+def test_marker_removal_is_done_by_one_process_of_a_host_at_a_time(path: str, remover: socket.socket) -> None:
     """Else the second might remove the marker that somebody has made after the first has removed the old one."""
     remover.bind(f"\0{log_marker.REMOVER}")
     left_by_another(path)
@@ -322,9 +320,7 @@ def test_one_process_of_a_host_removes_markers_at_a_time(path: str, remover: soc
 
 
 @pytest.mark.usefixtures("looks_each_time")
-def test_who_was_about_to_remove_the_marker_of_the_dead_leaves_its_successor(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marker_made_during_the_removal_of_a_dead_one_is_left(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look that tells of a death and the turn to remove it another may have removed it."""
     left_by_another(path)
     one, other = SymlinkLock(path), SymlinkLock(path)
@@ -344,7 +340,7 @@ def test_who_was_about_to_remove_the_marker_of_the_dead_leaves_its_successor(
 
 
 @pytest.mark.usefixtures("looks_each_time")
-def test_where_names_can_t_be_taken_nobody_removes_the_marker_of_the_dead(
+def test_marker_of_a_dead_process_stays_without_abstract_socket_names(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "platform", lambda: "somewhere else")
@@ -354,7 +350,7 @@ def test_where_names_can_t_be_taken_nobody_removes_the_marker_of_the_dead(
     assert is_taken(marker)
 
 
-def test_a_forked_child_gives_back_nothing_of_its_parent_s(path: str) -> None:
+def test_fork_does_not_release_the_marker_of_the_parent(path: str) -> None:
     marker = SymlinkLock(path)
     marker.acquire()
     pid = os.fork()
@@ -366,7 +362,7 @@ def test_a_forked_child_gives_back_nothing_of_its_parent_s(path: str) -> None:
     assert not os.path.lexists(path)
 
 
-def test_a_store_whose_marker_stays_behind_says_whose_it_is_and_how_to_go_on(tmp_path: Path) -> None:
+def test_lock_timeout_names_the_holder_of_a_stale_marker_and_the_remedy(tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     with FileStore(path, lock="soft", timeout=0.1) as store:
         os.symlink("far-away:17:1:" + "ab" * 16 + ":1:1:1:x.1", f"{path}.lock")

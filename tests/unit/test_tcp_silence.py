@@ -89,7 +89,7 @@ def late(call: Callable[[TCPStore], object], store: TCPStore) -> StoreUnavailabl
 
 
 @pytest.mark.parametrize("name", [*READS, *WRITES])
-def test_a_server_that_is_stopped_ends_each_operation_in_time(server: PlayedServer, store: TCPStore, name: str) -> None:
+def test_operation_on_a_stopped_server_ends_in_time(server: PlayedServer, store: TCPStore, name: str) -> None:
     server.stop()
     error = late((READS | WRITES)[name], store)
     assert error.maybe_applied is (name in WRITES)
@@ -100,7 +100,7 @@ def test_a_server_that_is_stopped_ends_each_operation_in_time(server: PlayedServ
     until(lambda: len(server.open) == 1)  # the connection that was given up has been closed
 
 
-def test_what_the_kernel_has_not_sent_yet_is_not_sent_after_the_deadline(server: PlayedServer, store: TCPStore) -> None:
+def test_unsent_data_is_dropped_after_the_deadline(server: PlayedServer, store: TCPStore) -> None:
     server.stop()
     late(lambda store: store.set("k", bytes(1 << 20)), store)  # more than the server's kernel takes, less than ours
     server.go_on()
@@ -109,9 +109,7 @@ def test_what_the_kernel_has_not_sent_yet_is_not_sent_after_the_deadline(server:
 
 
 @pytest.mark.parametrize("name", ["set", "get", "check"])
-def test_a_signal_handler_that_raises_a_time_out_of_its_own_is_not_translated(
-    server: PlayedServer, store: TCPStore, name: str
-) -> None:
+def test_timeout_error_of_a_signal_handler_is_not_translated(server: PlayedServer, store: TCPStore, name: str) -> None:
     def raise_it(*_: object) -> None:
         raise TimeoutError("the handler's")
 
@@ -129,7 +127,7 @@ def test_a_signal_handler_that_raises_a_time_out_of_its_own_is_not_translated(
     store.set("after", "1")
 
 
-def test_a_queue_where_a_value_is_waited_for_is_not_asked_for_all_the_time(
+def test_queue_at_the_key_of_a_waited_value_is_not_polled_continuously(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "RECHECK_S", HANG_S)
@@ -148,7 +146,7 @@ def test_a_queue_where_a_value_is_waited_for_is_not_asked_for_all_the_time(
     ],
     ids=["add", "queue_pop", "delete_key"],
 )
-def test_a_server_that_stops_between_two_requests_may_have_applied_the_second(
+def test_server_stopped_between_two_requests_may_have_applied_the_second(
     server: PlayedServer, store: TCPStore, call: Callable[[TCPStore], object], request_kind: int
 ) -> None:
     store.set("n", "1")
@@ -159,7 +157,7 @@ def test_a_server_that_stops_between_two_requests_may_have_applied_the_second(
 
 @pytest.mark.parametrize("what", ["get", "wait", "multi_get"])
 @pytest.mark.parametrize("ends_with", [CANCEL, None], ids=["before the wait's end is confirmed", "after that"])
-def test_a_server_that_stops_during_a_wait_makes_it_a_time_out(
+def test_server_stopped_during_a_wait_makes_it_time_out(
     server: PlayedServer, store: TCPStore, what: str, ends_with: int | None
 ) -> None:
     """The server had said that the key was missing; so that is what the caller hears."""
@@ -171,13 +169,13 @@ def test_a_server_that_stops_during_a_wait_makes_it_a_time_out(
     assert "k" in caught.value.keys
 
 
-def test_a_value_that_does_not_come_is_no_missing_key(server: PlayedServer, store: TCPStore) -> None:
+def test_value_that_is_not_sent_is_not_a_missing_key(server: PlayedServer, store: TCPStore) -> None:
     store.set("k", "v")
     server.falls_silent_before = MULTI_GET
     assert not late(lambda store: store.get("k"), store).maybe_applied
 
 
-def test_a_wait_names_every_key_if_the_server_stops_before_it_says_which_are_missing(
+def test_wait_names_every_key_if_the_server_stops_before_naming_the_missing(
     server: PlayedServer, store: TCPStore
 ) -> None:
     store.set("there", "1")
@@ -187,7 +185,7 @@ def test_a_wait_names_every_key_if_the_server_stops_before_it_says_which_are_mis
     assert caught.value.keys == ("there", "k")
 
 
-def test_a_server_that_is_stopped_when_a_store_is_opened_is_named_in_time(server: PlayedServer) -> None:
+def test_server_stopped_before_a_store_is_opened_is_named_in_time(server: PlayedServer) -> None:
     server.stop()
     started = time.monotonic()
     with pytest.raises(StoreUnavailableError, match=rf"^timeout: tcp://127.0.0.1:{server.port}: no answer within"):
@@ -195,7 +193,7 @@ def test_a_server_that_is_stopped_when_a_store_is_opened_is_named_in_time(server
     assert time.monotonic() - started < SLACK_S
 
 
-def test_a_server_with_no_room_for_another_connection_is_named_in_time() -> None:
+def test_server_with_a_full_backlog_is_named_in_time() -> None:
     """The kernel drops what asks for a connection, as does a network that is cut."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         address = listener.getsockname()
@@ -211,7 +209,7 @@ def test_a_server_with_no_room_for_another_connection_is_named_in_time() -> None
             connection.close()
 
 
-def test_a_resolver_that_does_not_answer_ends_each_operation_and_keeps_one_thread(
+def test_resolver_that_does_not_answer_ends_operations_and_keeps_one_thread(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
@@ -242,7 +240,7 @@ def test_a_resolver_that_does_not_answer_ends_each_operation_and_keeps_one_threa
 
 
 @pytest.mark.parametrize("name", [*READS, *WRITES])
-def test_ctrl_c_ends_each_operation_on_a_server_that_is_stopped(
+def test_ctrl_c_ends_each_operation_on_a_stopped_server(
     server: PlayedServer, store: TCPStore, no_ctrl_c_is_lost: None, name: str
 ) -> None:
     main = threading.main_thread().ident
@@ -267,7 +265,7 @@ def test_ctrl_c_ends_each_operation_on_a_server_that_is_stopped(
     assert store.get("after") == b"1"
 
 
-def test_a_wait_that_is_closed_meanwhile_ends_though_the_server_is_stopped(
+def test_wait_ends_at_the_close_of_its_store_though_the_server_is_stopped(
     server: PlayedServer, store: TCPStore
 ) -> None:
     server.stop()
@@ -279,9 +277,7 @@ def test_a_wait_that_is_closed_meanwhile_ends_though_the_server_is_stopped(
             each.join()
 
 
-def test_a_server_that_hangs_up_costs_one_call_its_connection_and_no_more(
-    server: PlayedServer, store: TCPStore
-) -> None:
+def test_server_that_hangs_up_fails_one_call_only(server: PlayedServer, store: TCPStore) -> None:
     with start_thread(store.get, "k"):  # two connections
         until(lambda: store._connections._busy)
         store.set("k", "v")
@@ -294,9 +290,7 @@ def test_a_server_that_hangs_up_costs_one_call_its_connection_and_no_more(
     assert store.check(["k"])
 
 
-def test_a_wait_that_the_server_hangs_up_on_after_it_spoke_is_asked_once_more(
-    server: PlayedServer, store: TCPStore
-) -> None:
+def test_wait_is_repeated_after_the_server_answered_and_then_hung_up(server: PlayedServer, store: TCPStore) -> None:
     """So does torch's server without libuv when a key vanishes between the wait for it and the reading."""
     waiting = start_thread(store.get, "k")
     until(lambda: [each for each in list(store._connections._busy) if each.has_received])
@@ -306,7 +300,7 @@ def test_a_wait_that_the_server_hangs_up_on_after_it_spoke_is_asked_once_more(
     assert waiting.join() == b"v"
 
 
-def test_a_server_without_queues_is_told_from_one_that_hung_up(server: PlayedServer) -> None:
+def test_server_without_queues_is_distinguished_from_one_that_hung_up(server: PlayedServer) -> None:
     server.has_queues = False
     with TCPStore("127.0.0.1", server.port, timeout=HANG_S) as store:
         store.set("k", "v")
@@ -319,7 +313,7 @@ def test_a_server_without_queues_is_told_from_one_that_hung_up(server: PlayedSer
         assert not store.check(["q"])
 
 
-def test_a_connection_that_was_lost_does_not_show_that_there_are_no_queues(server: PlayedServer) -> None:
+def test_connection_that_was_lost_does_not_mean_a_server_without_queues(server: PlayedServer) -> None:
     with TCPStore("127.0.0.1", server.port, timeout=HANG_S) as store:
         server.hang_up()
         until(lambda: not server.open)
@@ -327,7 +321,7 @@ def test_a_connection_that_was_lost_does_not_show_that_there_are_no_queues(serve
         assert store.queue_pop("q") == b"v"
 
 
-def test_a_wait_of_long_is_spoken_of(
+def test_tcp_wait_that_lasts_long_is_logged(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
@@ -340,9 +334,7 @@ def test_a_wait_of_long_is_spoken_of(
     assert "still waiting for an answer of tcp://" in caplog.text
 
 
-def test_a_forked_child_has_connections_of_its_own_though_its_parent_is_in_a_call(
-    server: PlayedServer, store: TCPStore
-) -> None:
+def test_fork_during_a_call_gives_the_child_connections_of_its_own(server: PlayedServer, store: TCPStore) -> None:
     waiting = start_thread(store.get, "k")
     until(lambda: server._waiting)
     with store._connections._resolving:  # as if another thread were asking the resolver

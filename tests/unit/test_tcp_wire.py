@@ -56,7 +56,7 @@ def begin(channel: Channel, limit: float) -> None:
     channel.begin(Deadline(limit, lambda: "an answer"))
 
 
-def test_what_is_there_ends_a_wait_and_is_read(ends: tuple[Channel, Server]) -> None:
+def test_wait_for_a_present_key_ends_and_its_value_is_read(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     server.say(GRANTED)
     assert channel.wait([b"k"], math.inf)
@@ -76,7 +76,7 @@ def test_what_is_there_ends_a_wait_and_is_read(ends: tuple[Channel, Server]) -> 
 @pytest.mark.parametrize(
     ("answer", "is_granted"), [(CANCELLED, False), (GRANTED + CANCELLED, True)], ids=["in vain", "granted meanwhile"]
 )
-def test_a_wait_that_is_given_up_leaves_the_connection_whole(
+def test_wait_that_is_cancelled_leaves_the_connection_usable(
     ends: tuple[Channel, Server], answer: bytes, is_granted: bool
 ) -> None:
     channel, server = ends
@@ -88,7 +88,7 @@ def test_a_wait_that_is_given_up_leaves_the_connection_whole(
 
 
 @pytest.mark.parametrize("answer", [ECHO + GRANTED, GRANTED + ECHO], ids=["it is granted later", "before that"])
-def test_a_wait_that_lasts_asks_whether_the_server_is_there(ends: tuple[Channel, Server], answer: bytes) -> None:
+def test_wait_that_lasts_pings_the_server(ends: tuple[Channel, Server], answer: bytes) -> None:
     channel, server = ends
     with start_thread(server.hear_and_say, HELLO + b"\6" + K + PING, answer):
         assert channel.wait([b"k"], math.inf)
@@ -105,7 +105,7 @@ def test_a_wait_that_lasts_asks_whether_the_server_is_there(ends: tuple[Channel,
     ],
     ids=["in vain", "granted before its echo", "granted after its echo"],
 )
-def test_a_wait_that_lasted_and_is_given_up_leaves_the_connection_whole(
+def test_wait_that_is_cancelled_after_a_ping_leaves_the_connection_usable(
     ends: tuple[Channel, Server], monkeypatch: pytest.MonkeyPatch, answer: bytes, is_granted: bool
 ) -> None:
     monkeypatch.setattr(wire, "ECHO_AFTER_S", 0.0)
@@ -118,7 +118,7 @@ def test_a_wait_that_lasted_and_is_given_up_leaves_the_connection_whole(
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 14, (1 << 14) + 1, 1 << 20])
-def test_a_value_of_any_size_is_read_whole_and_no_further(ends: tuple[Channel, Server], size: int) -> None:
+def test_value_of_any_size_is_read_whole_and_not_beyond(ends: tuple[Channel, Server], size: int) -> None:
     channel, server = ends
     value = bytes(range(256)) * (size // 256) + bytes(size % 256)
     with start_thread(server.say, struct.pack("=Q", size) + value):
@@ -127,14 +127,14 @@ def test_a_value_of_any_size_is_read_whole_and_no_further(ends: tuple[Channel, S
     assert channel.check([b"k"])
 
 
-def test_a_size_that_makes_no_sense_is_no_answer(ends: tuple[Channel, Server]) -> None:
+def test_answer_with_an_invalid_size_is_rejected(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     server.say(b"\xff" * 8)
     with pytest.raises(Disconnected, match="does not fit the request"):
         channel.values([b"k"])
 
 
-def test_an_answer_that_came_before_anybody_looked_counts_after_the_deadline(ends: tuple[Channel, Server]) -> None:
+def test_answer_received_before_the_deadline_counts_after_it(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     server.say(ECHO)
     begin(channel, -1)
@@ -168,13 +168,13 @@ WRITES: dict[str, Callable[[Channel], object]] = {
 LIFE = {"begin", "interrupt", "close", "abandon"}
 
 
-def test_these_are_all_requests() -> None:
+def test_requests_of_a_channel_are_all_covered_by_these_tests() -> None:
     assert {name for name in vars(Channel) if not name.startswith("_")} == CALLS.keys() | WRITES.keys() | LIFE
 
 
 @pytest.mark.parametrize("name", [*CALLS, *WRITES])
 @pytest.mark.parametrize("answer", [b"", b"\0", b"\0\0\0"], ids=["nothing", "a byte", "three bytes"])
-def test_a_request_that_is_not_answered_ends_with_its_deadline(
+def test_request_that_is_not_answered_ends_at_its_deadline(
     ends: tuple[Channel, Server], name: str, answer: bytes
 ) -> None:
     channel, server = ends
@@ -194,7 +194,7 @@ def test_a_request_that_is_not_answered_ends_with_its_deadline(
     assert channel.has_written is (name in WRITES)
 
 
-def test_a_request_that_the_server_does_not_read_ends_with_its_deadline(ends: tuple[Channel, Server]) -> None:
+def test_request_that_the_server_does_not_read_ends_at_its_deadline(ends: tuple[Channel, Server]) -> None:
     channel, _ = ends
     begin(channel, 0.01)
     with pytest.raises(Unanswered):
@@ -203,7 +203,7 @@ def test_a_request_that_the_server_does_not_read_ends_with_its_deadline(ends: tu
     assert not channel.is_whole
 
 
-def test_a_signal_handler_that_raises_ends_a_request(ends: tuple[Channel, Server]) -> None:
+def test_request_ends_when_a_signal_handler_raises(ends: tuple[Channel, Server]) -> None:
     """Its `TimeoutError` is not taken for one of the connection."""
 
     def raise_it(*_: object) -> None:
@@ -221,28 +221,28 @@ def test_a_signal_handler_that_raises_ends_a_request(ends: tuple[Channel, Server
 
 
 @pytest.mark.parametrize("answer", [b"\7", CANCELLED, ECHO])
-def test_an_answer_to_something_else_is_no_answer(ends: tuple[Channel, Server], answer: bytes) -> None:
+def test_answer_to_another_request_is_rejected(ends: tuple[Channel, Server], answer: bytes) -> None:
     channel, server = ends
     server.say(answer)
     with pytest.raises(Disconnected, match="does not fit the request"):
         channel.wait([b"k"], math.inf)
 
 
-def test_an_echo_of_something_else_is_no_echo(ends: tuple[Channel, Server]) -> None:
+def test_echo_with_other_bytes_is_rejected(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     server.say(b"HTTP")
     with pytest.raises(Disconnected, match="does not fit the request"):
         channel.ping()
 
 
-def test_a_wait_ends_with_its_connection(ends: tuple[Channel, Server]) -> None:
+def test_wait_ends_when_its_connection_is_lost(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     server.hang_up()
     with pytest.raises((OSError, Disconnected)):
         channel.wait([b"k"], math.inf)
 
 
-def test_a_wait_is_interrupted_by_another_thread(ends: tuple[Channel, Server]) -> None:
+def test_wait_is_interrupted_by_another_thread(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     waiting = start_thread(channel.wait, [b"k"], math.inf)
     server.hear(HELLO + b"\6" + K)
@@ -251,7 +251,7 @@ def test_a_wait_is_interrupted_by_another_thread(ends: tuple[Channel, Server]) -
         waiting.join()
 
 
-def test_keys_are_counted_without_torchs_own_though_it_appears_meanwhile(ends: tuple[Channel, Server]) -> None:
+def test_key_count_excludes_the_key_of_torch_that_appears_meanwhile(ends: tuple[Channel, Server]) -> None:
     channel, server = ends
     own, count = b"\5" + struct.pack("=QQ", 1, 5) + b"init/", b"\7"
 

@@ -63,14 +63,14 @@ READERS: list[Callable[[str, Timeout], object]] = [
 
 @pytest.mark.parametrize("timeout", [0, 0.5, math.inf, timedelta(seconds=1), timedelta.max])
 @pytest.mark.parametrize("read", READERS, ids=["verify", "repair", "copy"])
-def test_what_reads_a_log_takes_seconds_a_timedelta_or_no_limit(
+def test_log_tools_accept_a_timeout_in_seconds_as_timedelta_or_unlimited(
     read: Callable[[str, Timeout], object], log: str, timeout: Timeout
 ) -> None:
     assert read(log, timeout)
 
 
 @pytest.mark.parametrize("read", READERS, ids=["verify", "repair", "copy"])
-def test_what_reads_a_log_refuses_a_timeout_below_zero(read: Callable[[str, Timeout], object], log: str) -> None:
+def test_log_tools_refuse_a_timeout_below_zero(read: Callable[[str, Timeout], object], log: str) -> None:
     with pytest.raises(ValueError, match="timeout must be >= 0, got -1"):
         read(log, -1)
 
@@ -117,7 +117,7 @@ def timeouts() -> dict[str, inspect.Parameter]:
 
 
 @pytest.mark.parametrize("name", timeouts())
-def test_a_timeout_is_none_unless_its_call_is_one_of_few(name: str) -> None:
+def test_timeout_default_is_none_except_for_the_listed_calls(name: str) -> None:
     parameter, called = timeouts()[name], name.rpartition(".")[2]
     if "RendezvousTimeout" in str(parameter.annotation):  # torch's, of four steps
         return
@@ -135,11 +135,11 @@ def test_a_timeout_is_none_unless_its_call_is_one_of_few(name: str) -> None:
     assert called in NO_DEFAULT | TEN_SECONDS or "None" in str(parameter.annotation)
 
 
-def test_timeouts_are_found() -> None:
+def test_timeout_parameters_are_found_in_the_public_interface() -> None:
     assert len(timeouts()) > 60
 
 
-def test_no_public_parameter_is_a_limit_by_another_name() -> None:
+def test_timeout_is_the_name_of_every_public_limit() -> None:
     """Those of torch keep their names."""
     other = {
         f"{name}({parameter})"
@@ -209,7 +209,7 @@ def store() -> Iterator[Store]:
     "given", [{}, {"timeout": None}, {"timeout": 0}, {"timeout": timedelta(seconds=SHORT_S)}], ids=str
 )
 @pytest.mark.parametrize("call", WAITS)
-def test_a_wait_without_a_timeout_has_that_of_the_store(call: str, given: dict[str, Any], store: Store) -> None:
+def test_wait_without_a_timeout_has_that_of_the_store(call: str, given: dict[str, Any], store: Store) -> None:
     if call == "Membership.watch" and not given:
         return  # without limit
     started = time.monotonic()
@@ -221,7 +221,7 @@ def test_a_wait_without_a_timeout_has_that_of_the_store(call: str, given: dict[s
 
 @pytest.mark.parametrize("given", [{"timeout": None}, {"timeout": 0}, {"timeout": SHORT_S}], ids=str)
 @pytest.mark.parametrize("call", ACQUISITIONS)
-def test_an_acquisition_says_that_it_was_too_late(call: str, given: dict[str, Any], store: Store) -> None:
+def test_acquisition_that_times_out_returns_false(call: str, given: dict[str, Any], store: Store) -> None:
     if call == "Semaphore.acquire":
         store = HashStore(timeout=SHORT_S)
         assert Semaphore(store, "taken").acquire()
@@ -230,24 +230,24 @@ def test_an_acquisition_says_that_it_was_too_late(call: str, given: dict[str, An
 
 @pytest.mark.parametrize("timeout", [-1, -0.5, math.nan, -math.inf, timedelta(seconds=-1)], ids=str)
 @pytest.mark.parametrize("call", [*WAITS, "campaign", "Lock(timeout)"])
-def test_a_time_below_zero_is_refused(call: str, timeout: Timeout, store: Store) -> None:
+def test_timeout_below_zero_is_refused(call: str, timeout: Timeout, store: Store) -> None:
     with pytest.raises(ValueError, match="timeout must be >= 0, got"):
         (WAITS | ACQUISITIONS)[call](store, {"timeout": timeout})
 
 
 @pytest.mark.parametrize("timeout", [-1, -1.0, math.inf, timedelta.max], ids=str)
-def test_an_acquisition_has_two_words_for_no_limit(timeout: Timeout, store: Store) -> None:
+def test_acquisition_without_limit_is_minus_one_or_infinite(timeout: Timeout, store: Store) -> None:
     assert Lock(store, "free").acquire(timeout=timeout)
     assert RLock(store, "free too").acquire(timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [-0.5, -2, math.nan, timedelta(seconds=-1)], ids=str)
-def test_an_acquisition_refuses_other_times_below_zero(timeout: Timeout, store: Store) -> None:
+def test_acquisition_refuses_negative_timeouts_other_than_minus_one(timeout: Timeout, store: Store) -> None:
     with pytest.raises(ValueError, match="timeout must be >= 0, got"):
         Lock(store, "free").acquire(timeout=timeout)
 
 
-def test_an_acquisition_that_does_not_block_has_no_time() -> None:
+def test_acquisition_that_does_not_block_takes_no_timeout() -> None:
     with HashStore() as store:
         with pytest.raises(ValueError, match="takes no timeout"):
             Lock(store, "free").acquire(blocking=False, timeout=1)
@@ -255,7 +255,7 @@ def test_an_acquisition_that_does_not_block_has_no_time() -> None:
 
 
 @pytest.mark.parametrize("timeout", [math.inf, timedelta.max], ids=str)
-def test_waits_without_limit_end_with_what_they_wait_for(timeout: Timeout) -> None:
+def test_waits_without_limit_end_when_their_condition_holds(timeout: Timeout) -> None:
     with HashStore(timeout=0) as store:
         store.set("k", "v")
         store.wait(["k"], timeout)
@@ -273,9 +273,7 @@ def test_waits_without_limit_end_with_what_they_wait_for(timeout: Timeout) -> No
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, 300), (0, 0), (1.5, 1.5), (timedelta(minutes=1), 60)], ids=str)
-def test_every_store_is_opened_with_a_timeout_or_has_300_seconds(
-    timeout: Timeout | None, seconds: float, tmp_path: Path
-) -> None:
+def test_store_timeout_is_300_seconds_by_default(timeout: Timeout | None, seconds: float, tmp_path: Path) -> None:
     made: list[Store] = [
         HashStore(timeout=timeout),
         HashStore.named("timeouts", timeout=timeout),
@@ -288,7 +286,7 @@ def test_every_store_is_opened_with_a_timeout_or_has_300_seconds(
         store.close()
 
 
-def test_a_timeout_of_none_leaves_that_of_the_address() -> None:
+def test_timeout_of_none_leaves_that_of_the_url() -> None:
     with open_store("mem:?timeout=7", timeout=None) as store:
         assert store.timeout == timedelta(seconds=7)
     with open_store("mem:?timeout=7", timeout=3) as store:
@@ -308,5 +306,5 @@ async def acquisitions(store: aio.AsyncStore) -> None:
     assert await aio.Election(store, "office").campaign()
 
 
-def test_tasks_have_the_same_times(store: Store) -> None:
+def test_tasks_have_the_same_timeouts(store: Store) -> None:
     asyncio.run(acquisitions(aio.AsyncStore(store)))

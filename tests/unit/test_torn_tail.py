@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_system
+from support.internals import log_of
 from support.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps, tear
 from support.plain_reader import read_log
 
@@ -51,13 +52,13 @@ def write(fd: int, *pieces: tuple[int, bytes]) -> None:
 @pytest.mark.parametrize(
     ("end", "place"), [(12, 1024), (512, 1024), (513, 1536), (1023, 1536), (1024, 1536), (1025, 2048)]
 )
-def test_a_void_lies_at_the_first_sector_that_is_a_whole_one_further(end: int, place: int) -> None:
+def test_void_lies_at_the_first_sector_at_least_one_sector_further(end: int, place: int) -> None:
     assert void_place(end) == place
     assert place % SECTOR == 0
     assert SECTOR <= place - end < 2 * SECTOR
 
 
-def test_nothing_at_all_is_a_tail_without_a_record(descriptor: int) -> None:
+def test_tail_that_is_empty_counts_as_torn(descriptor: int) -> None:
     """A writer asks only when there is something; if it vanishes meanwhile, so be it."""
     assert examine(descriptor, 100, CHAIN, durable=False) == Torn(1024)
 
@@ -67,7 +68,7 @@ def test_prefix_that_is_torn_promises_nothing_after_itself(descriptor: int) -> N
     assert examine(descriptor, 504, CHAIN, durable=False) == Torn(1024), "the prefix would have ended at 512"
 
 
-def test_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
+def test_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
     torn, _ = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     for named, chain, verdict in (
         (100, CHAIN, Skip),
@@ -79,7 +80,7 @@ def test_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> Non
         assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
 
 
-def test_a_void_counts_only_at_the_edge_of_a_sector(descriptor: int) -> None:
+def test_void_counts_only_at_the_edge_of_a_sector(descriptor: int) -> None:
     torn, _ = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     void, _ = record.encode_void(100, 1, 2, CHAIN)
     for place, verdict in ((1024, Skip), (1025, Damage), (1300, Damage), (1536, Skip)):
@@ -88,14 +89,14 @@ def test_a_void_counts_only_at_the_edge_of_a_sector(descriptor: int) -> None:
         assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
 
 
-def test_behind_a_lost_prefix_too_a_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
+def test_void_after_a_lost_prefix_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
     for named, verdict in ((510, Skip), (509, Damage)):
         os.ftruncate(descriptor, 0)
         write(descriptor, (1030, b"the rest of a record"), (2048, record.encode_void(named, 1, 2, CHAIN)[0]))
         assert isinstance(examine(descriptor, 510, CHAIN, durable=True), verdict)
 
 
-def test_a_void_that_nobody_needed_is_damage(path: str) -> None:
+def test_void_without_a_torn_record_before_it_is_damage(path: str) -> None:
     data = make(path, lambda handle: handle.write(b"k", b"v"))
     chain = record.chain_at_end(data)
     put(path, data + record.encode_void(len(data), 1, 2, chain)[0])
@@ -103,7 +104,7 @@ def test_a_void_that_nobody_needed_is_damage(path: str) -> None:
         look_at(path)
 
 
-def test_a_void_may_lie_further_than_its_place_if_zeros_lie_between(path: str) -> None:
+def test_void_may_lie_further_on_after_zeros(path: str) -> None:
     """A power failure may have left the file longer, with nothing in it."""
     tear(path, 20, b"k", b"v")
     os.truncate(path, os.path.getsize(path) + 5000)
@@ -117,7 +118,7 @@ def test_a_void_may_lie_further_than_its_place_if_zeros_lie_between(path: str) -
     assert look_at(path)[-1][1] == b"new"
 
 
-def test_a_prefix_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(path: str) -> None:
+def test_prefix_whose_first_byte_is_zero_at_a_sector_end_is_not_lost(path: str) -> None:
     """Of a durable log: the zero is what was written there, so that a flipped bit elsewhere is damage."""
 
     def write_records(handle) -> None:
@@ -135,7 +136,7 @@ def test_a_prefix_that_begins_with_a_zero_at_the_end_of_a_sector_is_not_lost(pat
     assert caught.value.offset == start
 
 
-def test_a_prefix_whose_end_is_zero_and_lost_with_its_sector_is_torn(path: str) -> None:
+def test_prefix_whose_last_byte_is_zero_in_a_lost_sector_is_torn(path: str) -> None:
     """Of a durable log: the prefix is sound all the same, but nothing behind it is what was written."""
     data = make(path, lambda handle: handle.write(b"k", b"x"), durable=True)
     chain = record.chain_at_end(data)
@@ -153,7 +154,7 @@ def test_a_prefix_whose_end_is_zero_and_lost_with_its_sector_is_torn(path: str) 
     assert [found[1] for found in look_at(path)] == [b"k", b""]
 
 
-def test_more_than_a_record_behind_a_lost_prefix_is_damage(descriptor: int) -> None:
+def test_data_longer_than_a_record_after_a_lost_prefix_is_damage(descriptor: int) -> None:
     write(descriptor, (100, b"x" * 10), (record.RECORD_MAX + 600, b"x"))
     assert isinstance(examine(descriptor, 510, CHAIN, durable=True), Damage)
     os.ftruncate(descriptor, 0)
@@ -162,14 +163,14 @@ def test_more_than_a_record_behind_a_lost_prefix_is_damage(descriptor: int) -> N
 
 
 @pytest.mark.parametrize("distance", range(8, 32))
-def test_no_record_begins_within_the_least_that_a_lost_one_takes(distance: int, descriptor: int) -> None:
+def test_record_within_the_minimum_size_of_a_lost_one_is_not_looked_for(distance: int, descriptor: int) -> None:
     offset = 512 - 8
     write(descriptor, (offset + distance, record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)[0]))
     verdict = examine(descriptor, offset, CHAIN, durable=True)
     assert isinstance(verdict, Torn if distance < 29 else Damage)
 
 
-def test_a_record_is_found_wherever_it_begins_and_whatever_it_is_chained_over() -> None:
+def test_record_is_found_at_any_offset_and_with_any_chain() -> None:
     for kind, key, value in ((record.SET, b"k", b"v"), (record.LEAVE, b"", b""), (record.SET, b"k" * 1024, bytes(900))):
         data, _ = record.encode(kind, key, value, 3, 10**18, 0xDEAD_BEEF)
         for before in (b"", bytes(3), b"x" * 700, b"\x25\0\0\0" * 9):
@@ -181,7 +182,7 @@ def test_a_record_is_found_wherever_it_begins_and_whatever_it_is_chained_over() 
     assert not torn_tail._holds_record(b"x" * 5000)
 
 
-def test_looking_for_a_record_in_a_huge_value_takes_no_time_to_speak_of(seed: int) -> None:
+def test_record_search_in_a_huge_value_is_fast(seed: int) -> None:
     """The bound is what pytest allows a test; without the filter it would take hours."""
     import random
 
@@ -189,7 +190,7 @@ def test_looking_for_a_record_in_a_huge_value_takes_no_time_to_speak_of(seed: in
     assert not torn_tail._holds_record((b"\x20\x01\0\0" * 4 + bytes(13)) * (1 << 12))
 
 
-def test_the_header_is_the_first_link_of_the_chain(path: str) -> None:
+def test_chain_begins_with_the_header(path: str) -> None:
     """The records of one log are damage behind the header of another."""
     data = make(path, lambda handle: handle.write(b"k", b"v"))
     other = make(path + "2", lambda handle: handle.write(b"k", b"v"))
@@ -200,7 +201,7 @@ def test_the_header_is_the_first_link_of_the_chain(path: str) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1, 512])
-def test_a_bad_record_of_a_durable_log_that_ends_with_a_sector_has_lost_none(more: int, descriptor: int) -> None:
+def test_bad_record_at_a_sector_end_of_a_durable_log_is_damage(more: int, descriptor: int) -> None:
     """What is behind it is no part of it, be it zeros or nothing."""
     data, _ = record.encode(record.SET, b"k", b"x" * (1024 - 100 - 30), 1, 2, CHAIN)
     assert len(data) == 1024 - 100
@@ -209,7 +210,7 @@ def test_a_bad_record_of_a_durable_log_that_ends_with_a_sector_has_lost_none(mor
 
 
 @pytest.mark.parametrize(("more", "verdict"), [(0, Torn), (1, Damage)])
-def test_a_lost_prefix_is_that_of_one_record_and_no_longer_than_that(
+def test_tail_with_a_lost_prefix_is_at_most_one_record_long(
     more: int, verdict: type, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "RECORD_MAX", 1000)
@@ -218,14 +219,14 @@ def test_a_lost_prefix_is_that_of_one_record_and_no_longer_than_that(
     assert isinstance(examine(descriptor, 2040, CHAIN, durable=True), verdict)
 
 
-def test_only_what_ends_in_a_letter_is_a_record_by_itself() -> None:
+def test_record_whose_kind_is_no_letter_is_not_recognised_by_itself() -> None:
     for kind, is_sound in (("S", True), ("q", True), ("1", False)):
         data, _ = record.encode(ord(kind), b"k", b"v", 1, 2, CHAIN)
         assert record.chain_if_sound(b"..." + data, 3) == (CHAIN if is_sound else None)
         assert record.chain_if_sound(b"..." + data[:-1], 3) is None
 
 
-def test_where_less_is_than_any_record_takes_none_begins() -> None:
+def test_data_shorter_than_the_minimum_holds_no_record() -> None:
     data, _ = record.encode(record.SET, b"", b"", 1, 2, CHAIN)
     for size in range(len(data)):
         assert record.chain_if_sound(data[:size], 0) is None
@@ -253,7 +254,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("place", [0, 1, 999, 1000, 1001, 2499, 2500, 4998, 4999])
-def test_the_first_byte_of_data_is_found_wherever_it_is(
+def test_data_after_zeros_is_found_at_its_first_byte(
     place: int, is_sparse: bool, descriptor: int, reads: list[tuple[int, int]]
 ) -> None:
     os.ftruncate(descriptor, 5000)
@@ -266,7 +267,7 @@ def test_the_first_byte_of_data_is_found_wherever_it_is(
     assert Zeros(is_sparse=is_sparse).first_data(descriptor, 0, 5000) is None
 
 
-def test_each_zero_is_read_once_however_often_it_is_asked_for(descriptor: int, reads: list[tuple[int, int]]) -> None:
+def test_zeros_are_read_once_for_repeated_queries(descriptor: int, reads: list[tuple[int, int]]) -> None:
     os.ftruncate(descriptor, 2500)
     zeros = Zeros()
     assert zeros.first_data(descriptor, 100, 2500) is None
@@ -289,7 +290,7 @@ def test_each_zero_is_read_once_however_often_it_is_asked_for(descriptor: int, r
     assert reads == [(2900, 50)]
 
 
-def test_what_is_known_to_be_zeros_ends_where_the_data_begins(descriptor: int) -> None:
+def test_zeros_known_end_where_the_data_begins(descriptor: int) -> None:
     write(descriptor, (1000, b"x"), (2000, b"y"))
     zeros = Zeros()
     assert zeros.first_data(descriptor, 0, 3000) == 1000
@@ -299,7 +300,7 @@ def test_what_is_known_to_be_zeros_ends_where_the_data_begins(descriptor: int) -
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_holes_are_passed_over_unread_where_they_are_known_to_be_told(
+def test_holes_are_skipped_unread_where_the_file_system_reports_them(
     is_sparse: bool, descriptor: int, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torn_tail, "_CHUNK", 1 << 16)
@@ -323,7 +324,7 @@ def test_holes_are_passed_over_unread_where_they_are_known_to_be_told(
     assert len(reads) < 10 if is_sparse else len(reads) == 2048
 
 
-def test_a_question_for_holes_that_fails_is_an_error(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hole_query_that_fails_is_an_error(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     os.ftruncate(descriptor, 5 << 20)
     failing = pytest.raises(OSError, match="Input/output error")
     with faulty_system() as faulty, faulty.fail(0, errno.EIO, names=("lseek",)), failing:
@@ -331,7 +332,9 @@ def test_a_question_for_holes_that_fails_is_an_error(descriptor: int, monkeypatc
     assert Zeros(is_sparse=True).first_data(descriptor, 0, 5 << 20) is None
 
 
-def test_whoever_runs_out_of_time_goes_on_where_it_stopped(descriptor: int, reads: list[tuple[int, int]]) -> None:
+def test_zero_search_that_ran_out_of_time_resumes_at_the_same_place(
+    descriptor: int, reads: list[tuple[int, int]]
+) -> None:
     os.ftruncate(descriptor, 3500)
     write(descriptor, (3400, b"x"))
     zeros = Zeros()
@@ -347,7 +350,7 @@ def test_whoever_runs_out_of_time_goes_on_where_it_stopped(descriptor: int, read
     assert zeros.first_data(descriptor, 0, 3500) == 3400
 
 
-def test_a_search_that_runs_out_of_time_is_ended(descriptor: int) -> None:
+def test_void_search_ends_at_its_deadline_and_can_be_repeated(descriptor: int) -> None:
     """After a record whose beginning is lost each sector may hold its void."""
     write(descriptor, (1030, b"x" * 3000))
     zeros = Zeros()
@@ -359,7 +362,7 @@ def test_a_search_that_runs_out_of_time_is_ended(descriptor: int) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_handle_without_time_for_all_zeros_says_so_and_reads_on_with_each_call(
+def test_handle_that_times_out_in_zeros_reads_on_with_each_call(
     read_only: bool, path: str, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torn_tail, "_CHUNK", 4096)
@@ -369,15 +372,15 @@ def test_a_handle_without_time_for_all_zeros_says_so_and_reads_on_with_each_call
     size = os.path.getsize(path)
     os.truncate(path, size + 10 * 4096)
     with FileStore(path, timeout=0.001, read_only=read_only) as other:
-        other._log.handle.zeros.is_sparse = False
-        other._log.handle.zeros.forget()
+        log_of(other).handle.zeros.is_sparse = False
+        log_of(other).handle.zeros.forget()
         other.set_timeout(timedelta(0))
         reads.clear()
         tries = 0
         while True:
             tries += 1
             try:
-                assert other._log.refresh(-1.0) is None
+                assert log_of(other).refresh(-1.0) is None
                 break
             except StoreTimeoutError as error:
                 assert f"the {10 * 4096} bytes after offset {size} hold no complete record" in str(error)

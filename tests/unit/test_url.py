@@ -51,7 +51,7 @@ def refused(*arguments: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("form", ["file://{}", "file:{}", "file://localhost{}", "FILE://{}", "{}"])
-def test_every_form_of_one_path_is_one_store(tmp_path: Path, form: str) -> None:
+def test_forms_of_one_path_open_one_store(tmp_path: Path, form: str) -> None:
     path = tmp_path / "store"
     with open_store(form.format(path)) as first, open_store(path) as second:
         assert isinstance(first, FileStore)
@@ -61,7 +61,7 @@ def test_every_form_of_one_path_is_one_store(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["file:store", "store", "./store", "file:./store"])
-def test_a_relative_path_counts_from_the_current_directory(
+def test_relative_path_counts_from_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,19 +73,19 @@ def test_a_relative_path_counts_from_the_current_directory(
     ("encoded", "name"),
     [("a%20b", "a b"), ("a%3Fb%23c%25", "a?b#c%"), ("%D1%8F", "я"), ("%ff", os.fsdecode(b"\xff")), ("a+b", "a+b")],
 )
-def test_a_path_in_a_url_is_percent_decoded(tmp_path: Path, encoded: str, name: str) -> None:
+def test_url_path_is_percent_decoded(tmp_path: Path, encoded: str, name: str) -> None:
     open_store(f"file://{tmp_path}/{encoded}").close()
     assert os.listdir(tmp_path) == [name]
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b", "a b", "a%zz"])
-def test_a_bare_path_is_taken_as_it_stands(tmp_path: Path, name: str) -> None:
+def test_bare_path_is_not_decoded(tmp_path: Path, name: str) -> None:
     open_store(f"{tmp_path}/{name}").close()
     assert os.listdir(tmp_path) == [name]
 
 
 @pytest.mark.parametrize("name", ["a?timeout=1", "a%3F", "mem:x", "tcp:x"])
-def test_a_path_object_is_taken_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_path_object_is_not_parsed_as_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     open_store(Path(name)).close()
     assert os.listdir(tmp_path) == [name]
@@ -99,26 +99,26 @@ def test_options_in_the_query_reach_the_store(tmp_path: Path) -> None:
     assert not path.exists(), "world_size=1 was not heard"
 
 
-def test_the_options_of_file_urls_are_those_of_the_constructor() -> None:
+def test_file_url_options_are_those_of_the_constructor() -> None:
     parameters = inspect.signature(FileStore).parameters.keys() - {"path", "file_name"}
     assert url._schemes["file"].options.keys() == parameters | {"restart"}
 
 
-def test_arguments_count_for_more_than_the_query(tmp_path: Path) -> None:
+def test_arguments_override_the_query(tmp_path: Path) -> None:
     with open_store(f"file:{tmp_path}/store?timeout=1", timeout=timedelta(seconds=2)) as store:
         assert store.timeout == timedelta(seconds=2)
 
 
-def test_a_host_in_a_file_url_is_an_error_that_shows_the_three_slashes() -> None:
+def test_host_in_a_file_url_is_an_error_that_shows_the_three_slashes() -> None:
     assert "file:///" in refused("file://shared/store")
 
 
 @pytest.mark.parametrize("address", ["file:", "file://", "file://localhost"])
-def test_a_file_url_needs_a_path(address: str) -> None:
+def test_file_url_needs_a_path(address: str) -> None:
     assert "path" in refused(address)
 
 
-def test_a_bare_path_with_a_query_is_an_error_that_shows_how_to_write_it() -> None:
+def test_bare_path_with_a_query_is_an_error_that_shows_the_right_url() -> None:
     message = refused("/shared/store?timeout=1")
     assert "file:/shared/store?timeout=1" in message
     assert "%3F" in message
@@ -127,25 +127,25 @@ def test_a_bare_path_with_a_query_is_an_error_that_shows_how_to_write_it() -> No
 # Memory
 
 
-def test_a_name_in_memory_is_one_store_for_all() -> None:
+def test_memory_name_opens_one_shared_store() -> None:
     with open_store("mem:test-a") as first, open_store("mem:test-a") as second, open_store("mem:test-b") as other:
         first.set("k", "1")
         assert second.get("k") == b"1"
         assert not other.check(["k"])
 
 
-def test_each_handle_on_a_name_has_its_own_timeout() -> None:
+def test_memory_handles_have_their_own_timeouts() -> None:
     with open_store("mem:test-a?timeout=1") as first, open_store("mem:test-a", timeout=2) as second:
         assert (first.timeout, second.timeout) == (timedelta(seconds=1), timedelta(seconds=2))
 
 
-def test_memory_without_a_name_is_private() -> None:
+def test_memory_store_without_a_name_is_private() -> None:
     with open_store("mem:") as first, open_store("mem:") as second:
         first.set("k", "1")
         assert not second.check(["k"])
 
 
-def test_a_name_in_memory_is_forgotten_with_its_last_open_handle() -> None:
+def test_memory_name_is_forgotten_with_its_last_open_handle() -> None:
     first = open_store("mem:test-a")
     clone = first.clone()
     first.set("k", "1")
@@ -161,7 +161,7 @@ def test_a_name_in_memory_is_forgotten_with_its_last_open_handle() -> None:
 # The environment
 
 
-def test_without_an_address_the_environment_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_is_taken_from_the_environment_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "mem:test-env?timeout=3")
     with open_store() as store, open_store("mem:test-env") as other, open_store(timeout=4) as third:
         other.set("k", "1")
@@ -171,7 +171,7 @@ def test_without_an_address_the_environment_has_it(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_no_address_at_all_is_an_error_that_names_the_variable(
+def test_missing_url_is_an_error_that_names_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     if value is not None:
@@ -183,7 +183,7 @@ def test_no_address_at_all_is_an_error_that_names_the_variable(
 # Options and their errors
 
 
-def test_an_unknown_option_is_an_error_that_lists_the_known() -> None:
+def test_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
     message = refused("mem:?timout=1")
     assert "'timout'" in message
     assert "timeout" in message.partition("known are")[2]
@@ -199,14 +199,14 @@ def test_an_unknown_option_is_an_error_that_lists_the_known() -> None:
         "timeout=1&timeout=2",
     ],
 )  # fmt: skip
-def test_an_option_that_makes_no_sense_is_an_error_and_opens_nothing(tmp_path: Path, query: str) -> None:
+def test_invalid_option_is_an_error_and_opens_nothing(tmp_path: Path, query: str) -> None:
     message = refused(f"file:{tmp_path}/store?{query}")
     assert query.partition("=")[0] in message
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(("text", "value"), [("inf", timedelta.max), ("1e3", timedelta(seconds=1000))])
-def test_a_timeout_is_any_number(text: str, value: timedelta) -> None:
+def test_timeout_in_a_url_is_any_number(text: str, value: timedelta) -> None:
     with open_store(f"mem:?timeout={text}") as store:
         assert store.timeout == value
     with open_store("mem:", timeout=math.inf) as store:
@@ -214,16 +214,16 @@ def test_a_timeout_is_any_number(text: str, value: timedelta) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "true", "Yes", "on", "0", "FALSE", "no", "off"])
-def test_yes_and_no_have_several_spellings(text: str) -> None:
+def test_boolean_option_has_several_spellings(text: str) -> None:
     assert url._schemes["file"].options["durable"](text) is (text.lower() in ("1", "true", "yes", "on"))
 
 
 @pytest.mark.parametrize("text", ["600", "0600", "0o600"])
-def test_a_mode_is_octal(text: str) -> None:
+def test_mode_option_is_octal(text: str) -> None:
     assert url._schemes["file"].options["mode"](text) == 0o600
 
 
-def test_a_timeout_of_zero_looks_once() -> None:
+def test_timeout_of_zero_looks_once() -> None:
     with open_store("mem:?timeout=0") as store, pytest.raises(StoreTimeoutError):
         store.get("k")
 
@@ -231,7 +231,7 @@ def test_a_timeout_of_zero_looks_once() -> None:
 # Schemes
 
 
-def test_an_unknown_scheme_is_an_error_that_lists_the_known() -> None:
+def test_unknown_scheme_is_an_error_that_lists_the_known_ones() -> None:
     message = refused("redis://host/0")
     assert "redis:" in message
     assert "file:, mem:" in message
@@ -260,7 +260,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("installed")
-def test_another_package_adds_a_scheme_by_an_entry_point_and_is_loaded_when_it_is_needed() -> None:
+def test_scheme_of_another_package_is_loaded_from_its_entry_point_on_demand() -> None:
     open_store("mem:").close()
     assert "acme_stores" not in sys.modules
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_another_package_adds_a_scheme_by_an_entry_point_and_is_loaded_when_it_i
     assert "the entry point acme_stores:nothing of the scheme broken: failed" in refused("broken:x")
 
 
-def test_one_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     open_store("C:store").close()
     open_store("./mem:x").close()
@@ -289,21 +289,21 @@ def test_one_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.M
         ("seen:?text=", ("", "", {"text": ""})),
     ],
 )
-def test_a_registered_scheme_gets_host_path_and_options_decoded(
+def test_registered_scheme_gets_host_path_and_options_decoded(
     opened: list[tuple[str, str, dict[str, Any]]], address: str, call: tuple[str, str, dict[str, Any]]
 ) -> None:
     open_store(address).close()
     assert opened == [call]
 
 
-def test_an_option_as_an_argument_is_passed_as_it_is(opened: list[tuple[str, str, dict[str, Any]]]) -> None:
+def test_option_given_as_an_argument_is_passed_unchanged(opened: list[tuple[str, str, dict[str, Any]]]) -> None:
     marker = object()
     open_store("seen:x?number=1", number=marker, text=None).close()
     assert opened == [("", "x", {"number": marker, "text": None})]
 
 
 @pytest.mark.parametrize("address", ["seen:a#b", "seen:%zz", "seen:%", "seen:?text=%2", "seen:?number"])
-def test_a_malformed_url_is_an_error_and_opens_nothing(
+def test_malformed_url_is_an_error_and_opens_nothing(
     opened: list[tuple[str, str, dict[str, Any]]], address: str
 ) -> None:
     refused(address)
@@ -312,18 +312,18 @@ def test_a_malformed_url_is_an_error_and_opens_nothing(
 
 @pytest.mark.parametrize("scheme", ["seen", "SEEN", "file", "mem"])
 @pytest.mark.usefixtures("opened")
-def test_a_scheme_that_is_taken_is_not_taken_over(scheme: str) -> None:
+def test_scheme_already_registered_is_refused(scheme: str) -> None:
     with pytest.raises(ValueError, match="registered"):
         register_scheme(scheme, lambda _host, _path: HashStore(), {})
 
 
 @pytest.mark.parametrize("scheme", ["", "x", "1x", "a_b", "a:", "a b", "ünder"])
-def test_what_is_no_scheme_is_not_registered(scheme: str) -> None:
+def test_invalid_scheme_name_is_refused(scheme: str) -> None:
     with pytest.raises(ValueError, match="scheme"):
         register_scheme(scheme, lambda _host, _path: HashStore(), {})
 
 
 @pytest.mark.parametrize("address", [1, 1.5, ["mem:"], b"mem:x", object()])
-def test_what_is_no_address_is_a_type_error(address: Any) -> None:
+def test_argument_that_is_no_url_or_path_is_a_type_error(address: Any) -> None:
     with pytest.raises(TypeError):
         open_store(address)

@@ -61,9 +61,7 @@ def with_header(file: str, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(("size", "lacks"), [(0, "no writer has opened it yet"), (8, "died before the header")])
-def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage(
-    size: int, lacks: str, path: str
-) -> None:
+def test_verify_reports_an_incomplete_header_as_empty_and_not_as_damage(size: int, lacks: str, path: str) -> None:
     put(path, make(path, lambda handle: None)[:size])
     report = verify(path)
     (finding,) = report.findings
@@ -73,7 +71,7 @@ def test_of_a_file_without_a_whole_header_it_says_why_and_that_this_is_no_damage
     assert (report.verdict, report.more) == ("empty", 0)
 
 
-def test_a_file_with_a_bad_header_is_told_of_with_its_size_and_nothing_in_it(path: str) -> None:
+def test_verify_reports_a_bad_header_with_the_file_size_and_no_records(path: str) -> None:
     put(path, b"hello, world")
     assert verify(path).generations == (Generation(path, 0, 12, 0, 0, "damaged"),)
     os.unlink(path)
@@ -87,7 +85,7 @@ def test_a_file_with_a_bad_header_is_told_of_with_its_size_and_nothing_in_it(pat
 
 
 @pytest.mark.parametrize("field", ["lock_kind", "durable"])
-def test_all_generations_have_one_kind_of_lock_and_one_durability(field: str, path: str) -> None:
+def test_verify_reports_a_generation_of_another_lock_kind_or_durability(field: str, path: str) -> None:
     compacted(path, 2)
     file = generation(path, 2)
     assert verify(path).verdict == "sound"
@@ -99,14 +97,14 @@ def test_all_generations_have_one_kind_of_lock_and_one_durability(field: str, pa
 
 
 @pytest.mark.parametrize(("field", "value"), [("log_id", b"x" * 16), ("generation", 3)])
-def test_a_generation_that_is_another_than_its_seal_says_is_damage(field: str, value: object, path: str) -> None:
+def test_verify_reports_a_generation_that_does_not_match_its_seal(field: str, value: object, path: str) -> None:
     compacted(path)
     file = generation(path, 1)
     with_header(file, **{field: value})
     assert "not the generation that was to follow" in verify(path).findings[0].message
 
 
-def test_a_generation_that_is_missing_is_told_of_by_its_name_and_takes_no_place(path: str) -> None:
+def test_verify_reports_a_missing_generation_by_its_name(path: str) -> None:
     compacted(path)
     file = generation(path, 1)
     os.unlink(file)
@@ -115,7 +113,7 @@ def test_a_generation_that_is_missing_is_told_of_by_its_name_and_takes_no_place(
     assert "put this file back" in report.findings[0].advice
 
 
-def test_the_sizes_and_counts_of_each_file_are_told_and_how_far_it_has_got(path: str) -> None:
+def test_verify_reports_sizes_counts_and_progress_of_each_file(path: str) -> None:
     compacted(path)
     data = contents(path)
     put(path, data)
@@ -130,7 +128,7 @@ def test_the_sizes_and_counts_of_each_file_are_told_and_how_far_it_has_got(path:
     assert seen == [(path, sizes[0], sizes[0]), (file, sizes[1], sizes[1])]
 
 
-def test_a_torn_record_is_told_of_with_where_it_begins_and_its_bytes(path: str) -> None:
+def test_verify_reports_a_torn_record_with_its_offset_and_size(path: str) -> None:
     data = make(path, lambda handle: handle.write(b"k", b"v" * 50))
     start = steps(data)[-1].start
     put(path, data[:-20])
@@ -144,7 +142,7 @@ def test_a_torn_record_is_told_of_with_where_it_begins_and_its_bytes(path: str) 
     assert (found.voids, found.ends, found.size) == (1, "whole", os.path.getsize(path))
 
 
-def test_files_beside_the_log_are_told_of_if_they_are_called_like_a_generation(path: str) -> None:
+def test_verify_reports_files_beside_the_log_named_like_a_generation(path: str) -> None:
     compacted(path, 2)
     later, same, before = file_of(path, 3, 7), file_of(path, 2, 8), file_of(path, 1, 9)
     for file in (later, same, before, f"{path}.2.x", f"{path}.alive", file_of(path + "2", 3, 1)):
@@ -165,7 +163,7 @@ def hinted(path: str, number: int) -> bytes:
     return last[: -len(b"more") - record.TAIL_SIZE]
 
 
-def test_a_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) -> None:
+def test_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) -> None:
     """Openers read the end of that file first, and would go by it."""
     data = make(path, lambda handle: handle.write(b"k", b"v"))
     tail = hinted(path, 4)
@@ -177,7 +175,9 @@ def test_a_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) 
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(1, "sound"), (2, "damaged")])
-def test_one_that_names_no_later_generation_than_the_seal_does_is_none(number: int, verdict: str, path: str) -> None:
+def test_forward_record_in_the_tail_that_names_no_later_generation_is_ignored(
+    number: int, verdict: str, path: str
+) -> None:
     compacted(path)
     put(path, contents(path) + hinted(path, number))
     assert verify(path).verdict == verdict
@@ -214,7 +214,7 @@ FIRST_CHAIN = Header.decode(Header(b"1" * 16, OFD, generation=1).encode())[2]
 """What the first record of the generation that `seal` makes is chained over."""
 
 
-def test_a_snapshot_of_plain_values_that_is_all_of_the_file_is_sound(path: str) -> None:
+def test_snapshot_that_fills_its_file_is_sound(path: str) -> None:
     file = seal(path, *encoded(FIRST_CHAIN, b"1", b"2"))
     report = verify(path)
     assert (report.verdict, report.findings) == ("sound", ())
@@ -222,7 +222,7 @@ def test_a_snapshot_of_plain_values_that_is_all_of_the_file_is_sound(path: str) 
 
 
 @pytest.mark.parametrize("forward", [False, True])
-def test_a_snapshot_that_ends_elsewhere_is_damage_from_its_beginning(forward: bool, path: str) -> None:
+def test_snapshot_that_ends_elsewhere_is_damage_from_its_beginning(forward: bool, path: str) -> None:
     """Whatever a forward record says of the same generation: it names no snapshot."""
     data, chain = encoded(FIRST_CHAIN, b"1", b"2")
     for kept, promised in ((data[: len(data) // 2], chain), (data, chain ^ 1)):
@@ -232,7 +232,7 @@ def test_a_snapshot_that_ends_elsewhere_is_damage_from_its_beginning(forward: bo
         assert told(verify(path)) == [(file, 0, size)]
 
 
-def test_of_a_snapshot_with_damage_only_that_is_told(path: str) -> None:
+def test_snapshot_with_a_damaged_record_is_reported_once(path: str) -> None:
     data, chain = encoded(FIRST_CHAIN, b"1", b"2")
     behind, _ = encoded(chain, b"3", b"4")
     file = seal(path, data, chain)
@@ -244,7 +244,7 @@ def test_of_a_snapshot_with_damage_only_that_is_told(path: str) -> None:
     assert "checksum" in report.findings[0].message
 
 
-def test_a_senseless_list_of_keys_is_damage_though_nothing_else_is_in_the_file(path: str) -> None:
+def test_multi_set_with_an_invalid_list_of_keys_is_damage(path: str) -> None:
     header = Header(b"0" * 16, OFD).encode()
     data, _ = encoded(Header.decode(header)[2], b"?", kind=record.MULTI_SET)
     put(path, header + data)
@@ -255,7 +255,7 @@ def test_a_senseless_list_of_keys_is_damage_though_nothing_else_is_in_the_file(p
 
 
 @pytest.mark.parametrize("more", [1, 2, 3])
-def test_the_smallest_record_is_found_behind_a_few_bytes_of_anything(more: int, path: str) -> None:
+def test_smallest_record_is_found_after_a_few_other_bytes(more: int, path: str) -> None:
     header = Header(b"0" * 16, OFD).encode()
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     put(path, header + b"?" * more + data)
@@ -276,23 +276,21 @@ def found_behind(path: str, junk: bytes, data: bytes) -> LogPosition | None:
         os.close(fd)
 
 
-def test_a_record_is_found_wherever_it_begins_in_what_is_searched_at_once(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_is_found_at_any_place_of_the_search_window(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "_WINDOW", 64)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     for size in range(200):
         assert found_behind(path, b"?" * size, data) == LogPosition(1 + size, 5)
 
 
-def test_what_promises_more_than_the_file_holds_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_length_beyond_the_end_of_the_file_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "_WORK_MIN", 0)
     data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
     junk = b"\1\1\1\0\1\1A\1\1\1\1\0\1\1\1\1" * 500  # each the beginning of a record of 65 kB
     assert found_behind(path, junk, data) == LogPosition(1 + len(junk), 5)
 
 
-def test_what_has_no_letter_for_its_kind_is_no_record(path: str) -> None:
+def test_record_whose_kind_is_no_letter_is_not_found_after_damage(path: str) -> None:
     data, _ = record.encode(ord("1"), b"", b"", 1, 2, 5)
     assert found_behind(path, b"", data) is None
     data, _ = record.encode(ord("q"), b"", b"", 1, 2, 5)

@@ -294,9 +294,7 @@ class BrokenBell:
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_waiter_beside_a_poller_looks_itself_at_intervals(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_waiter_beside_a_poller_looks_itself_at_intervals(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     election = Election(elects=False)
     beats = iter(range(100))
     monkeypatch.setattr(election, "heartbeat_count", lambda: next(beats))

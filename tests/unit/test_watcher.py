@@ -54,13 +54,13 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ChangeWatcher]]:
         ("poll", False, True, False),
     ],
 )
-def test_events_are_listened_to_where_they_tell_of_all_writers_or_somebody_insists(
+def test_events_are_used_where_they_show_all_writers_or_on_request(
     mode: str, is_local: bool, is_node: bool, hears: bool, make: Callable[..., ChangeWatcher]
 ) -> None:
     assert make(mode, is_local=is_local, is_node=is_node).has_events is hears
 
 
-def test_a_process_is_watched_where_there_are_events(make: Callable[..., ChangeWatcher]) -> None:
+def test_process_is_watched_where_there_are_events(make: Callable[..., ChangeWatcher]) -> None:
     watch = make("auto", is_local=True)
     assert watch.watch_process(os.getpid())
     assert watch.watches(os.getpid())
@@ -70,7 +70,7 @@ def test_a_process_is_watched_where_there_are_events(make: Callable[..., ChangeW
     assert not deaf.watches(os.getpid())
 
 
-def test_who_hears_of_nothing_has_no_bell(tmp_path: Path) -> None:
+def test_watch_without_events_has_no_bell(tmp_path: Path) -> None:
     """It would mark it at each look, and writers would ring for nobody."""
     with closing(Doorbell(str(tmp_path / "bell"), 0o600)) as bell:
         for mode, rings in (("poll", None), ("auto", bell)):
@@ -107,7 +107,7 @@ class Woken:
         return False
 
 
-def test_who_hears_of_nothing_sleeps_until_it_is_woken(
+def test_watch_without_events_sleeps_until_it_is_woken(
     make: Callable[..., ChangeWatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = make("poll", is_local=True)
@@ -121,7 +121,7 @@ def test_who_hears_of_nothing_sleeps_until_it_is_woken(
     assert not sleep(watch, ticket, -1)
 
 
-def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., ChangeWatcher]) -> None:
+def test_watch_that_is_closed_is_no_longer_shared(make: Callable[..., ChangeWatcher]) -> None:
     watch = make("auto", is_local=True)
     assert not watch.is_stale
     watch.close()
@@ -129,7 +129,7 @@ def test_a_watch_that_is_closed_is_not_shared_any_more(make: Callable[..., Chang
     assert not watch.has_events
 
 
-def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: Callable[..., ChangeWatcher]) -> None:
+def test_fork_while_a_watch_is_made_lets_the_child_make_its_own(make: Callable[..., ChangeWatcher]) -> None:
     """The thread that was making it is not there in the child, and never lets go."""
     is_making, may_end = threading.Event(), threading.Event()
 
@@ -151,7 +151,7 @@ def test_a_child_that_was_forked_while_a_watch_was_made_can_make_its_own(make: C
         thread.join()
 
 
-def test_one_thread_hears_and_wakes_all_who_sleep(make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
+def test_listener_thread_wakes_all_sleepers(make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
     watch = make("auto", is_local=True)
     sleepers: list[Any] = []
     with ExitStack() as stack:
@@ -184,7 +184,9 @@ class Loop(WaitBackend):
         super().release(events)
 
 
-def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., ChangeWatcher], tmp_path: Path) -> None:
+def test_watch_in_an_event_loop_reads_events_without_waiting(
+    make: Callable[..., ChangeWatcher], tmp_path: Path
+) -> None:
     loop = Loop()
     watch = make("auto", is_local=True, backend=loop)
     (heard,) = loop.heard
@@ -203,9 +205,7 @@ def test_who_is_told_of_events_does_not_wait_for_them(make: Callable[..., Change
     assert waiting.was_rung
 
 
-def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(
-    make: Callable[..., ChangeWatcher],
-) -> None:
+def test_watch_in_an_event_loop_listens_again_after_its_first_process(make: Callable[..., ChangeWatcher]) -> None:
     for listens in (True, False):
         loop = Loop(listens=listens)
         watch = make("auto", is_local=True, backend=loop)
@@ -216,7 +216,7 @@ def test_who_is_told_of_the_end_of_a_process_for_the_first_time_listens_anew(
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_who_is_told_too_late_gives_the_events_back(
+def test_event_callback_of_a_closed_watch_gives_the_events_back(
     how: str, make: Callable[..., ChangeWatcher], tmp_path: Path
 ) -> None:
     """Or it would be called again and again."""
@@ -238,7 +238,7 @@ def _watch(tmp_path: Path, loop: Loop) -> Any:
     return ChangeWatcher(str(tmp_path / "log"), None, "auto", is_local=True, backend=loop)
 
 
-def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> None:
+def test_watch_that_is_closed_holds_no_election_and_no_bell(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     post, ticket = watch.election, Waiter(watch)
@@ -249,7 +249,7 @@ def test_a_watch_that_is_closed_has_no_post_and_no_bell_open(tmp_path: Path) -> 
     assert bell.is_lost
 
 
-def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: Path) -> None:
+def test_watch_that_loses_the_node_bell_leaves_the_election_and_polls(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
     try:
@@ -267,11 +267,11 @@ def test_who_loses_the_bell_of_the_node_gives_the_post_back_and_polls(tmp_path: 
 
 
 @given(st.binary(max_size=40))
-def test_every_key_has_a_byte_of_the_bell_that_others_can_compute(key: bytes) -> None:
+def test_bucket_of_a_key_is_its_crc_modulo_the_bell_size(key: bytes) -> None:
     assert bucket(key) == zlib.crc32(key) % 4096
 
 
-def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
+def test_bell_is_new_only_to_its_creator(tmp_path: Path) -> None:
     path = str(tmp_path / "bell")
     first, second = Doorbell(path, 0o600), Doorbell(path, 0o600)
     assert (first.is_new, second.is_new) == (True, False)
@@ -281,7 +281,7 @@ def test_a_bell_is_new_to_who_made_it_alone(tmp_path: Path) -> None:
         assert bell.is_lost
 
 
-def test_a_bell_rings_for_who_has_marked_and_for_nobody_twice(tmp_path: Path) -> None:
+def test_bell_rings_once_for_each_arming(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     try:
         bell.ring(7)
@@ -334,7 +334,7 @@ class Heard:
         return self._ended
 
 
-def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., ChangeWatcher]) -> None:
+def test_listener_wakes_the_rung_sleepers_and_not_itself(make: Callable[..., ChangeWatcher]) -> None:
     watch: Any = make("poll", is_local=True)
     woken: list[Sleeper] = []
     listener, rung, other = (Sleeper(woken, is_rung=rings) for rings in (True, True, False))
@@ -345,7 +345,7 @@ def test_who_hears_wakes_those_who_are_rung_and_not_itself(make: Callable[..., C
 
 
 @pytest.mark.parametrize(("sleeps", "count"), [(True, 1), (False, 3)])
-def test_who_leaves_wakes_one_who_sleeps_to_listen_in_its_place(
+def test_listener_that_leaves_wakes_a_sleeper_to_take_its_place(
     sleeps: bool, count: int, make: Callable[..., ChangeWatcher]
 ) -> None:
     """Who was woken before is about to leave, too."""
@@ -356,7 +356,7 @@ def test_who_leaves_wakes_one_who_sleeps_to_listen_in_its_place(
     assert len(woken) == count
 
 
-def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_calls(
+def test_sleepers_are_all_woken_by_wake_all_and_by_a_call(
     make: Callable[..., ChangeWatcher],
 ) -> None:
     watch: Any = make("poll", is_local=True)
@@ -370,18 +370,14 @@ def test_all_who_sleep_are_woken_where_events_come_by_themselves_or_somebody_cal
 
 
 @pytest.mark.parametrize("readable", [False, True])
-def test_who_listens_is_interrupted_when_all_are_to_look_about(
-    readable: bool, make: Callable[..., ChangeWatcher]
-) -> None:
+def test_listener_is_interrupted_by_look_about(readable: bool, make: Callable[..., ChangeWatcher]) -> None:
     watch: Any = make("poll", is_local=True)
     watch._events = heard = Heard(readable=readable)
     watch.wake_all()
     assert heard.interruptions == readable
 
 
-def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed(
-    make: Callable[..., ChangeWatcher],
-) -> None:
+def test_watches_made_at_once_leave_one_shared_and_close_the_other(make: Callable[..., ChangeWatcher]) -> None:
     log_id = os.urandom(16)
     inner: list[ChangeWatcher] = []
     outer = make("auto", is_local=True)
@@ -396,7 +392,7 @@ def test_of_two_watches_that_are_made_at_once_one_is_shared_and_the_other_closed
     assert log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, make_slowly) is watch
 
 
-def test_a_forked_child_shares_no_watch_of_its_parent_s(
+def test_fork_closes_the_shared_watches_of_the_parent_in_the_child(
     make: Callable[..., ChangeWatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_watch, "_watchers", weakref.WeakValueDictionary())

@@ -64,9 +64,7 @@ def test_tls_with_certificates_on_both_sides(secure_server: Server, files: dict[
             thread.join()
 
 
-def test_a_server_whose_certificate_is_not_trusted_is_refused_at_once(
-    secure_server: Server, files: dict[str, str]
-) -> None:
+def test_server_with_an_untrusted_certificate_is_refused_at_once(secure_server: Server, files: dict[str, str]) -> None:
     with (
         secure_server.open("p", timeout=300, cacert=files["stranger"]) as store,
         pytest.raises(StoreUnavailableError, match=rf"{secure_server.address}.*certificate"),
@@ -74,7 +72,7 @@ def test_a_server_whose_certificate_is_not_trusted_is_refused_at_once(
         store.get("k")
 
 
-def test_who_has_no_certificate_is_refused(secure_server: Server, files: dict[str, str]) -> None:
+def test_client_without_a_certificate_is_refused(secure_server: Server, files: dict[str, str]) -> None:
     with (
         secure_server.open("p", timeout=300, cacert=files["cacert"]) as store,
         pytest.raises(StoreUnavailableError, match=secure_server.address),
@@ -104,7 +102,7 @@ def guarded(own_server: Server) -> Server:
     return own_server
 
 
-def test_who_logs_in_uses_what_is_allowed_and_nothing_else(guarded: Server) -> None:
+def test_user_that_logs_in_can_use_only_permitted_keys(guarded: Server) -> None:
     with guarded.open("mine", timeout=HANG_S, user="me", password="secret") as store:
         store.set("k", "v")
         store.announce_rank(0)
@@ -124,7 +122,7 @@ def test_who_logs_in_uses_what_is_allowed_and_nothing_else(guarded: Server) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"user": "me", "password": "wrong"}, {"user": "nobody", "password": "secret"}])
-def test_who_may_not_come_in_is_told_at_once(guarded: Server, options: dict[str, str]) -> None:
+def test_user_without_valid_credentials_is_refused_at_once(guarded: Server, options: dict[str, str]) -> None:
     with guarded.open("mine", timeout=300, **options) as store:
         for call in (lambda: store.set("k", "v"), lambda: store.get("k"), lambda: store.members()):
             with pytest.raises(StoreUnavailableError, match=guarded.address) as caught:
@@ -133,7 +131,7 @@ def test_who_may_not_come_in_is_told_at_once(guarded: Server, options: dict[str,
             assert "secret" not in str(caught.value)
 
 
-def test_a_log_in_outlives_the_server(guarded: Server) -> None:
+def test_login_is_repeated_after_the_server_restarts(guarded: Server) -> None:
     """The server keeps its tokens in memory: after a restart it knows none of them."""
     with guarded.open("mine", timeout=HANG_S, user="me", password="secret") as store:
         store.set("k", "v")
@@ -149,7 +147,7 @@ def test_a_log_in_outlives_the_server(guarded: Server) -> None:
     "address",
     ["", "host:0x1", "h:99999", "ftp://h", "h1,,h2", "http://h1,https://h2", "user@h", "h/path", "a b", "[::1", "::1"],
 )
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_etcd_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match=r"etcd|TLS"):
         EtcdStore(address, "p")
 
@@ -164,7 +162,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         ("etcd://[fe80::1],10.0.0.1:5", (("fe80::1", 2379), ("10.0.0.1", 5))),
     ],
 )
-def test_addresses_name_every_member(address: str, endpoints: tuple[tuple[str, int], ...]) -> None:
+def test_address_names_every_member(address: str, endpoints: tuple[tuple[str, int], ...]) -> None:
     access = parse_access(address, tls=False, cacert=None, cert=None, key=None)
     assert access.endpoints == endpoints
     assert not access.tls

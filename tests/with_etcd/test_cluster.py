@@ -58,7 +58,7 @@ def _done(call: object) -> bool:
     return True
 
 
-def test_without_a_majority_nothing_is_answered_and_the_error_names_the_members(trio: Trio) -> None:
+def test_cluster_without_a_majority_is_an_error_that_names_the_members(trio: Trio) -> None:
     with EtcdStore(trio.address, "p", HANG_S) as store:
         store.set("k", "v")
         trio.kill(0)

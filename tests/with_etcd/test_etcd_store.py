@@ -56,12 +56,12 @@ def test_stores_with_other_prefixes_see_nothing_of_each_other(server: Server) ->
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "=v", "a/=q/b", "a\0b"])
-def test_a_prefix_that_could_reach_into_another_store_is_refused(server: Server, prefix: str) -> None:
+def test_prefix_that_could_reach_into_another_store_is_refused(server: Server, prefix: str) -> None:
     with pytest.raises(ValueError, match="prefix"):
         server.open(prefix)
 
 
-def test_queues_whose_names_begin_alike_are_apart(store: EtcdStore) -> None:
+def test_queues_whose_names_begin_alike_are_separate(store: EtcdStore) -> None:
     names = ["q", "q/", "q/1", "1/q", "", "/", b"q\xff"]
     for name in names:
         store.queue_push(name, name)
@@ -70,7 +70,7 @@ def test_queues_whose_names_begin_alike_are_apart(store: EtcdStore) -> None:
         assert store.queue_pop(name) == (name if isinstance(name, bytes) else name.encode())
 
 
-def test_a_client_of_etcd3gw_says_where_the_server_is(server: Server) -> None:
+def test_etcd3gw_client_supplies_the_server_address(server: Server) -> None:
     class Client:  # what of it counts
         host, port, protocol = "127.0.0.1", server.port, "http"
         session = type("Session", (), {"verify": True, "cert": None})()
@@ -80,7 +80,7 @@ def test_a_client_of_etcd3gw_says_where_the_server_is(server: Server) -> None:
         assert store.get("k") == b"v"
 
 
-def test_the_address_opens_it_with_everything_percent_encoded(server: Server) -> None:
+def test_etcd_url_is_percent_decoded(server: Server) -> None:
     with (
         fscoord.open_store(f"etcd://{server.address}/a%20%2f%3Fjob?timeout=7&session_ttl=3") as store,
         server.open("a /?job") as same,
@@ -90,7 +90,7 @@ def test_the_address_opens_it_with_everything_percent_encoded(server: Server) ->
         assert store.timeout.total_seconds() == 7
 
 
-def test_a_rendezvous_finds_its_place_in_etcd(server: Server) -> None:
+def test_rendezvous_backend_uses_its_own_prefix_in_etcd(server: Server) -> None:
     for endpoint in (server.address, f"etcd://{server.address}/elsewhere"):
         params = RendezvousParameters("c10d", endpoint, "run/=1", 1, 1, store_type="etcd")
         backend, store = create_backend(params)
@@ -106,7 +106,7 @@ def test_a_rendezvous_finds_its_place_in_etcd(server: Server) -> None:
 # Limits
 
 
-def test_more_keys_than_one_list_of_operations_takes_are_one_transaction(store: EtcdStore) -> None:
+def test_multi_set_of_4096_keys_is_one_transaction(store: EtcdStore) -> None:
     names = [f"k{number}" for number in range(4096)]
     before = store.num_keys()
     revisions = set()
@@ -125,7 +125,7 @@ def test_more_keys_than_one_list_of_operations_takes_are_one_transaction(store: 
 
 
 @pytest.mark.parametrize("call", ["add", "append", "compare_set"])
-def test_a_handle_without_time_changes_what_it_has_never_seen(store: EtcdStore, call: str) -> None:
+def test_handle_with_timeout_zero_can_change_a_key_it_has_not_read(store: EtcdStore, call: str) -> None:
     """Its first try is a guess. That this was wrong is no sign that others are quicker."""
     store.set("k", "1")
     with store.clone() as hasty:
@@ -141,7 +141,7 @@ def _range(store: EtcdStore, name: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("size", [1_600_000, 3_000_000])
-def test_what_is_too_large_for_the_server_changes_nothing(store: EtcdStore, size: int) -> None:
+def test_value_too_large_for_the_server_changes_nothing(store: EtcdStore, size: int) -> None:
     store.set("k", "v")
     for call in (
         lambda: store.set("k", bytes(size)),
@@ -160,7 +160,7 @@ def test_what_is_too_large_for_the_server_changes_nothing(store: EtcdStore, size
 # Servers that are not there
 
 
-def test_a_server_that_is_not_there_is_named_within_the_timeout() -> None:
+def test_server_that_is_not_there_is_named_within_the_timeout() -> None:
     port = free_port()
     store = EtcdStore(f"127.0.0.1:{port}", "p", timeout=0.2)
     calls: list[Callable[[], object]] = [
@@ -181,7 +181,7 @@ def test_a_server_that_is_not_there_is_named_within_the_timeout() -> None:
     store.close()
 
 
-def test_what_answers_and_is_no_etcd_is_named() -> None:
+def test_server_that_is_not_etcd_is_named() -> None:
     # It says that it will hang up: a client that does not know may ask once more just then.
     reply = b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 3\r\n\r\nno\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -202,7 +202,7 @@ def test_what_answers_and_is_no_etcd_is_named() -> None:
                     call()
 
 
-def test_a_write_whose_answer_is_lost_may_have_been_applied() -> None:
+def test_write_whose_answer_is_lost_may_have_been_applied() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -217,7 +217,7 @@ def test_a_write_whose_answer_is_lost_may_have_been_applied() -> None:
             assert caught.value.maybe_applied
 
 
-def test_a_server_that_says_nothing_does_not_hold_a_call_for_ever(own_server: Server) -> None:
+def test_server_that_does_not_answer_ends_a_call_at_its_timeout(own_server: Server) -> None:
     store = own_server.open("p", timeout=0.2)
     store.set("k", "v")
     own_server.pause()
@@ -234,7 +234,7 @@ def test_a_server_that_says_nothing_does_not_hold_a_call_for_ever(own_server: Se
     store.close()
 
 
-def test_the_next_member_is_asked_when_one_is_gone(server: Server) -> None:
+def test_member_that_is_gone_is_replaced_by_the_next(server: Server) -> None:
     with EtcdStore(f"127.0.0.1:{free_port()},{server.address}", "failover", timeout=HANG_S) as store:
         store.set("k", "v")
         assert store.get("k") == b"v"
@@ -243,7 +243,7 @@ def test_the_next_member_is_asked_when_one_is_gone(server: Server) -> None:
         assert waiter.result == b"1"
 
 
-def test_a_member_that_says_nothing_is_left_for_another_by_who_reads(server: Server) -> None:
+def test_member_that_does_not_answer_is_replaced_by_another_for_reads(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]},{server.address}"
         with server.open("silence") as store, EtcdStore(address, "silence", timeout=3) as other:
@@ -254,7 +254,7 @@ def test_a_member_that_says_nothing_is_left_for_another_by_who_reads(server: Ser
             assert store.get("k") == b"w"
 
 
-def test_waits_survive_that_the_server_restarts(own_server: Server) -> None:
+def test_waits_survive_a_restart_of_the_server(own_server: Server) -> None:
     with own_server.open("p") as store, own_server.open("p") as other:
         waits = [start_thread(call, name) for call, name in ((store.get, "a"), (other.queue_pop, "q"))]
         waits.append(start_thread(store.wait, ["a", "b"]))
@@ -267,7 +267,7 @@ def test_waits_survive_that_the_server_restarts(own_server: Server) -> None:
         assert [each.join() for each in waits] == [b"1", b"3", None]
 
 
-def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, store: EtcdStore) -> None:
+def test_wait_reads_again_when_its_revision_was_compacted(server: Server, store: EtcdStore) -> None:
     """A watch from a revision that the server has forgotten is ended by the server; the wait reads again."""
     from fscoord.stores.etcd.transactions import KeySnapshot, WatchRange
 
@@ -285,7 +285,7 @@ def test_what_waits_finds_out_that_its_revision_is_compacted(server: Server, sto
 # Closing
 
 
-def test_closing_ends_the_waits_of_other_threads(open_store: Open) -> None:
+def test_close_ends_the_waits_of_other_threads(open_store: Open) -> None:
     store = open_store()
     waits = [start_thread(call, argument) for call, argument in ((store.get, "k"), (store.queue_pop, "q"))]
     until(lambda: len(store._client._streams) == 2)
@@ -299,7 +299,7 @@ def test_closing_ends_the_waits_of_other_threads(open_store: Open) -> None:
             call()
 
 
-def test_a_forked_child_has_connections_and_a_session_of_its_own(store: EtcdStore) -> None:
+def test_forked_child_has_connections_and_a_session_of_its_own(store: EtcdStore) -> None:
     store.announce_rank(0)
     number = store.register()
     pid = os.fork()
@@ -321,14 +321,14 @@ def test_a_forked_child_has_connections_and_a_session_of_its_own(store: EtcdStor
 # Counters and queues under contention
 
 
-def test_additions_of_many_threads_all_count(open_store: Open) -> None:
+def test_additions_by_several_threads_are_all_counted(open_store: Open) -> None:
     handles = [open_store() for _ in range(4)]
     threads = [start_thread(lambda handle=handle: [handle.add("n", 1) for _ in range(25)]) for handle in handles]
     sums = [number for thread in threads for number in thread.join()]
     assert sorted(sums) == list(range(1, 101))
 
 
-def test_poppers_take_every_value_once_and_in_order(open_store: Open) -> None:
+def test_queue_values_are_popped_once_and_in_order_by_several_threads(open_store: Open) -> None:
     store = open_store()
     for number in range(60):
         store.queue_push("q", b"%d" % number)
@@ -347,7 +347,7 @@ def test_poppers_take_every_value_once_and_in_order(open_store: Open) -> None:
     assert all(each == sorted(each) for each in taken)
 
 
-def test_a_sum_that_is_refused_is_refused_for_what_is_there_now(open_store: Open) -> None:
+def test_addition_is_judged_by_the_current_value_of_the_key(open_store: Open) -> None:
     """A handle remembers what it wrote last, which says nothing of what the key has now."""
     one, two = open_store(), open_store()
     one.add("n", 2**63 - 1)
@@ -364,7 +364,7 @@ def test_a_sum_that_is_refused_is_refused_for_what_is_there_now(open_store: Open
 # Sessions
 
 
-def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None:
+def test_session_of_a_killed_process_is_dead_when_its_lease_is_over(open_store: Open) -> None:
     store = open_store()
     store.announce_rank(0)
     pid = os.fork()
@@ -379,7 +379,7 @@ def test_who_dies_is_found_dead_when_its_lease_is_over(open_store: Open) -> None
     assert [(member.pid, member.alive) for member in dead] == [(pid, "no")]
 
 
-def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_store: Open) -> None:
+def test_session_taken_for_dead_can_no_longer_write(server: Server, open_store: Open) -> None:
     store, other = open_store(), open_store()
     store.announce_rank(0)
     post(server, "lease/revoke", {"ID": str(store._session._lease.number)})
@@ -396,7 +396,7 @@ def test_a_session_that_was_taken_for_dead_writes_no_more(server: Server, open_s
     assert store.check(["k"]) is False
 
 
-def test_a_lease_is_kept_alive_for_longer_than_it_lasts(open_store: Open) -> None:
+def test_lease_is_renewed_beyond_its_ttl(open_store: Open) -> None:
     store, other = open_store(session_ttl=1), open_store()
     store.announce_rank(0)
     with pytest.raises(StoreTimeoutError):
@@ -404,7 +404,7 @@ def test_a_lease_is_kept_alive_for_longer_than_it_lasts(open_store: Open) -> Non
     assert other.dead_ranks([0]) == []
 
 
-def test_a_session_lives_on_when_the_server_restarts(own_server: Server) -> None:
+def test_session_survives_a_restart_of_the_server(own_server: Server) -> None:
     with own_server.open("p") as store, own_server.open("p") as other:
         store.announce_rank(0)
         own_server.kill()
@@ -413,7 +413,7 @@ def test_a_session_lives_on_when_the_server_restarts(own_server: Server) -> None
         store.set("k", "v")
 
 
-def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
+def test_barrier_that_fails_fast_names_the_rank_that_closed(open_store: Open) -> None:
     def leave() -> None:
         with open_store() as leaving:
             leaving.announce_rank(1)
@@ -434,7 +434,7 @@ def test_a_barrier_that_fails_fast_names_who_closed(open_store: Open) -> None:
     assert caught.value.dead == ("1",)
 
 
-def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_what_was_deleted(open_store: Open) -> None:
+def test_get_that_waited_returns_a_written_value_and_never_a_deleted_one(open_store: Open) -> None:
     store, other = open_store(), open_store()
     for turn in range(20):
         with start_thread(other.get, f"k{turn}") as waiter:
@@ -449,7 +449,7 @@ def test_a_get_that_waited_returns_what_was_written_first_or_later_and_never_wha
         assert waiter.result == b""
 
 
-def test_what_is_written_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
+def test_write_between_the_look_and_the_watch_is_not_missed(store: EtcdStore) -> None:
     """Several requests on one stream were lost now and then: Go's server drops what it has not read when it answers."""
     from fscoord.stores.etcd.transactions import KeySnapshot
 

@@ -86,7 +86,7 @@ def crew(server: Server) -> Iterator[Callable[[int], list[EtcdStore]]]:
         opened.pop().close()
 
 
-def test_two_hundred_random_histories_are_linearizable(
+def test_histories_at_random_are_linearizable(
     crew: Callable[[int], list[EtcdStore]], rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     for turn in range(scale(200)):
@@ -98,7 +98,7 @@ def test_two_hundred_random_histories_are_linearizable(
         history.judge()
 
 
-def test_they_are_while_the_server_is_killed_and_comes_back(
+def test_histories_are_linearizable_while_the_server_is_killed_and_restarted(
     own_server: Server, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     history, over = History(), threading.Event()
@@ -126,7 +126,7 @@ def test_they_are_while_the_server_is_killed_and_comes_back(
     history.judge()
 
 
-def test_a_history_with_one_lie_is_found(crew: Callable[[int], list[EtcdStore]]) -> None:
+def test_history_with_one_false_result_is_rejected(crew: Callable[[int], list[EtcdStore]]) -> None:
     history, store = History(), crew(-1)[0]
     for operation in (("set", b"1"), ("read",), ("add", 1), ("read",)):
         history.do(store, "v1", operation)
@@ -137,7 +137,7 @@ def test_a_history_with_one_lie_is_found(crew: Callable[[int], list[EtcdStore]])
         history.judge()
 
 
-def test_nothing_acknowledged_is_lost_when_the_server_is_killed_under_load(own_server: Server) -> None:
+def test_acknowledged_writes_survive_a_kill_of_the_server_under_load(own_server: Server) -> None:
     """Each thread counts, sets and pushes, and notes what was acknowledged; what was not may have happened or not."""
     sure = [0] * WIDTH
     unsure = [0] * WIDTH

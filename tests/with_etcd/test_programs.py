@@ -41,7 +41,7 @@ def run(*words: str, status: int = 0, **environment: str) -> str:
     return done.stdout
 
 
-def test_verbs_of_the_command_work_in_etcd(server: Server) -> None:
+def test_command_verbs_work_in_etcd(server: Server) -> None:
     url = f"etcd://{server.address}/command?timeout=60"
     run("set", "k", "v", FSCOORD_STORE=url)
     assert run("--store", url, "get", "k") == "v"
@@ -53,9 +53,7 @@ def test_verbs_of_the_command_work_in_etcd(server: Server) -> None:
 
 
 @pytest.mark.parametrize("by", ["address", "store_type"])
-def test_the_launcher_meets_in_etcd_and_gives_workers_a_store_there_that_it_removes(
-    server: Server, tmp_path: Path, by: str
-) -> None:
+def test_launcher_meets_in_etcd_and_removes_the_store_of_its_workers(server: Server, tmp_path: Path, by: str) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     prefix = f"launch/{by}"
@@ -86,7 +84,7 @@ def _keys(reply: dict[str, object]) -> list[bytes]:
     return [unb64(each["key"]) for each in key_values(reply)]
 
 
-def test_an_address_made_by_a_store_opens_the_same_store(server: Server) -> None:
+def test_address_made_by_a_store_opens_the_same_store(server: Server) -> None:
     with (
         server.open("a b/?é=1", session_ttl=7) as store,
         fscoord.open_store(store.address) as same,
@@ -104,7 +102,7 @@ def test_an_address_made_by_a_store_opens_the_same_store(server: Server) -> None
         assert store.address == same.address
 
 
-def test_an_address_says_all_that_is_needed_to_come_in() -> None:
+def test_address_holds_the_members_and_credentials() -> None:
     store = fscoord.EtcdStore("h1,h2:5", "p", user="me", password="a&b=%", cacert="/ca é", cert="/c", key="/k")
     with store, fscoord.open_store(store.address) as same:
         assert same._client.access == store._client.access
@@ -112,7 +110,7 @@ def test_an_address_says_all_that_is_needed_to_come_in() -> None:
         assert "a&b" not in repr(store)
 
 
-def test_the_benchmark_of_etcd_runs(tmp_path: Path) -> None:
+def test_benchmark_of_etcd_runs(tmp_path: Path) -> None:
     """In tiny sizes; the figures mean nothing, and nothing here looks at them."""
     (tmp_path / "benchmarks").symlink_to(Path(__file__).parents[2] / "benchmarks")
     done = subprocess.run(

@@ -36,9 +36,7 @@ def hold(store: EtcdStore) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_the_lock_of_a_process_that_gives_no_sign_of_life_is_free_when_its_lease_is_over(
-    open_store: Open, how: int
-) -> None:
+def test_lock_of_a_killed_or_stopped_process_is_free_when_its_lease_is_over(open_store: Open, how: int) -> None:
     store = open_store()
     pid = fork(open_store, hold)
     try:
@@ -51,7 +49,7 @@ def test_the_lock_of_a_process_that_gives_no_sign_of_life_is_free_when_its_lease
         os.waitpid(pid, 0)
 
 
-def test_the_item_of_a_killed_consumer_is_handed_out_again(open_store: Open) -> None:
+def test_item_of_a_killed_consumer_is_handed_out_again(open_store: Open) -> None:
     def take(store: EtcdStore) -> None:
         Queue(store, "q").take()
         store.set("has it", "1")
@@ -65,7 +63,7 @@ def test_the_item_of_a_killed_consumer_is_handed_out_again(open_store: Open) -> 
     assert Queue(store, "q").take(timeout=HANG_S).data == b"a"
 
 
-def test_who_closes_its_store_instead_of_releasing_frees_its_lock(open_store: Open) -> None:
+def test_lock_is_released_when_its_holder_closes_its_store(open_store: Open) -> None:
     holder = open_store(session_ttl=60)
     assert Lock(holder, "l").acquire()
     with start_thread(Lock(open_store(), "l").acquire) as waiter:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 TRAINING = Path(__file__).parent.parent.parent / "examples" / "torch_train.py"
 
 
-def test_a_training_goes_on_from_its_last_whole_checkpoint_when_a_worker_is_killed(tmp_path: Path) -> None:
+def test_training_resumes_from_its_last_whole_checkpoint_after_a_worker_dies(tmp_path: Path) -> None:
     """Worker 3 dies behind its part of the checkpoint of epoch 2: that checkpoint must not count."""
     training = tmp_path / "training"
     command = [

@@ -58,7 +58,7 @@ def opened() -> Iterator[list[Store]]:
 # -- one state, two backends -------------------------------------------------------------------------------------------
 
 
-def test_neither_backend_takes_the_others_beginning_for_a_state(
+def test_rendezvous_backends_do_not_take_each_others_initial_value_for_a_state(
     backends: tuple[C10dRendezvousBackend, TorchsBackend],
 ) -> None:
     ours, theirs = backends
@@ -67,7 +67,7 @@ def test_neither_backend_takes_the_others_beginning_for_a_state(
 
 @pytest.mark.parametrize("first", ["ours", "theirs"])
 @pytest.mark.parametrize("state", [b"x", b"xy", b"xyz", bytes(range(256))])
-def test_a_state_passes_between_torchs_backend_and_ours(
+def test_rendezvous_state_passes_between_the_backend_of_torch_and_ours(
     backends: tuple[C10dRendezvousBackend, TorchsBackend], first: str, state: bytes
 ) -> None:
     """The sizes are those that base64 pads in each of its ways."""
@@ -87,7 +87,7 @@ def test_a_state_passes_between_torchs_backend_and_ours(
 
 
 @pytest.mark.parametrize("first", ["ours", "theirs"])
-def test_a_token_of_one_backend_is_worth_nothing_once_the_other_has_written(
+def test_rendezvous_token_is_stale_once_the_other_backend_has_written(
     backends: tuple[C10dRendezvousBackend, TorchsBackend], first: str
 ) -> None:
     early, late = backends if first == "ours" else backends[::-1]
@@ -114,7 +114,7 @@ def make_handler(path: Path) -> tuple[TorchStore, dynamic.DynamicRendezvousHandl
     return store, handler
 
 
-def test_torchs_own_handler_forms_a_round_over_a_file(tmp_path: Path) -> None:
+def test_rendezvous_handler_of_torch_forms_a_round_over_a_file(tmp_path: Path) -> None:
     nodes = [make_handler(tmp_path / "job") for _ in range(2)]
     threads = [start_thread(handler.next_rendezvous) for _, handler in nodes]
     found = [thread.join() for thread in threads]
@@ -168,7 +168,7 @@ assert asked == [True, False, True], asked
 """
 
 
-def test_of_two_processes_on_the_named_host_one_serves_and_the_other_joins(port: int, opened: list[Store]) -> None:
+def test_processes_on_the_named_host_share_one_server_that_the_first_opens(port: int, opened: list[Store]) -> None:
     """Each finds its own name in the endpoint and would host. The second is refused the port and joins, unless it was
     told to host: then that is an error."""
     backend, store = create_backend(parameters(port))
@@ -182,7 +182,7 @@ def test_of_two_processes_on_the_named_host_one_serves_and_the_other_joins(port:
     assert found[0] == b"of the second"
 
 
-def test_torchs_backend_and_ours_meet_on_a_tcp_store(port: int, opened: list[Store]) -> None:
+def test_rendezvous_backend_of_torch_and_ours_meet_on_a_tcp_store(port: int, opened: list[Store]) -> None:
     backend, store = create_backend(parameters(port))
     opened.append(store)
     theirs = TorchsBackend(dist.TCPStore("localhost", port, timeout=LIMIT), "id")

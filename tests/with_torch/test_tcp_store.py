@@ -26,6 +26,7 @@ from fscoord.errors import (
     StoreUnavailableError,
 )
 from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
+from fscoord.stores.tcp.deadline import Deadline
 
 pytestmark = pytest.mark.torch
 
@@ -49,21 +50,21 @@ def store(master: TCPStore) -> Iterator[TCPStore]:
     store.close()
 
 
-def test_torchs_own_client_and_this_one_share_a_server(master: TCPStore, store: TCPStore) -> None:
+def test_client_of_torch_and_ours_share_a_server(master: TCPStore, store: TCPStore) -> None:
     other = dist.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=HANG_S))
     other.set("k", "v")
     assert store.get("k") == b"v"
     assert (store.add("n", 2), other.add("n", 3), store.add("n", 1)) == (2, 5, 6)
 
 
-def test_an_addition_to_what_is_no_integer_leaves_the_connection_whole(store: TCPStore) -> None:
+def test_addition_to_a_value_that_is_no_integer_leaves_the_connection_usable(store: TCPStore) -> None:
     store.set("k", "abc")
     with pytest.raises(ValueError, match="not an integer"):
         store.add("k", 1)
     assert store.get("k") == b"abc"
 
 
-def test_a_probe_that_wakes_a_waiter_does_not_end_its_wait(store: TCPStore, master: TCPStore) -> None:
+def test_compare_set_that_writes_nothing_does_not_end_a_wait(store: TCPStore, master: TCPStore) -> None:
     """A `compare_set` that writes nothing wakes who waits for the key, and torch's get returns an empty value then."""
     waiting = [start_thread(call, argument) for call, argument in [(store.get, "k"), (store.wait, ["k"])]]
     for _ in range(20):
@@ -73,7 +74,7 @@ def test_a_probe_that_wakes_a_waiter_does_not_end_its_wait(store: TCPStore, mast
     assert [thread.join() for thread in waiting] == [b"v", None]
 
 
-def test_what_one_client_has_written_the_next_one_reads(master: TCPStore) -> None:
+def test_write_of_one_client_is_read_by_the_next(master: TCPStore) -> None:
     """torch's own set returns when the request is sent, and another client may still read the old value."""
     over = threading.Event()
 
@@ -98,13 +99,13 @@ def test_what_one_client_has_written_the_next_one_reads(master: TCPStore) -> Non
             over.set()
 
 
-def test_a_thread_that_waits_keeps_no_other_from_working(store: TCPStore) -> None:
+def test_waiting_thread_does_not_block_other_threads(store: TCPStore) -> None:
     with start_thread(store.get, "k") as waiting:
         store.set("k", "v")
     assert waiting.result == b"v"
 
 
-def test_what_the_server_would_hang_up_on_is_refused(store: TCPStore) -> None:
+def test_value_over_the_payload_limit_of_the_server_is_refused(store: TCPStore) -> None:
     with pytest.raises(LimitExceededError, match=str(PAYLOAD_MAX)):
         store.set("k", bytes(PAYLOAD_MAX + 1))
     with pytest.raises(LimitExceededError):
@@ -127,7 +128,7 @@ def test_ctrl_c_ends_a_wait(store: TCPStore) -> None:
     assert store.get("k") == b"v"
 
 
-def test_a_server_that_is_not_there_is_named_within_the_timeout() -> None:
+def test_server_that_is_not_there_is_named_within_the_timeout() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -135,7 +136,7 @@ def test_a_server_that_is_not_there_is_named_within_the_timeout() -> None:
             TCPStore("127.0.0.1", port, timeout=0.2)
 
 
-def test_a_port_that_is_taken_is_said_so(master: TCPStore) -> None:
+def test_port_already_in_use_is_reported(master: TCPStore) -> None:
     with pytest.raises(StoreUnavailableError, match="free and open"):
         TCPStore("127.0.0.1", master.port, is_master=True, timeout=0.2, wait_for_workers=False)
 
@@ -146,7 +147,7 @@ def set_for_ever(store: TCPStore) -> None:
         store.set("k", "v")
 
 
-def test_the_store_is_gone_with_its_master(store: TCPStore, master: TCPStore) -> None:
+def test_store_fails_once_its_master_is_closed(store: TCPStore, master: TCPStore) -> None:
     master.close()
     with pytest.raises(StoreUnavailableError) as caught:
         set_for_ever(store)
@@ -155,7 +156,7 @@ def test_the_store_is_gone_with_its_master(store: TCPStore, master: TCPStore) ->
         master.get("k")
 
 
-def test_a_forked_child_has_a_connection_of_its_own(store: TCPStore, master: TCPStore) -> None:
+def test_forked_child_has_a_connection_of_its_own(store: TCPStore, master: TCPStore) -> None:
     store.set("k", "0")
     child = os.fork()
     if not child:
@@ -170,7 +171,7 @@ def test_a_forked_child_has_a_connection_of_its_own(store: TCPStore, master: TCP
 
 
 @pytest.mark.parametrize("what", ["pass", "del store", "store.set('k', 'v')", "store.close()"])
-def test_a_forked_child_of_the_master_ends_as_any_other(what: str) -> None:
+def test_forked_child_of_the_master_ends_normally(what: str) -> None:
     """torch's C++ ends the process when a server is destroyed whose thread is not there."""
     program = f"""
 import os, sys
@@ -188,7 +189,7 @@ store.close()
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
-def test_an_address_opens_it(master: TCPStore) -> None:
+def test_tcp_url_opens_a_client_or_a_master(master: TCPStore) -> None:
     with open_store(f"tcp://127.0.0.1:{master.port}?timeout=3") as store:
         assert store.timeout == timedelta(seconds=3)
         store.set("k", "v")
@@ -200,13 +201,13 @@ def test_an_address_opens_it(master: TCPStore) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1", "tcp://:1", "tcp://h:x", "tcp://h:1/path"])
-def test_an_address_without_host_or_port_is_no_address(address: str) -> None:
+def test_tcp_url_without_host_or_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="tcp://host:port"):
         open_store(address)
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_wait_in_vain_writes_nothing(use_libuv: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wait_that_times_out_prints_nothing(use_libuv: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """torch's own client writes two lines each time, and asks the resolver for its own name for them."""
     with TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv) as store:
         store.set("here", "1")
@@ -221,14 +222,30 @@ def test_a_wait_in_vain_writes_nothing(use_libuv: bool, capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
-def test_a_clone_that_looks_once_has_its_time_to_connect(store: TCPStore) -> None:
+def test_queue_pop_counts_the_whole_call_as_waited(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the server has queues is asked first, and a busy server takes long to answer."""
+    refuse = store._refuse_without_queues
+
+    def refuse_late(deadline: Deadline) -> None:
+        refuse(deadline)
+        while deadline.waited() < 0.2:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(store, "_refuse_without_queues", refuse_late)
+    store.set_timeout(0.3)
+    with pytest.raises(StoreTimeoutError) as caught:
+        store.queue_pop("never")
+    assert caught.value.waited >= 0.3
+
+
+def test_clone_with_timeout_zero_still_has_time_to_connect(store: TCPStore) -> None:
     store.set_timeout(0)
     with store.clone() as clone:
         assert clone.timeout == timedelta(0)
         assert clone._limit == HANG_S
 
 
-def test_closing_ends_a_wait_of_another_thread(store: TCPStore) -> None:
+def test_close_ends_the_wait_of_another_thread(store: TCPStore) -> None:
     waiting = start_thread(store.get, "never")
     until(lambda: store._connections._busy)
     store.close()
@@ -302,7 +319,7 @@ WRITTEN = {"set": b"v", "append": b"v", "multi": b"v", "compare": b"v"}
 """What the writes leave if they were applied, by their keys."""
 
 
-def test_a_server_that_is_stopped_ends_each_operation_in_time_and_its_store_goes_on_with_it(stopped: Stopped) -> None:
+def test_stopped_server_ends_each_operation_in_time_and_stores_resume_later(stopped: Stopped) -> None:
     """torch's own client waits for ever, or until the kernel gives up."""
     stores = {name: TCPStore("127.0.0.1", stopped.port, timeout=LIMIT) for name in CALLS}
     first = stores["set"]
@@ -334,7 +351,7 @@ def test_a_server_that_is_stopped_ends_each_operation_in_time_and_its_store_goes
         store.close()
 
 
-def test_a_server_that_is_stopped_while_a_wait_goes_on_makes_it_a_time_out(stopped: Stopped) -> None:
+def test_stopped_server_makes_a_running_wait_time_out(stopped: Stopped) -> None:
     with TCPStore("127.0.0.1", stopped.port, timeout=LIMIT) as store:
         with start_thread(pytest.raises, StoreTimeoutError, store.get, "k") as waiting:
             until(lambda: [each for each in list(store._connections._busy) if each.has_received])
@@ -346,7 +363,7 @@ def test_a_server_that_is_stopped_while_a_wait_goes_on_makes_it_a_time_out(stopp
         assert store.get("k") == b"v"
 
 
-def test_ctrl_c_ends_a_write_to_a_server_that_is_stopped(stopped: Stopped, no_ctrl_c_is_lost: None) -> None:
+def test_ctrl_c_ends_a_write_to_a_stopped_server(stopped: Stopped, no_ctrl_c_is_lost: None) -> None:
     with TCPStore("127.0.0.1", stopped.port, timeout=HANG_S) as store:
         stopped.stop()
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
@@ -359,7 +376,7 @@ def test_ctrl_c_ends_a_write_to_a_server_that_is_stopped(stopped: Stopped, no_ct
         assert store.get("k") == b"w"
 
 
-def test_a_server_that_is_stopped_refuses_another_store_in_time(stopped: Stopped) -> None:
+def test_stopped_server_makes_opening_another_store_time_out(stopped: Stopped) -> None:
     stopped.stop()
     started = time.monotonic()
     with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no answer within"):
@@ -367,7 +384,7 @@ def test_a_server_that_is_stopped_refuses_another_store_in_time(stopped: Stopped
     assert time.monotonic() - started < SLACK_S
 
 
-def test_a_server_without_libuv_keeps_values_and_says_that_it_keeps_no_queues() -> None:
+def test_server_without_libuv_keeps_values_and_refuses_queues() -> None:
     with (
         TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=False) as master,
         master.clone() as store,
@@ -385,7 +402,7 @@ def test_a_server_without_libuv_keeps_values_and_says_that_it_keeps_no_queues() 
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_torchs_own_key_is_neither_counted_nor_listed(use_libuv: bool) -> None:
+def test_key_of_torch_is_neither_counted_nor_listed(use_libuv: bool) -> None:
     with TCPStore(
         "127.0.0.1", 0, 2, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv
     ) as master:
@@ -400,7 +417,7 @@ def test_torchs_own_key_is_neither_counted_nor_listed(use_libuv: bool) -> None:
         assert other.num_keys() == 1
 
 
-def test_a_master_and_its_workers_meet_torchs_too() -> None:
+def test_master_waits_for_workers_of_torch_too() -> None:
     port = free_port()
     opening = start_thread(lambda: TCPStore("127.0.0.1", port, 3, is_master=True, timeout=HANG_S))
     with TCPStore("127.0.0.1", port, 3, timeout=HANG_S) as worker:
@@ -411,12 +428,12 @@ def test_a_master_and_its_workers_meet_torchs_too() -> None:
             assert worker.get("k") == other.get("k") == b"v"
 
 
-def test_a_master_whose_workers_do_not_come_says_how_many_did() -> None:
+def test_master_whose_workers_do_not_come_reports_how_many_did() -> None:
     with pytest.raises(StoreTimeoutError, match=r"^timeout: .*: 1 of 2 stores connected within"):
         TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=0.1)
 
 
-def test_a_master_takes_a_socket_that_listens() -> None:
+def test_master_accepts_a_listening_socket() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         number = os.dup(listener.fileno())
         port = listener.getsockname()[1]
@@ -428,12 +445,12 @@ def test_a_master_takes_a_socket_that_listens() -> None:
         assert store.get("k") == b"v"
 
 
-def test_a_list_of_keys_that_are_not_text_is_had(store: TCPStore) -> None:
+def test_keys_that_are_not_text_are_listed(store: TCPStore) -> None:
     store.set(b"\xff", "v")
     assert store.list_keys() == ["\udcff"]
 
 
-def test_a_server_that_takes_its_time_to_start_and_to_stop_is_not_waited_for(
+def test_server_that_is_slow_to_start_or_stop_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, no_ctrl_c_is_lost: None
 ) -> None:
     """These are the only calls into torch's C++."""
@@ -468,7 +485,7 @@ def test_a_server_that_takes_its_time_to_start_and_to_stop_is_not_waited_for(
     goes_on.set()
 
 
-def test_a_client_needs_no_torch(master: TCPStore) -> None:
+def test_client_needs_no_torch(master: TCPStore) -> None:
     program = (
         "import sys; sys.modules['torch'] = None; from fscoord import TCPStore\n"
         f"with TCPStore('127.0.0.1', {master.port}, timeout={HANG_S}) as store: store.set('k', 'v')\n"

@@ -46,7 +46,7 @@ def pair(port: int) -> Iterator[list[TCPStoreBarrier]]:
         barrier.close()
 
 
-def test_ranks_meet_again_and_again(pair: list[TCPStoreBarrier]) -> None:
+def test_barrier_on_a_tcp_store_is_passed_repeatedly(pair: list[TCPStoreBarrier]) -> None:
     for _ in range(3):
         threads = [start_thread(barrier.execute_barrier) for barrier in pair]
         for thread in threads:
@@ -54,13 +54,13 @@ def test_ranks_meet_again_and_again(pair: list[TCPStoreBarrier]) -> None:
     assert [barrier.sequence for barrier in pair] == [3, 3]
 
 
-def test_a_time_out_names_the_missing_rank(pair: list[TCPStoreBarrier]) -> None:
+def test_barrier_timeout_names_the_missing_rank(pair: list[TCPStoreBarrier]) -> None:
     with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\].*rank 1 is at sequence 0") as caught:
         pair[0].execute_barrier(timeout=0.05)
     assert caught.value.missing_ranks == ("1",)
 
 
-def test_the_example_of_torchs_documentation_makes_one(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_is_made_from_the_config_in_the_torch_documentation(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     config = BarrierConfig(
@@ -80,17 +80,17 @@ def test_the_example_of_torchs_documentation_makes_one(port: int, monkeypatch: p
         assert (barrier.rank, barrier.world_size, barrier.sequence) == (0, 1, 1)
 
 
-def test_both_names_of_the_prefix_at_once_are_refused(port: int) -> None:
+def test_barrier_prefix_given_by_both_names_is_refused(port: int) -> None:
     with pytest.raises(ValueError, match="one prefix, not 2"):
         TCPStoreBarrier(0, 1, "a", tcpstore_port=port, barrier_prefix_list=["b"])
 
 
-def test_a_server_that_does_not_come_ends_the_wait_for_it(port: int) -> None:
+def test_barrier_without_a_server_is_an_error_in_time(port: int) -> None:
     with pytest.raises(StoreUnavailableError, match=str(port)):
         TCPStoreBarrier(1, 2, "a", 0.2, True, port, "127.0.0.1", HANG_S)
 
 
-def test_without_a_process_group_there_is_no_dist_barrier() -> None:
+def test_dist_barrier_without_a_process_group_is_refused() -> None:
     with pytest.raises(NoProcessGroupError, match="init_process_group") as caught:
         DistBarrier()
     assert isinstance(caught.value, AssertionError)
@@ -98,7 +98,7 @@ def test_without_a_process_group_there_is_no_dist_barrier() -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("end", "said"), [("timeout", "timed out"), ("interrupt", "interrupted")])
-def test_a_dist_barrier_holds_until_all_are_there_and_ends_in_time(tmp_path: Path, end: str, said: str) -> None:
+def test_dist_barrier_waits_for_all_ranks_and_ends_in_time(tmp_path: Path, end: str, said: str) -> None:
     command = [sys.executable, "-W", "ignore", str(WORKER), str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     ranks = [

@@ -53,14 +53,14 @@ def store(request: pytest.FixtureRequest, direct: TorchStore) -> dist.Store:
 # -- the operations ----------------------------------------------------------------------------------------------------
 
 
-def test_values_go_in_as_text_or_bytes_and_come_out_as_bytes(store: dist.Store) -> None:
+def test_values_are_given_as_text_or_bytes_and_returned_as_bytes(store: dist.Store) -> None:
     store.set("text", "v")
     store.set("bytes", b"\0\xff")
     assert (store.get("text"), store.get("bytes")) == (b"v", b"\0\xff")
     assert store.multi_get(["bytes", "text"]) == [b"\0\xff", b"v"]
 
 
-def test_counters_and_comparisons(store: dist.Store) -> None:
+def test_add_and_compare_set_work_as_in_torch(store: dist.Store) -> None:
     assert (store.add("n", 5), store.add("n", -7), store.get("n")) == (5, -2, b"-2")
     assert store.compare_set("k", "", "1") == b"1"
     assert store.compare_set("k", "2", "3") == b"1"
@@ -69,19 +69,19 @@ def test_counters_and_comparisons(store: dist.Store) -> None:
     assert not store.check(["missing"])
 
 
-def test_a_deletion_says_whether_there_was_something(store: dist.Store) -> None:
+def test_delete_key_returns_if_the_key_existed(store: dist.Store) -> None:
     store.set("k", "v")
     assert (store.delete_key("k"), store.delete_key("k")) == (True, False)
     assert store.num_keys() == 0
 
 
-def test_an_appended_value_that_equals_the_present_one_is_not_lost(store: dist.Store) -> None:
+def test_append_of_a_value_equal_to_the_present_one_is_not_lost(store: dist.Store) -> None:
     for _ in range(3):
         store.append("k", "x")
     assert store.get("k") == b"xxx"
 
 
-def test_many_values_at_once(store: dist.Store) -> None:
+def test_multi_set_and_multi_get_take_several_values(store: dist.Store) -> None:
     assert store.has_extended_api()
     store.multi_set(["a", "b"], ["1", "2"])
     assert store.multi_get(["b", "a"]) == [b"2", b"1"]
@@ -90,13 +90,13 @@ def test_many_values_at_once(store: dist.Store) -> None:
         store.multi_set(["a"], ["1", "2"])
 
 
-def test_both_spellings_are_there(direct: TorchStore) -> None:
+def test_methods_exist_in_both_spellings(direct: TorchStore) -> None:
     direct.set("k", "v")
     assert (direct.getNumKeys(), direct.num_keys()) == (1, 1)
     assert (direct.deleteKey("k"), direct.delete_key("k")) == (True, False)
 
 
-def test_what_torch_has_no_way_to_works_from_python(direct: TorchStore) -> None:
+def test_operations_that_torch_lacks_work_from_python(direct: TorchStore) -> None:
     direct.queue_push("q", "1")
     assert (direct.queue_len("q"), direct.queue_pop("q")) == (1, b"1")
     with pytest.raises(dist.QueueEmptyError):
@@ -109,7 +109,7 @@ def test_what_torch_has_no_way_to_works_from_python(direct: TorchStore) -> None:
 # -- timeouts ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_timeout_is_the_stores_own_until_torch_sets_another(store: dist.Store, direct: TorchStore) -> None:
+def test_timeout_is_that_of_the_store_until_torch_sets_another(store: dist.Store, direct: TorchStore) -> None:
     assert store.timeout == timedelta(seconds=HANG_S)
     store.set_timeout(SHORT)
     with pytest.raises(dist.DistStoreError, match=r"^timeout: .*did not come within"):
@@ -117,14 +117,14 @@ def test_the_timeout_is_the_stores_own_until_torch_sets_another(store: dist.Stor
     assert direct.underlying_store.timeout == SHORT
 
 
-def test_a_time_out_is_torchs_error_with_ours_as_its_cause(store: dist.Store) -> None:
+def test_timeout_error_is_that_of_torch_with_ours_as_its_cause(store: dist.Store) -> None:
     with pytest.raises(dist.DistStoreError, match="never") as caught:
         store.wait(["never"], SHORT)
     assert isinstance(caught.value.__cause__, fscoord.StoreTimeoutError)
 
 
 @pytest.mark.parametrize("by", ["call", "store"])
-def test_a_timeout_of_zero_has_no_limit(store: dist.Store, inner: Store, by: str) -> None:
+def test_timeout_of_zero_means_no_limit(store: dist.Store, inner: Store, by: str) -> None:
     if by == "store":
         store.set_timeout(timedelta(0))
     waiting = start_thread(store.wait, ["k"], *([timedelta(0)] if by == "call" else []))
@@ -134,12 +134,12 @@ def test_a_timeout_of_zero_has_no_limit(store: dist.Store, inner: Store, by: str
     waiting.join()
 
 
-def test_a_negative_timeout_looks_once(store: dist.Store) -> None:
+def test_negative_timeout_looks_once(store: dist.Store) -> None:
     with pytest.raises(dist.DistStoreError):
         store.wait(["never"], timedelta(seconds=-1))
 
 
-def test_no_limit_of_ours_is_none_of_torchs() -> None:
+def test_infinite_timeout_is_zero_for_torch() -> None:
     store = TorchStore(HashStore(timeout=timedelta.max))
     assert store.timeout == timedelta(0)
     store.close()
@@ -148,14 +148,14 @@ def test_no_limit_of_ours_is_none_of_torchs() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_addition_to_what_is_no_integer_is_a_value_error(store: dist.Store) -> None:
+def test_addition_to_a_value_that_is_no_integer_is_a_value_error(store: dist.Store) -> None:
     store.set("k", "abc")
     with pytest.raises(ValueError, match="not an integer"):
         store.add("k", 1)
     assert store.get("k") == b"abc"
 
 
-def test_every_other_error_is_torchs_too(tmp_path: Path) -> None:
+def test_store_error_is_also_an_error_of_torch(tmp_path: Path) -> None:
     store = TorchStore(FileStore(tmp_path / "store"))
     store.underlying_store.close()
     through = dist.PrefixStore("job", store)
@@ -165,7 +165,7 @@ def test_every_other_error_is_torchs_too(tmp_path: Path) -> None:
     store.close()
 
 
-def test_elastics_barrier_names_the_missing_ranks_on_a_file(direct: TorchStore) -> None:
+def test_elastic_barrier_names_the_missing_ranks_on_a_file(direct: TorchStore) -> None:
     with pytest.raises(dist.DistStoreError, match=r"missing_ranks=\[host[12], host[12]\]"):
         store_util.barrier(
             direct, 3, "b", barrier_timeout=0.05, rank=0, rank_tracing_decoder=lambda rank: f"host{rank}",
@@ -176,7 +176,7 @@ def test_elastics_barrier_names_the_missing_ranks_on_a_file(direct: TorchStore) 
 # -- life --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_only_torch_holds_goes_on() -> None:
+def test_store_referenced_only_by_torch_stays_usable() -> None:
     prefixed = dist.PrefixStore("job", TorchStore(HashStore()))
     gc.collect()
     prefixed.set("k", "v")
@@ -184,7 +184,7 @@ def test_a_store_that_only_torch_holds_goes_on() -> None:
     prefixed.underlying_store.close()
 
 
-def test_a_closed_store_is_collected() -> None:
+def test_closed_store_is_collected() -> None:
     store = TorchStore(HashStore())
     store.close()
     seen = weakref.ref(store)
@@ -193,7 +193,7 @@ def test_a_closed_store_is_collected() -> None:
     assert seen() is None
 
 
-def test_a_clone_works_in_another_thread_while_the_store_waits(store: dist.Store) -> None:
+def test_clone_works_in_another_thread_while_the_store_waits(store: dist.Store) -> None:
     other = store.clone()
     waiting = start_thread(store.get, "k")
     other.set("k", "v")
@@ -208,7 +208,7 @@ def test_a_clone_works_in_another_thread_while_the_store_waits(store: dist.Store
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["store", "url"])
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_a_process_group_on_gloo_runs_on_it(how: str, world_size: int, tmp_path: Path) -> None:
+def test_process_group_on_gloo_runs_on_a_torch_store(how: str, world_size: int, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     command = [sys.executable, "-W", "ignore", str(WORKER), how, path]
     ranks = [
@@ -231,7 +231,7 @@ def test_a_process_group_on_gloo_runs_on_it(how: str, world_size: int, tmp_path:
 # -- init_method="fscoord:///path" -------------------------------------------------------------------------------------
 
 
-def test_the_url_gives_store_rank_and_world_size(tmp_path: Path) -> None:
+def test_url_gives_store_rank_and_world_size(tmp_path: Path) -> None:
     url = f"fscoord://{tmp_path}/store?rank=1&world_size=2&lock=flock"
     handler = dist.rendezvous(url, timeout=timedelta(seconds=7))
     store, rank, world_size = next(handler)
@@ -247,7 +247,7 @@ def test_the_url_gives_store_rank_and_world_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slashes", ["fscoord:", "fscoord://", "fscoord:///", "fscoord:////", "fscoord://localhost"])
 @pytest.mark.parametrize("by", ["URL", "arguments", "handler"])
-def test_an_absolute_path_has_one_slash_or_three_or_four(slashes: str, by: str, tmp_path: Path) -> None:
+def test_absolute_path_has_one_slash_or_three_or_four(slashes: str, by: str, tmp_path: Path) -> None:
     """torch takes a URL apart when it is given rank and size as arguments, and may lose slashes in that."""
     url = f"{slashes}{tmp_path}/store"
     if by == "arguments":
@@ -261,13 +261,13 @@ def test_an_absolute_path_has_one_slash_or_three_or_four(slashes: str, by: str, 
 
 @pytest.mark.parametrize("by", ["URL", "arguments"])
 @pytest.mark.parametrize("url", ["fscoord://otherhost/path", "fscoord://otherhost:29500/path", "fscoord://tmp"])
-def test_a_url_that_names_a_host_is_refused_and_makes_nothing(url: str, by: str) -> None:
+def test_url_that_names_a_host_is_refused_and_creates_nothing(url: str, by: str) -> None:
     with pytest.raises(ValueError, match=r"names the host .* three slashes: fscoord:///path"):
         next(dist.rendezvous(url, 0, 1) if by == "arguments" else dist.rendezvous(f"{url}?rank=0&world_size=1"))
     assert not Path("/path").exists()
 
 
-def test_a_host_that_is_there_as_a_directory_is_one_only_if_slashes_can_be_lost(
+def test_url_host_named_like_a_directory_is_a_path_if_slashes_can_be_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they are by Python 3.12 and older."""
@@ -282,7 +282,7 @@ def test_a_host_that_is_there_as_a_directory_is_one_only_if_slashes_can_be_lost(
     store.close()
 
 
-def test_options_mean_what_they_mean_to_open_store(tmp_path: Path) -> None:
+def test_url_options_mean_the_same_as_in_open_store(tmp_path: Path) -> None:
     url = f"fscoord://{tmp_path}/a%3F%23b+c?rank=0&world_size=1&label=x+y%20z"
     store, _, _ = next(integration.rendezvous(url))
     assert store.underlying_store.path == str(tmp_path / "a?#b+c")
@@ -290,7 +290,7 @@ def test_options_mean_what_they_mean_to_open_store(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_server_of_a_tcp_store_is_named(tmp_path: Path) -> None:
+def test_host_and_port_are_those_of_a_tcp_store_and_missing_otherwise(tmp_path: Path) -> None:
     inner = fscoord.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = TorchStore(inner)
     assert (store.host, store.port) == ("127.0.0.1", inner.port)
@@ -314,7 +314,7 @@ def test_the_server_of_a_tcp_store_is_named(tmp_path: Path) -> None:
         ("?rank=0&world_size=1&bogus=1", "unknown option 'bogus'"),
     ],
 )
-def test_a_bad_url_says_what_is_wrong_with_it(query: str, words: str, tmp_path: Path) -> None:
+def test_bad_url_is_an_error_that_names_the_mistake(query: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         next(integration.rendezvous(f"fscoord://{tmp_path}/store{query}"))
 
@@ -335,7 +335,7 @@ def launch(how: str, path: Path, **environment: str) -> list[subprocess.Popen[st
 
 
 @pytest.mark.timeout(180)
-def test_a_job_that_was_killed_and_restarted_meets_again_at_the_same_path(tmp_path: Path) -> None:
+def test_job_that_was_killed_and_restarted_meets_again_at_the_same_path(tmp_path: Path) -> None:
     """Without runs the second launch finds the addresses of the first, at which nobody listens any more."""
     job = {"SLURM_JOB_ID": "4711"}
     ranks = launch("stay", tmp_path / "store", **job)
@@ -360,9 +360,7 @@ def open_url(path: Path, rank: int, query: str = "") -> TorchStore:
 
 
 @pytest.mark.parametrize("by", ["URL", "URL with a count", "environment"])
-def test_a_late_rank_joins_its_own_launch_and_no_other(
-    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_rank_joins_only_its_own_launch(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_in(launch: int, rank: int) -> TorchStore:
         if by == "URL":
             return open_url(tmp_path, rank, f"&run_id=launch%20{launch}")
@@ -388,7 +386,7 @@ def test_a_late_rank_joins_its_own_launch_and_no_other(
         store.close()
 
 
-def test_an_empty_run_id_joins_whatever_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_run_id_joins_the_present_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(tmp_path / "store") as before:
         before.set("k", "v")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
@@ -397,6 +395,6 @@ def test_an_empty_run_id_joins_whatever_is_there(tmp_path: Path, monkeypatch: py
     store.close()
 
 
-def test_importing_the_package_does_not_import_torch() -> None:
+def test_package_import_does_not_import_torch() -> None:
     code = "import fscoord, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -74,7 +74,7 @@ def names(size: int, again: str = "") -> list[str]:
     return [f"rank{rank}-of-{size}{again}" for rank in range(size)]
 
 
-def test_two_agents_find_each_other_and_a_second_launch_does_so_again(agents: Agents) -> None:
+def test_agents_of_two_launches_on_one_path_find_each_other(agents: Agents) -> None:
     """torch's own file store fails there: the first launch has closed the rendezvous."""
     for _ in range(2):
         for _ in range(2):
@@ -84,19 +84,19 @@ def test_two_agents_find_each_other_and_a_second_launch_does_so_again(agents: Ag
             path.unlink()
 
 
-def test_four_agents_find_each_other(agents: Agents) -> None:
+def test_agents_of_four_nodes_find_each_other(agents: Agents) -> None:
     for _ in range(4):
         agents.start("4")
     assert agents.end() == names(4)
 
 
-def test_a_worker_that_fails_is_restarted_with_all_the_others(agents: Agents) -> None:
+def test_worker_that_fails_is_restarted_with_all_others(agents: Agents) -> None:
     for _ in range(2):
         agents.start("2", "fail-once", options=("--max-restarts", "1"))
     assert agents.end() == sorted(["failed", *names(2), *names(2, "-again")])
 
 
-def test_an_agent_that_comes_later_joins(agents: Agents) -> None:
+def test_agent_that_comes_later_joins(agents: Agents) -> None:
     agents.start("1:2", "until-two", options=("--max-restarts", "1"))
     until = time.monotonic() + 120
     while not (agents.seen / "rank0-of-1").exists():
@@ -106,7 +106,7 @@ def test_an_agent_that_comes_later_joins(agents: Agents) -> None:
     assert agents.end() == sorted([*names(1), *names(2)])
 
 
-def test_errors_are_elastics(tmp_path: Path) -> None:
+def test_errors_are_those_of_elastic(tmp_path: Path) -> None:
     params = SimpleNamespace(
         endpoint=str(tmp_path / "missing" / "job"), run_id="job", min_nodes=1, max_nodes=1, local_addr=None, config={}
     )

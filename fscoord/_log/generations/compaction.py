@@ -13,9 +13,8 @@ from typing import Any, Final
 from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
 from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
-from fscoord._log.format.header import Header, LogIdentity
+from fscoord._log.format.header import Header, LogIdentity, Run, supersede
 from fscoord._log.format.record import LogPosition, MalformedRecord
-from fscoord._log.format.runs import Run, supersede
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import GenerationFollower
 from fscoord._log.handle import HandleState

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from fscoord._log.format.generation_ref import GenerationRef
-from fscoord._log.format.header import Header, Provenance, provenance_of
+from fscoord._log.format.header import Header, Provenance, Run, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
-from fscoord._log.format.runs import Run
 from fscoord._log.generations import forwarding
 from fscoord._log.handle import GenerationUnlinked, HandleState, Root
 from fscoord._log.io import safe_files

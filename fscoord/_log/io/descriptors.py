@@ -21,17 +21,21 @@ def reopen(handle: HandleState, flags: int) -> int:
         GenerationUnlinked: the file has no name any more, or a name that another host has removed (NFS).
         StoreGoneError: another file has its name, or the log was deleted.
     """
+    fd = -1
     try:
         fd = safe_files.open_descriptor(handle.file, flags, owned_fds=handle.owned_fds)
+        found = system.os.fstat(fd)
     except FileNotFoundError as error:
         raise_if_foreign(error)
         raise handle.unlinked() from None
     except OSError as error:
         raise_if_foreign(error)
-        if handle.header.generation and error.errno in FILE_GONE:  # NFS: the name of a file that is gone lingers
+        handle.close_fd(fd)
+        # NFS remembers the name of a file that another host has removed. open(2) may succeed by that name if this host
+        # has the file open; then fstat(2) is the first call that the server refuses.
+        if handle.header.generation and error.errno in FILE_GONE:
             raise GenerationUnlinked from None
         raise
-    found = system.os.fstat(fd)
     if (found.st_dev, found.st_ino) != handle.file_identity:
         handle.close_fd(fd)
         raise handle.gone("was replaced by another file")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from fscoord._log.format.header import Header
+from fscoord._log.format.header import Header, Run
 from fscoord._log.format.record import MalformedRecord
-from fscoord._log.format.runs import Run
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system

@@ -2,7 +2,7 @@
 
 Session n holds a lock on byte n. The kernel drops the lock when the process dies in any way, and across NFS hosts the
 server does. F_OFD_GETLK tells whether a byte is locked, without locking anything or waiting. An unlocked byte is only
-evidence of a death: see `LogFile.bury`.
+evidence of a death: see `Log.record_death`.
 
 The file is never replaced. It holds a random id, which the records of sessions name: a byte in a file with another id
 is no evidence about them.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fscoord._arguments import check_choice, check_positive
 from fscoord._log.access.mount import COHERENCES
 from fscoord._log.format.control_records import Session
-from fscoord._log.format.runs import parse_run_id
+from fscoord._log.format.header import parse_run_id
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
 from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity

@@ -307,7 +307,7 @@ class TCPStore(Store):
         if block:
             deadline = self._deadline()
             self._refuse_without_queues(deadline)
-            return self._blocking.pop(name, max(0.0, self._timeout - deadline.waited()))
+            return self._blocking.pop(name, self._timeout, deadline.started)
         value = self._queue_call(lambda channel: channel.queue_pop(name))
         if value is None:
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")

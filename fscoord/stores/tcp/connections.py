@@ -247,17 +247,28 @@ class BlockingCalls:
         """Return the values of `names`, when the server has all of them."""
         return self._await(limit, names, VALUE, lambda channel: _read_values(channel, names))
 
-    def pop(self, name: bytes, limit: float) -> bytes:
-        """Take the oldest value from the queue `name`, when there is one."""
-        return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name))
+    def pop(self, name: bytes, limit: float, started: float) -> bytes:
+        """Take the oldest value from the queue `name`, when there is one; the call began at the moment `started`."""
+        return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name), started)
 
-    def _await(self, limit: float, names: list[bytes], what: str, find: Callable[[Channel], T | None]) -> T:
-        """Return what `find` finds once the server has all of `names`. While `find` returns None the wait goes on."""
-        deadline = Deadline(
-            max(limit + GRACE_S, ANSWER_MIN_S), lambda: f"{what} {key_names(names)} in {self._connections}"
-        )
-        started = deadline.started
+    def _await(
+        self,
+        limit: float,
+        names: list[bytes],
+        what: str,
+        find: Callable[[Channel], T | None],
+        started: float | None = None,
+    ) -> T:
+        """Return what `find` finds once the server has all of `names`. While `find` returns None the wait goes on.
+
+        The `limit` counts from the moment `started`, by default from now.
+        """
+        started = system.time.monotonic() if started is None else started
         ends = started + limit
+        left = max(0.0, ends - system.time.monotonic())
+        deadline = Deadline(
+            max(left + GRACE_S, ANSWER_MIN_S), lambda: f"{what} {key_names(names)} in {self._connections}"
+        )
         pause, may_retry = 0.0, True
         while True:
             until = min(ends, system.time.monotonic() + QUEUE_WAIT_S) if what == ITEM else ends

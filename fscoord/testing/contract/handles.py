@@ -19,7 +19,7 @@ __all__ = ["Handles", "Members"]
 class Handles(ContractTests):
     """Clones, time-outs, closing."""
 
-    def test_a_clone_shares_the_data_and_has_its_own_timeout(self, place: Place) -> None:
+    def test_clone_shares_the_data_and_has_its_own_timeout(self, place: Place) -> None:
         first = place.open(timeout=7)
         second = first.clone()
         assert second.timeout == timedelta(seconds=7)
@@ -36,7 +36,7 @@ class Handles(ContractTests):
         assert third.get("k") == b"1"
         third.close()
 
-    def test_the_timeout_is_read_back_as_timedelta(self, store: Store) -> None:
+    def test_timeout_is_read_back_as_timedelta(self, store: Store) -> None:
         cases: list[tuple[Any, timedelta]] = [
             (5, timedelta(seconds=5)),
             (0.25, timedelta(milliseconds=250)),
@@ -50,17 +50,17 @@ class Handles(ContractTests):
             store.set_timeout(given)
             assert store.timeout == kept
 
-    def test_every_store_has_the_extended_api(self, store: Store) -> None:
+    def test_store_has_the_extended_api(self, store: Store) -> None:
         assert store.has_extended_api() is True
 
-    def test_a_store_is_a_context_manager_that_closes(self, place: Place) -> None:
+    def test_store_is_a_context_manager_that_closes(self, place: Place) -> None:
         with place.open() as handle:
             handle.set("k", "1")
         with pytest.raises(StoreClosedError):
             handle.get("k")
         assert place.open().get("k") == b"1"
 
-    def test_a_closed_handle_says_so_whatever_it_is_asked(self, place: Place, store: Store) -> None:
+    def test_handle_that_is_closed_raises_in_every_call(self, place: Place, store: Store) -> None:
         handle = place.open()
         handle.close()
         handle.close()
@@ -94,11 +94,11 @@ class Handles(ContractTests):
 class Members(ContractTests):
     """Sessions, and which of them are alive."""
 
-    def test_a_store_that_can_tell_who_lives_keeps_sessions(self, store: Store) -> None:
+    def test_store_with_liveness_keeps_sessions(self, store: Store) -> None:
         assert isinstance(store.has_liveness, bool)
         assert store.capabilities.sessions or not store.has_liveness
 
-    def test_members_are_the_handles_that_have_said_who_they_are(self, store: Store, other: Store) -> None:
+    def test_members_are_the_handles_that_announced_a_rank(self, store: Store, other: Store) -> None:
         store.announce_rank(0)
         other.announce_rank(1)
         if not store.capabilities.sessions:
@@ -113,7 +113,7 @@ class Members(ContractTests):
         assert [member.number for member in other.members([1])] == [other.register()]
         assert other.members([7]) == []
 
-    def test_a_handle_is_registered_once_and_keeps_its_number(self, store: Store, other: Store) -> None:
+    def test_handle_is_registered_once_and_keeps_its_number(self, store: Store, other: Store) -> None:
         numbers = store.register(), other.register(), store.register(), other.register()
         assert numbers[:2] == numbers[2:]
         assert all(isinstance(number, int) for number in numbers)
@@ -123,13 +123,13 @@ class Members(ContractTests):
         assert 0 < numbers[0] != numbers[1] > 0
         assert {member.number for member in store.members()} >= set(numbers)
 
-    def test_nobody_who_lives_is_called_dead(self, store: Store, other: Store) -> None:
+    def test_session_that_lives_is_never_called_dead(self, store: Store, other: Store) -> None:
         store.announce_rank(0)
         other.announce_rank(1)
         assert store.dead_ranks([0, 1, 2]) == []
         assert other.dead_sessions([store.register(), other.register()]) == []
 
-    def test_a_wait_that_watches_is_a_wait(self, place: Place, store: Store) -> None:
+    def test_wait_that_watches_sessions_returns_or_times_out_like_any_wait(self, place: Place, store: Store) -> None:
         store.set("k", "v")
         assert store.wait_alive(["k"], [1, 2]) == []
         with pytest.raises(StoreTimeoutError) as caught:

@@ -39,21 +39,21 @@ class Values(ContractTests):
         ],
         ids=["str", "empty", "bytes", "bytearray", "memoryview", "strided", "surrogate", "unicode", "large"],
     )
-    def test_a_value_comes_back_as_bytes(self, store: Store, other: Store, given: Any, kept: bytes) -> None:
+    def test_value_comes_back_as_bytes(self, store: Store, other: Store, given: Any, kept: bytes) -> None:
         store.set("k", given)
         for handle in (store, other):
             value = handle.get("k")
             assert value == kept
             assert type(value) is bytes
 
-    def test_the_latest_value_counts_for_every_handle(self, store: Store, other: Store) -> None:
+    def test_value_set_last_counts_for_every_handle(self, store: Store, other: Store) -> None:
         store.set("k", "1")
         assert other.get("k") == b"1"
         other.set("k", "2")
         assert store.get("k") == b"2"
 
     @pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
-    def test_every_text_is_a_key_and_its_bytes_are_the_same_key(
+    def test_key_may_be_any_text_and_its_bytes_are_the_same_key(
         self, place: Place, store: Store, other: Store, key: str
     ) -> None:
         key = key[: KEY_MAX - len(place.full(""))]
@@ -103,14 +103,16 @@ class Values(ContractTests):
     @pytest.mark.parametrize(
         "text", ["", "abc", "12abc", " 12", "12 ", "+1", "1.0", "0x1", "1_0", "-", "--1", "٣", "\0"]
     )
-    def test_add_to_what_is_no_integer_is_an_error_that_keeps_it(self, store: Store, other: Store, text: str) -> None:
+    def test_add_to_a_value_that_is_no_integer_is_an_error_that_keeps_it(
+        self, store: Store, other: Store, text: str
+    ) -> None:
         store.set("n", text)
         with pytest.raises(ValueError, match="n"):
             other.add("n", 1)
         assert store.get("n") == other.get("n") == text.encode()
 
     @pytest.mark.parametrize(("text", "amount"), [(str(INT64_MAX), 1), (str(INT64_MIN), -1), ("1", INT64_MAX)])
-    def test_a_sum_past_64_bits_is_an_error_that_keeps_the_value(self, store: Store, text: str, amount: int) -> None:
+    def test_add_past_64_bits_is_an_error_that_keeps_the_value(self, store: Store, text: str, amount: int) -> None:
         store.set("n", text)
         with pytest.raises(OverflowError):
             store.add("n", amount)
@@ -133,7 +135,7 @@ class Values(ContractTests):
             (b"\xff\0", b"\xff\0", b"\0", b"\0", b"\0"),
         ],
     )
-    def test_compare_set_sets_on_a_match_and_says_what_is_there(
+    def test_compare_set_sets_on_a_match_and_returns_the_present_value(
         self, store: Store, other: Store, before: Any, expected: Any, desired: Any, returned: bytes, after: bytes | None
     ) -> None:
         if before is not None:
@@ -157,7 +159,7 @@ class Values(ContractTests):
         assert other.queue_pop("q") == b""
         assert not store.check(["q"])
 
-    def test_delete_key_says_whether_there_was_something(self, store: Store, other: Store) -> None:
+    def test_delete_key_returns_whether_the_key_was_there(self, store: Store, other: Store) -> None:
         assert store.delete_key("a") is False
         store.set("a", "")
         assert other.delete_key("a") is True
@@ -171,7 +173,7 @@ class Values(ContractTests):
         assert not store.check(["a"])
         assert store.delete_key("a") is False
 
-    def test_a_deleted_key_starts_afresh(self, store: Store, other: Store) -> None:
+    def test_deleted_key_starts_afresh(self, store: Store, other: Store) -> None:
         store.add("n", 5)
         other.delete_key("n")
         assert store.add("n", 1) == 1
@@ -181,11 +183,11 @@ class Values(ContractTests):
         other.append("n", "x")
         assert store.get("n") == b"x"
 
-    def test_a_fresh_store_has_no_keys(self, store: Store) -> None:
+    def test_fresh_store_has_no_keys(self, store: Store) -> None:
         assert store.num_keys() == 0
         assert store.list_keys() == []
 
-    def test_keys_are_those_with_a_value_sorted(self, place: Place, store: Store) -> None:
+    def test_keys_with_a_value_are_listed_sorted(self, place: Place, store: Store) -> None:
         names = ["b", "a/2", "a/1", "", "a", "\U0001f600", "\udcff", "é"]
         if not store.capabilities.lists_any_key:
             names.remove("\udcff")
@@ -236,7 +238,7 @@ class Several(ContractTests):
 
     # Queues
 
-    def test_a_queue_gives_its_values_in_their_order_once(self, store: Store, other: Store) -> None:
+    def test_queue_gives_its_values_in_their_order_once(self, store: Store, other: Store) -> None:
         values: list[str | bytes] = ["1", b"", "3", "3"]
         for value in values:
             store.queue_push("q", value)
@@ -245,7 +247,7 @@ class Several(ContractTests):
         assert store.queue_pop("q", block=False) == b"3"
         assert store.queue_len("q") == other.queue_len("q") == 0
 
-    def test_an_empty_queue_says_so_at_once_without_block(self, store: Store) -> None:
+    def test_queue_that_is_empty_raises_at_once_without_block(self, store: Store) -> None:
         with pytest.raises(QueueEmptyError, match="q"):
             store.queue_pop("q", block=False)
         store.queue_push("q", "1")
@@ -253,7 +255,7 @@ class Several(ContractTests):
         with pytest.raises(QueueEmptyError):
             store.queue_pop("q", False)
 
-    def test_a_queue_and_a_value_of_one_name_do_not_touch(self, store: Store, other: Store) -> None:
+    def test_queue_and_value_of_one_name_do_not_touch(self, store: Store, other: Store) -> None:
         store.set("k", "value")
         store.queue_push("k", "item")
         assert other.get("k") == b"value"
@@ -263,18 +265,18 @@ class Several(ContractTests):
 
     # Barriers
 
-    def test_a_barrier_of_one_passes_and_its_key_serves_once(self, store: Store, other: Store) -> None:
+    def test_barrier_of_one_passes_and_its_key_serves_once(self, store: Store, other: Store) -> None:
         store.barrier("b", 1)
         with pytest.raises(BarrierError, match="arrival 2 of 1"):
             other.barrier("b", 1)
         other.barrier("b2", 1)
 
-    def test_a_barrier_uses_the_keys_of_c10d(self, store: Store) -> None:
+    def test_barrier_uses_the_keys_of_c10d(self, store: Store) -> None:
         store.barrier("b", 1)
         assert store.get("b/num_members") == b"1"
         assert store.check(["b/last_member"])
 
-    def test_a_barrier_that_too_few_reach_times_out(self, store: Store) -> None:
+    def test_barrier_that_too_few_reach_times_out(self, store: Store) -> None:
         with pytest.raises(StoreTimeoutError) as caught:
             store.barrier("b", 2, timeout=0.05)
         assert caught.value.waited >= 0.05
@@ -293,16 +295,16 @@ def at_once(place: Place, work: Callable[[Store, int], Any]) -> list[Any]:
 class Threads(ContractTests):
     """Nothing is lost, and nothing happens twice."""
 
-    def test_every_sum_is_given_to_one_thread(self, place: Place, store: Store) -> None:
+    def test_sums_are_given_to_one_thread_each(self, place: Place, store: Store) -> None:
         results = at_once(place, lambda handle, _: [handle.add("n", 1) for _ in range(TIMES)])
         assert sorted(chain.from_iterable(results)) == list(range(1, THREADS * TIMES + 1))
         assert store.get("n") == b"%d" % (THREADS * TIMES)
 
-    def test_threads_on_one_handle_lose_nothing_either(self, place: Place, store: Store) -> None:
+    def test_threads_on_one_handle_lose_no_addition(self, place: Place, store: Store) -> None:
         results = at_once(place, lambda _, __: [store.add("n", 1) for _ in range(TIMES)])
         assert sorted(chain.from_iterable(results)) == list(range(1, THREADS * TIMES + 1))
 
-    def test_of_those_who_create_a_key_one_wins_and_all_know_it(self, place: Place, store: Store) -> None:
+    def test_compare_set_by_many_threads_on_a_new_key_lets_one_win(self, place: Place, store: Store) -> None:
         results = at_once(place, lambda handle, number: handle.compare_set("k", "", str(number)))
         assert set(results) == {store.get("k")}
 
@@ -323,7 +325,7 @@ class Threads(ContractTests):
         at_once(place, count)
         assert store.get("n").split()[0] == b"%d" % (THREADS * TIMES)
 
-    def test_appends_lose_nothing_and_keep_each_thread_in_its_order(self, place: Place, store: Store) -> None:
+    def test_appends_of_threads_are_all_kept_and_each_threads_in_order(self, place: Place, store: Store) -> None:
         def write(handle: Store, number: int) -> None:
             for i in range(TIMES):
                 handle.append("text", f"{number}.{i} ")
@@ -335,7 +337,7 @@ class Threads(ContractTests):
             assert mine == [f"{number}.{i}" for i in range(TIMES)]
         assert len(tokens) == THREADS * TIMES
 
-    def test_each_item_of_a_queue_is_taken_once(self, place: Place, store: Store) -> None:
+    def test_queue_gives_each_item_to_one_thread(self, place: Place, store: Store) -> None:
         def move(handle: Store, number: int) -> list[bytes]:
             taken = []
             for i in range(TIMES):

@@ -80,12 +80,12 @@ class Refusals(ContractTests):
         return check
 
     @pytest.mark.parametrize("how", ON_KEY)
-    def test_what_is_no_key_is_a_type_error(self, refused: Callable[..., BaseException], how: str) -> None:
+    def test_key_of_a_wrong_type_is_a_type_error(self, refused: Callable[..., BaseException], how: str) -> None:
         for key in NO_KEYS:
             assert "key" in str(refused(TypeError, ON_KEY[how], key))
 
     @pytest.mark.parametrize("how", ON_KEY)
-    def test_a_key_that_is_too_long_or_stands_for_no_bytes_is_refused(
+    def test_key_that_is_too_long_or_has_no_encoding_is_refused(
         self, refused: Callable[..., BaseException], how: str
     ) -> None:
         assert isinstance(refused(LimitExceededError, ON_KEY[how], LONG), ValueError)
@@ -96,16 +96,16 @@ class Refusals(ContractTests):
             assert "U+DC80" in str(error)
 
     @pytest.mark.parametrize("how", ON_VALUE)
-    def test_what_is_no_value_is_a_type_error(self, refused: Callable[..., BaseException], how: str) -> None:
+    def test_value_of_a_wrong_type_is_a_type_error(self, refused: Callable[..., BaseException], how: str) -> None:
         for value in NO_VALUES:
             assert "value" in str(refused(TypeError, ON_VALUE[how], value))
         refused(ValueError, ON_VALUE[how], "\ud800")
 
     @pytest.mark.parametrize("how", ON_VALUE)
-    def test_a_value_that_is_too_long_is_refused(self, refused: Callable[..., BaseException], how: str) -> None:
+    def test_value_that_is_too_long_is_refused(self, refused: Callable[..., BaseException], how: str) -> None:
         refused(LimitExceededError, ON_VALUE[how], HUGE)
 
-    def test_a_value_over_the_limit_that_the_store_claims_is_refused(
+    def test_value_over_the_limit_that_the_store_claims_is_refused(
         self, store: Store, refused: Callable[..., BaseException]
     ) -> None:
         limit = store.capabilities.value_max
@@ -120,7 +120,7 @@ class Refusals(ContractTests):
         refused(LimitExceededError, lambda store, values: store.multi_set(["a", "b"], values), [half, half])
 
     @pytest.mark.parametrize("how", ON_KEYS)
-    def test_one_text_instead_of_a_sequence_is_a_type_error(
+    def test_text_in_place_of_a_sequence_of_keys_is_a_type_error(
         self, refused: Callable[..., BaseException], how: str
     ) -> None:
         for single in ["k", b"k", bytearray(b"k"), memoryview(b"k")]:
@@ -138,7 +138,7 @@ class Refusals(ContractTests):
         for key in ["n", "fresh"]:
             refused(TypeError, lambda store, value: store.add(key, value), amount)  # noqa: B023
 
-    def test_add_refuses_what_does_not_fit_in_64_bits(self, refused: Callable[..., BaseException]) -> None:
+    def test_add_refuses_an_amount_beyond_64_bits(self, refused: Callable[..., BaseException]) -> None:
         for amount in [2**63, -(2**63) - 1, 10**40]:
             for key in ["n", "fresh"]:
                 refused(OverflowError, lambda store, value: store.add(key, value), amount)  # noqa: B023
@@ -147,7 +147,7 @@ class Refusals(ContractTests):
         refused(ValueError, lambda store, key: store.add(key, 1), "k")
 
     @pytest.mark.parametrize("timeout", NO_TIMEOUTS, ids=str)
-    def test_a_negative_timeout_or_none_at_all_is_refused(
+    def test_timeout_that_is_negative_or_nan_is_refused(
         self, refused: Callable[..., BaseException], timeout: Any
     ) -> None:
         refused(ValueError, lambda store, value: store.wait(["k"], value), timeout)
@@ -156,29 +156,29 @@ class Refusals(ContractTests):
         refused(ValueError, lambda store, value: store.barrier("b", 1, value), timeout)
 
     @pytest.mark.parametrize("timeout", ["1", b"1", True, [1]])
-    def test_what_is_no_timeout_is_a_type_error(self, refused: Callable[..., BaseException], timeout: Any) -> None:
+    def test_timeout_of_a_wrong_type_is_a_type_error(self, refused: Callable[..., BaseException], timeout: Any) -> None:
         refused(TypeError, lambda store, value: store.wait(["k"], value), timeout)
         refused(TypeError, lambda store, value: store.set_timeout(value), timeout)
         refused(TypeError, lambda store, value: store.barrier("b", 1, value), timeout)
 
-    def test_set_timeout_takes_no_none(self, refused: Callable[..., BaseException]) -> None:
+    def test_set_timeout_refuses_none(self, refused: Callable[..., BaseException]) -> None:
         refused(TypeError, lambda store, value: store.set_timeout(value), None)
 
     @pytest.mark.parametrize("size", [0, -1])
-    def test_a_barrier_of_nobody_is_refused(self, refused: Callable[..., BaseException], size: int) -> None:
+    def test_barrier_of_world_size_below_one_is_refused(self, refused: Callable[..., BaseException], size: int) -> None:
         refused(ValueError, lambda store, value: store.barrier("b", value), size)
 
     @pytest.mark.parametrize("size", [None, 1.0, "1", True])
-    def test_a_world_size_is_an_int(self, refused: Callable[..., BaseException], size: Any) -> None:
+    def test_world_size_that_is_no_int_is_refused(self, refused: Callable[..., BaseException], size: Any) -> None:
         refused(TypeError, lambda store, value: store.barrier("b", value), size)
 
-    def test_an_argument_is_refused_even_when_the_answer_would_not_need_it(
+    def test_argument_is_refused_even_when_the_answer_would_not_need_it(
         self, refused: Callable[..., BaseException]
     ) -> None:
         refused(TypeError, lambda store, value: store.compare_set("fresh", "no match", value), None)
         refused(TypeError, lambda store, keys: store.check(keys), ["missing", None])
 
-    def test_an_iterator_that_fails_changes_nothing(self, refused: Callable[..., BaseException]) -> None:
+    def test_iterator_that_fails_changes_nothing(self, refused: Callable[..., BaseException]) -> None:
         def values() -> Any:
             yield "1"
             raise ZeroDivisionError("from the caller")

@@ -83,7 +83,7 @@ class Waiting(ContractTests):
         assert error.keys == (place.full("k"),)
 
     @pytest.mark.parametrize("zero", [0, 0.0, timedelta(0)], ids=["int", "float", "timedelta"])
-    def test_a_timeout_of_zero_looks_once(self, store: Store, zero: Any) -> None:
+    def test_timeout_of_zero_looks_once(self, store: Store, zero: Any) -> None:
         timed_out(lambda: store.wait(["k"], zero))
         store.set("k", "1")
         store.wait(["k"], zero)
@@ -95,19 +95,19 @@ class Waiting(ContractTests):
     @pytest.mark.parametrize(
         "endless", [math.inf, timedelta.max, 1e300, 10**400], ids=["inf", "max", "1e300", "10**400"]
     )
-    def test_a_wait_without_limit_ends_when_the_key_comes(self, place: Place, store: Store, endless: Any) -> None:
+    def test_wait_without_limit_ends_when_the_key_comes(self, place: Place, store: Store, endless: Any) -> None:
         with start_thread(place.open().wait, ["k"], endless) as waiter:
             store.set("k", "1")
         assert waiter.result is None
         store.set_timeout(endless)
         assert store.get("k") == b"1"
 
-    def test_nothing_to_wait_for_is_there_already(self, store: Store) -> None:
+    def test_wait_for_no_keys_returns_at_once(self, store: Store) -> None:
         store.wait([], 0)
         store.set_timeout(0)
         assert store.multi_get([]) == []
 
-    def test_a_time_out_names_sixteen_keys_in_words_and_all_in_its_keys(self, store: Store) -> None:
+    def test_timeout_names_sixteen_keys_in_its_text_and_all_in_its_keys(self, store: Store) -> None:
         error = timed_out(lambda: store.wait([f"key{i:02}" for i in range(20)], 0))
         assert len(error.keys) == 20
         assert "key15" in str(error)
@@ -117,18 +117,18 @@ class Waiting(ContractTests):
     # Wake-ups: the waiter may come before or after the writer; both must end at once, and neither by time-out
 
     @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
-    def test_every_way_to_write_a_value_wakes_get(self, place: Place, store: Store, how: str) -> None:
+    def test_get_is_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
         with start_thread(place.open().get, "k") as waiter:
             writers(store)[how]()
         assert waiter.result == b"1"
 
     @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
-    def test_every_way_to_write_a_value_wakes_wait(self, place: Place, store: Store, how: str) -> None:
+    def test_wait_is_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
         with start_thread(place.open().wait, ["k"]) as waiter:
             writers(store)[how]()
         assert waiter.result is None
 
-    def test_a_push_wakes_both_who_waits_for_the_queue_and_who_pops_it(self, place: Place, store: Store) -> None:
+    def test_push_wakes_a_waiter_for_the_queue_and_a_pop(self, place: Place, store: Store) -> None:
         with start_thread(place.open().wait, ["q"]) as waiter, start_thread(place.open().queue_pop, "q") as popper:
             store.queue_push("q", "1")
             store.queue_push("q", "2")
@@ -136,7 +136,7 @@ class Waiting(ContractTests):
         assert popper.result == b"1"
         assert store.queue_pop("q") == b"2"
 
-    def test_a_wait_for_several_keys_ends_when_the_last_has_come_in_any_order(self, place: Place, store: Store) -> None:
+    def test_wait_for_several_keys_ends_when_the_last_has_come_in_any_order(self, place: Place, store: Store) -> None:
         keys = ["a", "b", "c", "d"]
         with start_thread(place.open().wait, keys) as first, start_thread(place.open().multi_get, keys) as second:
             for key in reversed(keys):
@@ -144,7 +144,7 @@ class Waiting(ContractTests):
         assert first.result is None
         assert second.result == [b"a", b"b", b"c", b"d"]
 
-    def test_a_key_that_comes_and_goes_is_waited_for_again(self, place: Place, store: Store) -> None:
+    def test_key_that_comes_and_goes_is_waited_for_again(self, place: Place, store: Store) -> None:
         with start_thread(place.open().wait, ["comes", "stays"]) as waiter:
             for _ in range(20):
                 store.set("comes", "1")
@@ -153,43 +153,43 @@ class Waiting(ContractTests):
             store.set("comes", "1")
         assert waiter.result is None
 
-    def test_many_waiters_on_one_key_all_wake(self, place: Place, store: Store) -> None:
+    def test_waiters_on_one_key_all_wake(self, place: Place, store: Store) -> None:
         threads = [start_thread(place.open().get, "k") for _ in range(6)]
         store.set("k", "1")
         assert [thread.join() for thread in threads] == [b"1"] * 6
 
-    def test_many_waiters_on_keys_of_their_own_all_wake(self, place: Place, store: Store) -> None:
+    def test_waiters_on_keys_of_their_own_all_wake(self, place: Place, store: Store) -> None:
         threads = [start_thread(place.open().get, f"k{i}") for i in range(6)]
         for i in reversed(range(6)):
             store.set(f"k{i}", str(i))
         assert [thread.join() for thread in threads] == [str(i).encode() for i in range(6)]
 
-    def test_several_threads_wait_on_one_handle(self, store: Store) -> None:
+    def test_threads_wait_on_one_handle_for_keys_and_a_queue(self, store: Store) -> None:
         threads = [start_thread(store.get, f"k{i}") for i in range(4)] + [start_thread(store.queue_pop, "q")]
         store.queue_push("q", "q")
         for i in range(4):
             store.set(f"k{i}", str(i))
         assert [thread.join() for thread in threads] == [b"0", b"1", b"2", b"3", b"q"]
 
-    def test_blocked_pops_take_each_value_once(self, place: Place, store: Store) -> None:
+    def test_pops_that_block_take_each_value_once(self, place: Place, store: Store) -> None:
         threads = [start_thread(place.open().queue_pop, "q") for _ in range(6)]
         for i in range(6):
             store.queue_push("q", str(i))
         assert sorted(thread.join() for thread in threads) == [str(i).encode() for i in range(6)]
         assert store.queue_len("q") == 0
 
-    def test_a_pop_that_timed_out_takes_nothing_later(self, place: Place, store: Store) -> None:
+    def test_pop_that_timed_out_takes_nothing_later(self, place: Place, store: Store) -> None:
         timed_out(lambda: place.open(timeout=0.05).queue_pop("q"))
         store.queue_push("q", "1")
         assert store.queue_len("q") == 1
         assert store.queue_pop("q") == b"1"
 
-    def test_a_wait_sees_what_its_own_handle_writes_from_another_thread(self, store: Store) -> None:
+    def test_wait_sees_a_write_of_its_own_handle_from_another_thread(self, store: Store) -> None:
         with start_thread(store.get, "k") as waiter:
             store.set("k", "1")
         assert waiter.result == b"1"
 
-    def test_a_barrier_lets_all_go_when_the_last_has_come(self, place: Place) -> None:
+    def test_barrier_releases_all_when_the_last_has_come(self, place: Place) -> None:
         passed: list[int] = []
 
         def come(number: int) -> None:
@@ -312,7 +312,7 @@ class Interrupts(ContractTests):
 
     # The signal may come in the end of an object, such as a file, where Python reports it and drops it. It comes again.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_a_value_pushed_while_a_pop_is_interrupted_reaches_another_pop(
+    def test_value_pushed_while_a_pop_is_interrupted_reaches_another_pop(
         self, place: Place, store: Store, ctrl_c: CtrlC
     ) -> None:
         pushing = place.open()

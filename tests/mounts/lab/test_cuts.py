@@ -66,9 +66,7 @@ def agree(sides: Sides, *more: Agent) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_holder_that_is_cut_off_loses_the_lock_and_harms_nothing(
-    sides: Sides, network: Network, share: float
-) -> None:
+def test_holder_that_is_cut_off_loses_the_lock_and_harms_nothing(sides: Sides, network: Network, share: float) -> None:
     """On NFS 4 the lease runs out and the lock goes on; on NFS 3 the others are told in time that they must wait."""
     holder, here = sides.a.fork().open(sides.path()), sides.a.fork().open(sides.path())
     other = sides.b.fork().open(sides.path())
@@ -106,9 +104,7 @@ def test_a_holder_that_is_cut_off_loses_the_lock_and_harms_nothing(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_compactor_that_is_cut_off_at_its_seal_takes_nothing_back(
-    sides: Sides, network: Network, share: float
-) -> None:
+def test_compactor_that_is_cut_off_at_its_seal_takes_nothing_back(sides: Sides, network: Network, share: float) -> None:
     compactor, other = sides.opened(2)
     other.multi_set(["x", "y"], ["1", "2"])
     asked = compactor.begin("with_worker", "mounts.trouble.hold_seal", share)
@@ -148,7 +144,7 @@ def recovers(agent: Agent) -> bool:
     return True
 
 
-def test_a_host_that_is_cut_off_is_found_dead_and_knows_it_when_it_is_back(sides: Sides, network: Network) -> None:
+def test_host_that_is_cut_off_is_found_dead_and_learns_of_it_on_its_return(sides: Sides, network: Network) -> None:
     """On NFS 4; on NFS 3 the server keeps the locks, so that nobody can tell."""
     a, b = sides.opened(2)
     number = a.do("mounts.work.session", "@store")
@@ -168,7 +164,7 @@ def test_a_host_that_is_cut_off_is_found_dead_and_knows_it_when_it_is_back(sides
     assert b.get("k") == b"3"
 
 
-def test_a_cut_shorter_than_the_lease_is_only_a_delay(sides: Sides, network: Network) -> None:
+def test_cut_shorter_than_the_lease_is_only_a_delay(sides: Sides, network: Network) -> None:
     a, b = sides.opened(2)
     a.set("k", "1")
     b.set("k", "2")
@@ -236,7 +232,7 @@ def progress(crew: list[Agent], calls: int) -> None:
             agent.host.look(10)
 
 
-def test_a_waiter_survives_a_cut_and_a_restart(sides: Sides, network: Network, scale: Callable[[int], int]) -> None:
+def test_waiter_survives_a_cut_and_a_restart(sides: Sides, network: Network, scale: Callable[[int], int]) -> None:
     crew = sides.opened(2)
     asked = [agent.begin("with_worker", "mounts.work.linger", "k") for agent in crew]
     for agent in crew:

@@ -1,0 +1,19 @@
+"""What tests read of the inside of a `FileStore`. Only this module names the private attributes that hold it."""
+
+from __future__ import annotations
+
+from fscoord import FileStore
+from fscoord._log.log import Log
+from fscoord.stores.file.replay import KeyValueState
+
+__all__ = ["log_of", "state_of"]
+
+
+def log_of(store: FileStore) -> Log:
+    """Return the handle of `store` on its log."""
+    return store._log
+
+
+def state_of(store: FileStore) -> KeyValueState:
+    """Return the values and queues that `store` has replayed so far."""
+    return store._state
