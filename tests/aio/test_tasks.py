@@ -23,8 +23,8 @@ from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
+from fscoord.aio._driver import THREADS_MAX as CALL_THREADS_MAX
 from fscoord.aio._sliced_waits import THREADS_MAX
-from fscoord.aio.store import HANDS_MAX
 from fscoord.store import Store
 
 TASKS = 200
@@ -83,7 +83,7 @@ def test_tasks_by_the_hundred_wait_on_one_handle_with_a_few_threads(store: Store
         threads.count()
 
     asyncio.run(main())
-    assert threads.most <= HANDS_MAX
+    assert threads.most <= CALL_THREADS_MAX
 
 
 def test_tasks_by_the_hundred_hold_a_lock_one_after_the_other(store: Store) -> None:
@@ -109,7 +109,7 @@ def test_tasks_by_the_hundred_hold_a_lock_one_after_the_other(store: Store) -> N
         assert not await lock.holders()
 
     asyncio.run(main())
-    assert threads.most <= HANDS_MAX
+    assert threads.most <= CALL_THREADS_MAX
     assert tokens == list(range(1, TASKS // 4 + 2))
 
 
@@ -172,7 +172,7 @@ def test_tasks_beyond_the_threads_wait_on_a_store_that_waits_in_its_calls() -> N
             assert await asyncio.gather(*tasks) == [b"%d" % number for number in range(count)]
 
     asyncio.run(main())
-    assert threads.most <= HANDS_MAX + THREADS_MAX
+    assert threads.most <= CALL_THREADS_MAX + THREADS_MAX
 
 
 def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_poller_thread_rings_the_waiters_of_its_process(place: Path) -> None:
         posts = {id(post_of(store)) for store in stores}
         assert len(posts) == 1
         post = post_of(stores[0])
-        until(lambda: post._poller is not None and len(post._waiters) == 4)
+        until(lambda: post._poller is not None and len(post._waiting) == 4)
         beat(stores[0], 1)
         for number, thread in enumerate(threads):  # the one that asks is among them: then another takes over
             write_from_afar(afar, f"k{number}")
@@ -121,7 +121,7 @@ def test_waiter_beside_a_poller_does_not_poll(place: Path) -> None:
             refresh = log_of(two).refresh
             log_of(two).refresh = lambda left: (looks.append(left), refresh(left))[1]  # type: ignore[method-assign]
             with start_thread(two.get, "k") as follows:
-                until(lambda: len(post_of(one)._waiters) == 2)
+                until(lambda: len(post_of(one)._waiting) == 2)
                 beat(one, 5)  # the asker has told of what is new since both began
                 at_first = len(looks)
                 beat(one, 5)
@@ -194,7 +194,7 @@ def test_new_wait_makes_a_slow_poller_hurry(place: Path, monkeypatch: pytest.Mon
                 )
             )
             with start_thread(two.get, "k2") as follows:
-                until(lambda: len(post_of(one)._waiters) == 2)
+                until(lambda: len(post_of(one)._waiting) == 2)
                 until(lambda: post_of(one)._byte(node_poller.INTERVAL_BYTE) <= node_poller.SLOW_INTERVAL_MS)
                 two.set("k2", "1")
             assert follows.result == b"1"
@@ -324,7 +324,7 @@ def test_damaged_node_bell_only_delays_a_waiter(harm: str, place: Path, monkeypa
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:
-            until(lambda: post_of(one) is not None and len(post_of(one)._waiters) == 2)
+            until(lambda: post_of(one) is not None and len(post_of(one)._waiting) == 2)
             bell = bell_of(afar)
             if harm == "truncate":
                 os.truncate(bell, 0)

@@ -37,7 +37,10 @@ class Condition(ABC, Generic[T]):
     """
 
     what = "key"
-    """What an error says was not there."""
+    """What an error or a warning says is missing."""
+
+    is_logged = True
+    """Whether a long wait is logged."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -119,9 +122,10 @@ class FileWait(Generic[T]):
             return found
         if left <= 0:
             return self._condition.give_up(system.time.monotonic() - self._started)
-        if self._slow_logger is None:
+        if self._slow_logger is None and self._condition.is_logged:
             self._slow_logger = SlowWaitLogger(__name__, self._condition.describe, self._started)
-        self._slow_logger.warn_if_due()
+        if self._slow_logger is not None:
+            self._slow_logger.warn_if_due()
         return NOT_YET
 
     def max_sleep(self) -> float:
@@ -232,6 +236,8 @@ class _Item(Condition[bytes]):
 
 class AnyChange(Condition["tuple[int, int]"]):
     """The log has a record more than at the position `known`; the answer is the position, changed or not."""
+
+    is_logged = False
 
     def __init__(self, log: Log, known: object) -> None:
         super().__init__(log)
