@@ -29,8 +29,7 @@ from fscoord._arguments import (
     to_timedelta,
 )
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, BarrierRequest, WaitRequest, WaitSteps
-from fscoord._waiting.wait import Wait, WaitBackend
+from fscoord._waiting.wait import KEYS, BarrierRequest, Wait, WaitBackend, WaitRequest, WaitSteps
 from fscoord.errors import BarrierError, StoreTimeoutError
 
 __all__ = [

@@ -301,9 +301,8 @@ SYSTEM_ALLOWED = {
     "_runtime.file_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "aio._executor": ({"asyncio"}, "is about the event loop, as all of these"),
     "aio._asyncio_backend": ({"asyncio"}, "is about nothing else"),
-    "aio._sliced_waits": ({"asyncio"}, "sleeps in the loop"),
     "aio.holds": ({"asyncio"}, "asks which task this is"),
-    "aio._driver": ({"asyncio"}, "asks which loop this is"),
+    "aio._driver": ({"asyncio"}, "asks which loop this is, and sleeps in it"),
     "stores.tcp.server": ({"ctypes"}, "keeps an object of C++ from being destroyed in a forked child"),
     "launch.warden": (
         {"ctypes", "open", "os", "select", "signal", "time"},

@@ -1,7 +1,12 @@
-"""`Wait`: one wait in a store, and `block_on`, which carries it out in a thread; `fscoord.aio` has the loop's driver.
+"""How an operation waits: `WaitRequest`, what it waits for; `Wait`, one wait; `block_on`, which drives it in a thread.
 
-A wait does everything except sleep. It says how long to sleep, and names what ends a sleep early; a driver sleeps. Code
-that leaves its blocking to a driver is known as "sans-I/O".
+A recipe or a collective is written once, as a generator that yields a `WaitRequest` wherever it would wait
+(`WaitSteps`). `fscoord.store.run_blocking` runs such steps in a thread, and `fscoord.aio` runs them in a task of an
+event loop. Both have the store make a `Wait` of each request, drive that, and send its answer into the generator.
+
+A `Wait` does everything except sleep: it returns for how long to sleep, and has a waker that ends a sleep early. There
+are two drivers, `block_on` for threads and `next_look` for event loops. Code that leaves its blocking to a driver is
+known as "sans-I/O".
 
 The order of the calls is what makes a wake-up safe::
 
@@ -10,20 +15,76 @@ The order of the calls is what makes a wake-up safe::
     sleep   until woken, and for `max_sleep` seconds at most
 
 A change that came before `arm` is found by the look, and one that comes after it ends the sleep. In the other order a
-change between the look and the arming would neither be found nor wake anybody.
+change between the look and the arming would neither be found nor end the sleep, which then lasts until the next poll.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from fscoord._runtime import system
+from fscoord._waiting.timing import SlowWaitLogger
 
-__all__ = ["NOT_YET", "THREAD_BACKEND", "NotYet", "Wait", "WaitBackend", "Waker", "block_on", "next_look"]
+__all__ = [
+    "ITEM",
+    "KEYS",
+    "NOT_YET",
+    "THREAD_BACKEND",
+    "VALUES",
+    "BarrierRequest",
+    "NotYet",
+    "Wait",
+    "WaitBackend",
+    "WaitRequest",
+    "WaitSteps",
+    "Waker",
+    "block_on",
+    "next_look",
+]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+KEYS: Final = "keys"
+VALUES: Final = "values"
+ITEM: Final = "item"
+
+
+class WaitRequest(NamedTuple):
+    """What is waited for.
+
+    Attributes:
+        kind: `KEYS`, until each has a value or a non-empty queue; `VALUES` of the keys; or one `ITEM` of a queue.
+        keys: the keys, checked; for an item, the name of the queue.
+        timeout: the most seconds to wait.
+        ranks: for `KEYS`: the wait also ends when one of these ranks is known dead.
+        sessions: likewise for sessions.
+        slow_logger: logs that this wait is long; without it the store logs that in its own words.
+
+    The answer is the list of the dead ranks or sessions for `KEYS` (empty when all keys are there), the list of the
+    values for `VALUES`, and the value for `ITEM`.
+    """
+
+    kind: str
+    keys: list[bytes]
+    timeout: float
+    ranks: list[int] | None = None
+    sessions: list[int] | None = None
+    slow_logger: SlowWaitLogger | None = None
+
+
+class BarrierRequest(NamedTuple):
+    """A call of `fscoord.Store.barrier`, which a store may have in a way of its own. The answer is None."""
+
+    key: bytes
+    world_size: int
+    timeout: float
+
+
+WaitSteps = Generator["WaitRequest | BarrierRequest", Any, T]
+"""Code that yields what it waits for, is sent the answer, or raises, and ends with a `T`."""
 
 
 class NotYet:

@@ -18,8 +18,7 @@ from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
-from fscoord._waiting.request import BarrierRequest, WaitRequest, WaitSteps
-from fscoord._waiting.wait import NotYet, Wait, next_look
+from fscoord._waiting.wait import BarrierRequest, NotYet, Wait, WaitRequest, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon
 
 __all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import cast
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
-from fscoord._waiting.request import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
+from fscoord._waiting.wait import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
 from fscoord.aio._driver import StoreDriver
 from fscoord.store import Capabilities, Member, Store
 

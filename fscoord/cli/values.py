@@ -11,7 +11,7 @@ import click
 
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.timing import Backoff
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, content, given_timeout, raw, time_limit, with_existing_store, with_store
 from fscoord.cli.output import field, flush, is_terminal, printable, write, write_json, write_value

@@ -24,9 +24,8 @@ from fscoord._arguments import (
     to_seconds,
 )
 from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import Backoff, SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.missing_ranks import describe_missing
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Store

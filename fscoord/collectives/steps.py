@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, BarrierRequest, WaitRequest, WaitSteps
+from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
 from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.errors import (
     RendezvousClosedError,
     RendezvousStateError,

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 from fscoord._arguments import Key, Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
-from fscoord._waiting.request import WaitSteps
+from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry

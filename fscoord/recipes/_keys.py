@@ -7,7 +7,7 @@ from typing import Final
 
 from fscoord._arguments import CounterRangeError, MalformedText, NotACounterError, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 

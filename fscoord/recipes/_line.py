@@ -31,9 +31,8 @@ from typing import Final
 
 from fscoord._arguments import Key, MalformedText, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
-from fscoord._waiting.backoff import FREE_TRIES
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error

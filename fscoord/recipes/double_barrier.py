@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from fscoord._arguments import Key, Timeout, key_bytes, to_seconds
-from fscoord._waiting.request import WaitSteps
+from fscoord._waiting.wait import WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.store import Store, run_blocking
 

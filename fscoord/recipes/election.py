@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive

@@ -7,8 +7,8 @@ from typing import Final
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import add_checked, parse_count
 from fscoord.store import Store, run_blocking

@@ -21,7 +21,7 @@ from fscoord._arguments import (
     words_in,
 )
 from fscoord._runtime import system
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count

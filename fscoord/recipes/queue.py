@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
-from fscoord._waiting.request import KEYS, WaitRequest, WaitSteps
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Contender

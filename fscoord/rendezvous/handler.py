@@ -12,8 +12,7 @@ from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
-from fscoord._waiting.backoff import Backoff
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
     FscoordError,

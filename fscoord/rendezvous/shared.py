@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fscoord._arguments import to_seconds
-from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.timing import Backoff
 from fscoord.errors import (
     RendezvousConnectionError,
     RendezvousError,

@@ -31,9 +31,20 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
-from fscoord._waiting.request import ITEM, KEYS, VALUES, WaitRequest
-from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord._waiting.wait import NOT_YET, THREAD_BACKEND, NotYet, Wait, WaitBackend, Waker, block_on
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import (
+    ITEM,
+    KEYS,
+    NOT_YET,
+    THREAD_BACKEND,
+    VALUES,
+    NotYet,
+    Wait,
+    WaitBackend,
+    WaitRequest,
+    Waker,
+    block_on,
+)
 from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
 from fscoord.store import Capabilities, Store
 

@@ -14,8 +14,7 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
 )
-from fscoord._waiting.request import WaitRequest
-from fscoord._waiting.wait import Wait, WaitBackend
+from fscoord._waiting.wait import Wait, WaitBackend, WaitRequest
 from fscoord.errors import StoreClosedError
 from fscoord.store import Member, Store, new_wait, notifier_for, typical_call_s, wait_for_change, wait_on
 

@@ -23,8 +23,7 @@ from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
-from fscoord.aio._driver import THREADS_MAX as CALL_THREADS_MAX
-from fscoord.aio._sliced_waits import THREADS_MAX
+from fscoord.aio._driver import CALL_THREADS_MAX
 from fscoord.store import Store
 
 TASKS = 200
@@ -163,7 +162,7 @@ def test_tasks_beyond_the_threads_wait_on_a_store_that_waits_in_its_calls() -> N
     async def main() -> None:
         async with AsyncStore(ThirdPartyStore()) as asynchronous:
             asynchronous.set_timeout(math.inf)
-            count = 2 * THREADS_MAX
+            count = 2 * WAIT_THREADS_MAX
             tasks = [asyncio.ensure_future(asynchronous.get(f"k{number}")) for number in range(count)]
             await asyncio.sleep(0)
             for number in reversed(range(count)):
@@ -172,7 +171,7 @@ def test_tasks_beyond_the_threads_wait_on_a_store_that_waits_in_its_calls() -> N
             assert await asyncio.gather(*tasks) == [b"%d" % number for number in range(count)]
 
     asyncio.run(main())
-    assert threads.most <= CALL_THREADS_MAX + THREADS_MAX
+    assert threads.most <= CALL_THREADS_MAX + WAIT_THREADS_MAX
 
 
 def test_tasks_threads_and_handles_wake_each_other(tmp_path: Path) -> None:

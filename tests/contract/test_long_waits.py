@@ -13,8 +13,8 @@ import pytest
 from support.places import Place, start_thread, until
 
 from fscoord import aio
-from fscoord._waiting import slow_wait
-from fscoord.aio._sliced_waits import SlicedWaits
+from fscoord._waiting import timing
+from fscoord.aio._driver import SlicedWaits
 from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semaphore, _line, election, latch, once, queue
 from fscoord.store import Store
 
@@ -31,7 +31,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _waits_are_soon_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_wait, "FIRST_S", 0.02)
+    monkeypatch.setattr(timing, "FIRST_S", 0.02)
     monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
     for module in (queue, latch, election):
         monkeypatch.setattr(module, "LOOK_S", 0.01)
@@ -148,7 +148,7 @@ def test_long_wait_of_a_task_is_logged(
             if by_slices:
                 tasks._come_to(asyncio.get_running_loop())
                 tasks._driver._sliced_waits = SlicedWaits(tasks.store)
-                monkeypatch.setattr("fscoord.aio._sliced_waits.SLICE_S", 0.01)
+                monkeypatch.setattr("fscoord.aio._driver.SLICE_S", 0.01)
             waiting = asyncio.create_task(wait(tasks))
             while not spoken():
                 await asyncio.sleep(0.001)

@@ -32,7 +32,7 @@ def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(mon
 
 def test_wait_for_a_node_that_says_nothing_is_logged(monkeypatch, caplog):
     monkeypatch.setattr(agent, "ROUND_CHECK_S", 0.01)
-    monkeypatch.setattr("fscoord._waiting.slow_wait.FIRST_S", 0.0)
+    monkeypatch.setattr("fscoord._waiting.timing.FIRST_S", 0.0)
     caplog.set_level(logging.WARNING, "fscoord")
     stands = iter([True, False])
     assert sizes_of(SimpleNamespace(is_current=lambda: next(stands), round=5), HashStore()) is None

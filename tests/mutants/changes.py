@@ -49,18 +49,14 @@ MUTANTS = (
     ),
     Mutant(
         "a bell is marked after the look at the log",
-        "Waiting._follow",
+        "block_on",
         """\
-                if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
-                    ticket.arm(bucket(awaited))
-                left = deadline - system.time.monotonic()
-                found = look(max(left, 0.0))
+            wait.arm()
+            found = wait.look()
 """,
         """\
-                left = deadline - system.time.monotonic()
-                found = look(max(left, 0.0))
-                if not is_rung:  # who was rung mostly finds what it waits for, and need not mark again
-                    ticket.arm(bucket(awaited))
+            found = wait.look()
+            wait.arm()
 """,
         ("tests/faults/test_bell_traps.py::test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
     ),
@@ -104,11 +100,11 @@ MUTANTS = (
         """\
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
         if self._log.handle.bell:
-            self._waiting.ring((name,))
+            self._notifier.notify((name,))
 """,
         """\
         if self._log.handle.bell:
-            self._waiting.ring((name,))
+            self._notifier.notify((name,))
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
 """,
         (SCHEDULES,),
@@ -133,9 +129,13 @@ MUTANTS = (
     ),
     Mutant(
         "a deadline is set anew at each look",
-        "Waiting._follow",
-        "                left = deadline - system.time.monotonic()\n",
-        "                deadline = system.time.monotonic() + limit\n                left = limit\n",
+        "FileWait.look",
+        "        left = self._deadline - system.time.monotonic()\n",
+        """\
+        now = system.time.monotonic()
+        self._deadline, self._started = self._deadline + now - self._started, now
+        left = self._deadline - now
+""",
         ("tests/contract/test_waiting.py",),
     ),
     Mutant(
@@ -359,10 +359,10 @@ MUTANTS = (
         ("tests/faults/test_lock_traps.py::test_damage_seen_without_the_lock_is_looked_at_again_with_it",),
     ),
     Mutant(
-        "who stops listening does not hand on",
-        "Watch.sleep",
-        "            self._asleep.discard(ticket)\n            self._hand_on()",
-        "            self._asleep.discard(ticket)",
+        "a thread that stops reading the events does not pass that on",
+        "ChangeWatcher.end_sleep",
+        "        self._sleeping.discard(sleeper)\n        self._pass_reader_role()",
+        "        self._sleeping.discard(sleeper)",
         ("tests/faults/test_bell_traps.py::test_listener_may_leave_and_another_takes_over",),
     ),
     Mutant(
@@ -417,9 +417,9 @@ MUTANTS = (
     ),
     Mutant(
         "a pop does not look whether the queue is empty by now",
-        "Sessions._take.decide",
-        '(materialize(queue[0], self._log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
-        '(materialize(queue[0], self._log.read_locked) if queue else b"", record.POP, b"")',
+        "pop_item.decide",
+        '(materialize(queue[0], log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
+        '(materialize(queue[0], log.read_locked) if queue else b"", record.POP, b"")',
         (SCHEDULES,),
     ),
     Mutant(
@@ -442,7 +442,7 @@ MUTANTS = (
     ),
     Mutant(
         "a death that is forgotten while a waiter looks for it is an error",
-        "Vigil._watch",
+        "DeathWatch._watch",
         "        if session is None or number in self._watched or not home",
         "        if number in self._watched or not home",
         ("tests/unit/test_own_session.py::test_death_forgotten_while_a_waiter_looks_for_it_is_no_error",),

@@ -8,7 +8,7 @@ import pytest
 from support.places import HANG_S, start_thread, until
 
 from fscoord import HashStore, RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError
-from fscoord._waiting import backoff
+from fscoord._waiting import timing
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     DynamicRendezvousHandler,
@@ -21,7 +21,7 @@ from fscoord.rendezvous.state import State, close, evict
 
 KEY = "torch.rendezvous.id"
 JOIN_S = 0.3
-WRITES_MAX = backoff.FREE_TRIES + 60
+WRITES_MAX = timing.FREE_TRIES + 60
 """How many writes a node may try in `JOIN_S`, with its pauses; without pauses there are thousands."""
 
 
@@ -190,7 +190,7 @@ def test_nodes_that_refuse_each_other_their_writes_come_through():
 
 
 def test_wait_of_the_rendezvous_is_logged(monkeypatch, caplog):
-    monkeypatch.setattr("fscoord._waiting.slow_wait.FIRST_S", 0.0)
+    monkeypatch.setattr("fscoord._waiting.timing.FIRST_S", 0.0)
     caplog.set_level(logging.WARNING, "fscoord")
     store = HashStore(timeout=HANG_S)
     handler = handler_on(C10dRendezvousBackend(store, "id"), store, join=HANG_S, most=2)

@@ -13,8 +13,7 @@ from support.places import HANG_S
 
 from fscoord import aio
 from fscoord.aio import AsyncStore
-from fscoord.aio._driver import THREADS_MAX as CALL_THREADS_MAX
-from fscoord.aio._sliced_waits import THREADS_MAX
+from fscoord.aio._driver import CALL_THREADS_MAX
 from fscoord.store import Store
 from fscoord.testing.contract.place import Place
 
@@ -33,7 +32,7 @@ async def many_wait(store: Store) -> None:
         tasks = [asyncio.create_task(_wait(shared, number)) for number in range(TASKS)]
         pops = [asyncio.create_task(shared.queue_pop("queue")) for _ in range(3)]
         await shared.set("begun", "1")
-        assert threading.active_count() <= before + CALL_THREADS_MAX + THREADS_MAX
+        assert threading.active_count() <= before + CALL_THREADS_MAX + WAIT_THREADS_MAX
         for task in (*tasks[1::2], *pops):
             task.cancel()
         assert all(

@@ -11,8 +11,9 @@ import pytest
 from support.places import HANG_S, start_thread
 
 from fscoord import HashStore, PrefixStore, StoreTimeoutError
-from fscoord._waiting import backoff as _backoff
-from fscoord._waiting.backoff import FREE_TRIES, LONGEST_PAUSE_S, Backoff
+from fscoord._waiting import timing
+from fscoord._waiting.timing import FREE_TRIES, LONGEST_PAUSE_S, Backoff
+from fscoord._waiting.wait import WaitRequest
 from fscoord.cli import values
 from fscoord.collectives import barrier
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreUnavailableError
@@ -75,7 +76,7 @@ def error_of(call: Callable[[], object], kind: type[Exception] = StoreTimeoutErr
 
 def test_backoff_gives_free_tries_then_pauses_that_grow_until_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(_backoff.system, "time", clock)
+    monkeypatch.setattr(timing.system, "time", clock)
     backoff = Backoff(1.0)
     assert all(backoff.pause() for _ in range(FREE_TRIES - 1))
     assert clock.pauses == []
@@ -88,7 +89,7 @@ def test_backoff_gives_free_tries_then_pauses_that_grow_until_the_limit(monkeypa
 
 
 def test_backoff_without_time_still_has_its_free_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_backoff.system, "time", Clock())
+    monkeypatch.setattr(timing.system, "time", Clock())
     backoff = Backoff(0.0)
     assert [backoff.pause() for _ in range(FREE_TRIES)] == [True] * (FREE_TRIES - 1) + [False]
 
@@ -218,9 +219,9 @@ def test_barrier_whose_roll_vanishes_after_a_break_ends_with_an_error() -> None:
     class Forgetful(PrefixStore):
         """A view through which the roll is removed once this rank has come."""
 
-        def wait_alive(self, *given: Any) -> list[int]:
+        def _wait(self, request: WaitRequest) -> Any:
             store.delete_key("p/b/arrivals")
-            return super().wait_alive(*given)
+            return super()._wait(request)
 
     view = Forgetful("p", store)
     assert "was removed" in str(error_of(lambda: barrier(view, 2, "b", HANG_S, 0, fail_fast=True), BarrierError))

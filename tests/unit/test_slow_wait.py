@@ -11,8 +11,8 @@ from faults.test_fork import until
 from support.places import start_thread
 
 from fscoord import FileStore, barrier
-from fscoord._waiting import slow_wait
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting import timing
+from fscoord._waiting.timing import SlowWaitLogger
 
 HANG_S = 60
 
@@ -35,7 +35,7 @@ def test_wait_is_logged_after_30_seconds_and_then_at_doubling_intervals(
     spoken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(slow_wait.system, "time", clock)
+    monkeypatch.setattr(timing.system, "time", clock)
     slow_logger = SlowWaitLogger("fscoord.test", lambda: "it")
     for _ in range(1000):
         slow_logger.warn_if_due()
@@ -46,7 +46,7 @@ def test_wait_is_logged_after_30_seconds_and_then_at_doubling_intervals(
 def test_log_message_of_a_long_wait_names_the_awaited_key(
     spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
+    monkeypatch.setattr(timing, "FIRST_S", 0.01)
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, FileStore(tmp_path / "store") as other:
         for wait in (store.get, store.queue_pop):
             with start_thread(wait, "k") as waiter:
@@ -68,7 +68,7 @@ def test_short_wait_is_not_logged(spoken: Any, tmp_path: Any) -> None:
 def test_log_message_of_a_long_barrier_names_the_missing_ranks(
     fail_fast: bool, spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slow_wait, "FIRST_S", 0.05)
+    monkeypatch.setattr(timing, "FIRST_S", 0.05)
 
     def come(rank: int) -> None:
         with FileStore(tmp_path / "store", timeout=HANG_S) as store:
@@ -83,7 +83,7 @@ def test_log_message_of_a_long_barrier_names_the_missing_ranks(
 
 
 def test_barrier_ends_at_its_deadline_though_its_wait_is_logged(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
+    monkeypatch.setattr(timing, "FIRST_S", 0.01)
     with (
         FileStore(tmp_path / "store", timeout=HANG_S) as store,
         pytest.raises(TimeoutError, match=r"missing_ranks=\[1\]"),

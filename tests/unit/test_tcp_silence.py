@@ -17,7 +17,7 @@ from support.played_server import PlayedServer
 
 from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore
 from fscoord._runtime import network
-from fscoord._waiting import slow_wait
+from fscoord._waiting import timing
 from fscoord.stores.tcp import connections, deadline
 
 LIMIT = 0.3
@@ -324,7 +324,7 @@ def test_connection_that_was_lost_does_not_mean_a_server_without_queues(server: 
 def test_tcp_wait_that_lasts_long_is_logged(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slow_wait, "FIRST_S", 0.01)
+    monkeypatch.setattr(timing, "FIRST_S", 0.01)
     monkeypatch.setattr(deadline, "FIRST_SLEEP_MAX_S", 0.01)
     with caplog.at_level(logging.WARNING), pytest.raises(StoreTimeoutError):
         store.wait(["k"], 0.1)

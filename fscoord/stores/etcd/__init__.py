@@ -29,7 +29,7 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.timing import Backoff
 from fscoord.errors import QueueEmptyError
 from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64

@@ -13,7 +13,7 @@ from weakref import WeakSet, finalize
 
 from fscoord._arguments import MalformedText, parse_uint63
 from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
+from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreError
 from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, key_values, put, range_of, unb64
 from fscoord.stores.etcd.transactions import Transactions

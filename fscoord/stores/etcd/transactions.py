@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._runtime import system
-from fscoord._waiting.backoff import Backoff
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
 from fscoord.stores.etcd.requests import (
     OPERATIONS_MAX,

@@ -32,8 +32,7 @@ from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
-from fscoord._waiting.request import ITEM, VALUES, WaitRequest
-from fscoord._waiting.wait import NotYet
+from fscoord._waiting.wait import ITEM, VALUES, NotYet, WaitRequest
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,

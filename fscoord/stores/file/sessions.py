@@ -12,8 +12,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._waiting.request import KEYS, WaitRequest
-from fscoord._waiting.wait import THREAD_BACKEND, Wait, WaitBackend, block_on
+from fscoord._waiting.wait import KEYS, THREAD_BACKEND, Wait, WaitBackend, WaitRequest, block_on
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier

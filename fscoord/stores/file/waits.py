@@ -15,9 +15,8 @@ from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
-from fscoord._waiting.request import ITEM, VALUES, WaitRequest
-from fscoord._waiting.slow_wait import SlowWaitLogger
-from fscoord._waiting.wait import NOT_YET, NotYet, Waker
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import ITEM, NOT_YET, VALUES, NotYet, WaitRequest, Waker
 from fscoord.errors import StoreTimeoutError
 from fscoord.stores.file.death_watch import DeathWatch
 from fscoord.stores.file.notifier import ChangeNotifier

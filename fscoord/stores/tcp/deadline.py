@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from fscoord._runtime import system
-from fscoord._waiting.slow_wait import SlowWaitLogger
+from fscoord._waiting.timing import SlowWaitLogger
 
 __all__ = ["ANSWER_MIN_S", "GRACE_S", "Deadline", "Unanswered"]
 
