@@ -16,7 +16,7 @@ from fscoord._arguments import (
 )
 from fscoord._waiting.wait import Wait, WaitBackend, WaitRequest
 from fscoord.errors import StoreClosedError
-from fscoord.store import Member, Store, new_wait, notifier_for, typical_call_s, wait_for_change, wait_on
+from fscoord.store import Member, Store, new_wait, notifier_for, typical_call_s, wait_for_change
 
 __all__ = ["PrefixStore"]
 
@@ -149,17 +149,11 @@ class PrefixStore(Store):
     def _wait_for_change(self, known: object, timeout: float) -> object:
         return wait_for_change(self._open(), known, timeout)
 
-    def _wait(self, request: WaitRequest) -> Any:
-        return wait_on(self._open(), self._with_full_keys(request))
-
     def _notifier_for(self, backend: WaitBackend) -> Any:
         return notifier_for(self._open(), backend)
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
-        return new_wait(self._open(), self._with_full_keys(request), notifier)
-
-    def _with_full_keys(self, request: WaitRequest) -> WaitRequest:
-        return request._replace(keys=self._full_all(request.keys))
+        return new_wait(self._open(), request._replace(keys=self._full_all(request.keys)), notifier)
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

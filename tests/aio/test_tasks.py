@@ -23,7 +23,7 @@ from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
 from fscoord.aio import AsyncStore
-from fscoord.aio._driver import CALL_THREADS_MAX
+from fscoord.aio._driver import CALL_THREADS_MAX, WAIT_THREADS_MAX
 from fscoord.store import Store
 
 TASKS = 200

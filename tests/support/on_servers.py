@@ -13,7 +13,7 @@ from support.places import HANG_S
 
 from fscoord import aio
 from fscoord.aio import AsyncStore
-from fscoord.aio._driver import CALL_THREADS_MAX
+from fscoord.aio._driver import CALL_THREADS_MAX, WAIT_THREADS_MAX
 from fscoord.store import Store
 from fscoord.testing.contract.place import Place
 

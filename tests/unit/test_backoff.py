@@ -13,7 +13,6 @@ from support.places import HANG_S, start_thread
 from fscoord import HashStore, PrefixStore, StoreTimeoutError
 from fscoord._waiting import timing
 from fscoord._waiting.timing import FREE_TRIES, LONGEST_PAUSE_S, Backoff
-from fscoord._waiting.wait import WaitRequest
 from fscoord.cli import values
 from fscoord.collectives import barrier
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreUnavailableError
@@ -219,9 +218,9 @@ def test_barrier_whose_roll_vanishes_after_a_break_ends_with_an_error() -> None:
     class Forgetful(PrefixStore):
         """A view through which the roll is removed once this rank has come."""
 
-        def _wait(self, request: WaitRequest) -> Any:
+        def wait_alive(self, *given: Any) -> list[int]:
             store.delete_key("p/b/arrivals")
-            return super()._wait(request)
+            return super().wait_alive(*given)
 
     view = Forgetful("p", store)
     assert "was removed" in str(error_of(lambda: barrier(view, 2, "b", HANG_S, 0, fail_fast=True), BarrierError))
