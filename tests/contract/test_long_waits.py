@@ -146,7 +146,7 @@ def test_long_wait_of_a_task_is_logged(
     async def run() -> None:
         async with aio.AsyncStore(place.open()) as tasks:
             if by_slices:
-                tasks._come_to(asyncio.get_running_loop())
+                tasks._driver._bind_loop(asyncio.get_running_loop())
                 tasks._driver._sliced_waits = SlicedWaits(tasks.store)
                 monkeypatch.setattr("fscoord.aio._driver.SLICE_S", 0.01)
             waiting = asyncio.create_task(wait(tasks))

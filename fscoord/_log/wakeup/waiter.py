@@ -180,8 +180,8 @@ class Waiter:
         return min(now + pause, deadline)
 
     def _end_sleep(self) -> None:
-        self._wakes_at = None
         self.watcher.end_sleep(self)
+        self._wakes_at = None  # only now: if a signal handler raises in between, `close` ends the sleep once more
 
     def _must_look(self, deadline: float, *, is_rung: bool) -> bool:
         """After a sleep: return whether it is time to look at the log, and not to sleep on."""

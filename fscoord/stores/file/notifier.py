@@ -80,20 +80,21 @@ class ChangeNotifier:
 
     # -- for one wait ----------------------------------------------------------------------------------------------
 
-    def add_waiter(
+    def new_waiter(
         self, deadline: float, longest_sleep: Callable[[], float] | None = None, sessions: Sequence[int] = ()
     ) -> Waiter:
-        """Return a new waiter, which is not armed yet; `remove_waiter` ends it.
+        """Return a new waiter, which its wait must give to `add_waiter` before it arms it, and to `remove_waiter`.
 
         Args:
             deadline: the end of the wait, by the monotonic clock.
             longest_sleep: for a wait with a death watch: returns how many seconds it may sleep at most.
             sessions: the end of one of these sessions also ends its sleeps.
         """
-        watcher = self._watch(deadline)
-        waiter = Waiter(watcher, longest_sleep, list(map(session_end_bucket, sessions)))
+        return Waiter(self._watch(deadline), longest_sleep, list(map(session_end_bucket, sessions)))
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        """From now on `close` ends the sleeps of `waiter`."""
         self._waiters.add(waiter)
-        return waiter
 
     def after_look(self, waiter: Waiter) -> None:
         """Note what the look of `waiter` at the log has shown."""
@@ -114,8 +115,10 @@ class ChangeNotifier:
 
     def remove_waiter(self, waiter: Waiter) -> None:
         """The wait is over, or goes on with another waiter."""
-        self._waiters.discard(waiter)
-        waiter.close()
+        try:
+            waiter.close()
+        finally:
+            self._waiters.discard(waiter)
 
     def watch_process(self, pid: int) -> bool:
         """Have the death of process `pid` end the sleeps of waits with a death watch; False if that can't be had."""
@@ -139,6 +142,7 @@ class ChangeNotifier:
         watcher, self._watcher, self._bell = self._watcher, None, None
         for waiter in list(self._waiters):
             waiter.is_over = True
+        self._waiters.clear()  # if a signal handler raised in the `close` of a wait, its waiter is still there
         if watcher is not None:
             watcher.wake_all()
 

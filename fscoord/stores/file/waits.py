@@ -101,11 +101,14 @@ class FileWait(Generic[T]):
                 return
             death_watch = self._condition.death_watch
             if death_watch is None:
-                waiter = self._notifier.add_waiter(self._deadline)
+                waiter = self._notifier.new_waiter(self._deadline)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = self._notifier.add_waiter(self._deadline, longest, sessions)
-            self._waiter = waiter
+                waiter = self._notifier.new_waiter(self._deadline, longest, sessions)
+            self._waiter = (
+                waiter  # before it is added anywhere: an exception of a signal handler must not leave it there
+            )
+            self._notifier.add_waiter(waiter)
         # One missing key is enough: without it the look would be in vain, whatever becomes of the others.
         self._armed_for = self._condition.missing[0]
         waiter.arm(bucket(self._armed_for))
@@ -120,6 +123,7 @@ class FileWait(Generic[T]):
         if not isinstance(found, NotYet):
             return found
         if left <= 0:
+            self.close()  # before the error, whose traceback would keep the waiter if a signal handler raised in `close`
             return self._condition.give_up(system.time.monotonic() - self._started)
         if self._slow_logger is None and self._condition.is_logged:
             self._slow_logger = SlowWaitLogger(__name__, self._condition.describe, self._started)
