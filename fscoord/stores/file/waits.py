@@ -123,7 +123,8 @@ class FileWait(Generic[T]):
         if not isinstance(found, NotYet):
             return found
         if left <= 0:
-            self.close()  # before the error, whose traceback would keep the waiter if a signal handler raised in `close`
+            # Before the error is made: its traceback would keep the waiter if a signal handler raised in `close`.
+            self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
         if self._slow_logger is None and self._condition.is_logged:
             self._slow_logger = SlowWaitLogger(__name__, self._condition.describe, self._started)
