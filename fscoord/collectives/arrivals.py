@@ -1,10 +1,10 @@
-"""Who has come: the roll that ranks keep in a store, and the words of a time-out that names the missing.
+"""The arrivals at a barrier: the roll that ranks keep in a store, and the time-out that names the missing ranks.
 
-A roll is one key, ``{prefix}/arrivals``, to which every arrival appends ``RANK/WORLD_SIZE`` and a space. With a minus
-sign in front, that rank has told its caller of a time-out: it still counts, and may come again even when all are
-through. ``!N:R,R`` says that the ranks R are dead: if one of them had not come, and N barriers were broken before,
-it is broken for all who had come, and begins anew for whoever comes behind that token. ``{prefix}/complete`` appears
-when all have come, so that whoever waits for that waits for one key.
+A roll is one key, ``{prefix}/arrivals``, to which every arrival appends a token ``RANK/WORLD_SIZE`` and a space. A
+token with a minus sign in front means that the rank has raised a time-out: it still counts, and may come again even
+after all have passed. A token ``!N:R,R`` is a verdict: the ranks R are dead. If one of them had not arrived, and N
+barriers were broken before, the barrier is broken for all ranks that had arrived, and a new one begins after that
+token. The key ``{prefix}/complete`` is set when all have arrived, so every waiting rank waits for one key.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class UsedBeforeError(BarrierError):
 
 
 class Verdict(NamedTuple):
-    """Why a barrier is broken: the ranks that had not come, and those of them that are dead."""
+    """Why a barrier is broken: the ranks that had not arrived, and those of them that are dead."""
 
     missing: list[int]
     dead: list[int]
 
 
 class Course(NamedTuple):
-    """Who came to the barrier that is on, and left it, in order; and the verdicts on those that were broken before."""
+    """The arrivals and sign-offs of the present barrier, in order, and the verdicts on the broken ones before it."""
 
     events: list[Event]
     breaks: list[Verdict]
@@ -80,13 +80,13 @@ class Attempt(NamedTuple):
         return max(0.0, self.timeout - self.waited())
 
     def trace_left(self) -> float:
-        """Return how long it may still take to find out, and say, who is missing."""
+        """Return for how many seconds the call may still find and name the missing ranks."""
         return max(0.0, self.timeout + self.trace_timeout - self.waited())
 
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
-        """Return the error that names `missing`, in torch's words, and tells the dead of them from the late."""
+        """Return the error that names `missing`, in torch's words, and separates the dead ranks from the late ones."""
         names, more = self._names(missing)
         fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
@@ -118,7 +118,7 @@ class Attempt(NamedTuple):
         return [self._named(rank) for rank in missing[:MISSING_MAX]], more
 
     def data_prefix(self) -> bytes:
-        """Return what the keys of the ranks' data begin with: no two prefixes share one, as a1 + 0 and a + 10."""
+        """Return the prefix of the keys of the ranks' data. No two calls share a key, as a1 + 0 and a + 10 would."""
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
@@ -130,12 +130,12 @@ class Attempt(NamedTuple):
         )
 
     def _named(self, rank: int) -> str:
-        """Return what the decoder says of `rank`, or its number when there is none, or no time, or it fails."""
+        """Return the decoder's name of `rank`; its number if there is no decoder or no time, or the decoder fails."""
         if self.decoder is None or not self.trace_left():
             return str(rank)
         try:
             return str(self.decoder(rank))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the time-out matters more
+        except Exception as error:  # noqa: BLE001 - the time-out matters more
             return f"{rank} (rank_tracing_decoder raised {error!r})"
 
 
@@ -169,10 +169,10 @@ class Roll:
         self._complete = prefix + b"/complete"  # as long as the other: a prefix that is too long fails at the first
 
     def arrive(self) -> bool:
-        """Put this rank on the roll; return whether all are there.
+        """Append this rank's arrival; return whether all ranks have arrived.
 
         Raises:
-            BarrierError: all were there before this rank came, and it did not leave with a time-out.
+            BarrierError: all had arrived before this call, and this rank had not signed off.
         """
         rank, world_size = self._call.rank, self._call.world_size
         own = b"%d/%d " % (rank, world_size)
@@ -180,7 +180,7 @@ class Roll:
         self._store.append(self._arrivals, own)
         text = self._arrived = self._store.get(self._arrivals)
         count, end = text.count(b" "), own[own.index(b"/") :]
-        # The two usual cases are told without looking at each of many tokens: this is what all the others wait for.
+        # The two usual cases need no loop over all tokens: every other rank waits for this call.
         if count == text.count(end) and b"-" not in text:
             if count < world_size:
                 return False
@@ -191,14 +191,14 @@ class Roll:
         return self._arrive_among(self._events(text))
 
     def _arrive_among(self, events: list[Event]) -> bool:
-        """Do as `arrive` does, where somebody came twice, or left and came again, or does not belong here."""
+        """Do as `arrive` does, where a rank came twice, or signed off and came again, or has another world size."""
         rank, world_size = self._call.rank, self._call.world_size
         own = max((index for index, event in enumerate(events) if event == (rank, True)), default=-1)
         if own < 0:  # it was broken since
             return False
         before = _present(events[:own])
         if len(before) == world_size:
-            self._store.set(self._complete, b"1")  # if the last of them died before it told the others, they wait still
+            self._store.set(self._complete, b"1")  # if the last rank died before it set this, the others still wait
             self._refuse_unless_signed_off(events[:own])
         elif len(before | {rank}) == world_size:
             self._store.set(self._complete, b"1")
@@ -223,10 +223,10 @@ class Roll:
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
     def wait_alive(self) -> WaitSteps[None]:
-        """After `arrive`: wait until all are there, or one who is not is known dead.
+        """After `arrive`: wait until all ranks have arrived, or a missing rank is known to be dead.
 
         Raises:
-            BrokenBarrierError: that is so; who came before the first to find it gets the same verdict.
+            BrokenBarrierError: a missing rank is dead. Every rank that arrived before the verdict raises the same.
         """
         tokens = self._arrived.split()
         own = b"%d/%d" % (self._call.rank, self._call.world_size)
@@ -259,7 +259,7 @@ class Roll:
                 is_complete = not dead
 
     def missing(self) -> list[int]:
-        """Return the ranks that have not come."""
+        """Return the ranks that have not arrived."""
         return self._absent(self._read())
 
     def _absent(self, events: list[Event]) -> list[int]:
@@ -267,9 +267,9 @@ class Roll:
         return [rank for rank in range(self._call.world_size) if rank not in present]
 
     def sign_off(self, timed_out: bool, timeout: float) -> None:
-        """Leave word that this rank gives up for now; or, if all have come, do what the last of them died before.
+        """Append that this rank gives up for now; if all have arrived, set the key that the last rank did not set.
 
-        It must not outlast `timeout`, which only a handle of our own can be told without telling others too.
+        It takes at most `timeout` seconds, and uses a clone, because a handle's timeout holds for all its threads.
         """
         try:
             with self._store.clone() as handle:
@@ -279,10 +279,10 @@ class Roll:
                 else:
                     handle.set(self._complete, b"1")
         except FscoordError:
-            pass  # the time-out says it all; without the word, a second try after all are through is refused
+            pass  # the time-out is raised anyway; without the sign-off, a second try after all have passed is refused
 
     def refuse_if_finished(self, data_key: bytes) -> None:
-        """Raise if this rank is through, or if others were without its data, which would be in `data_key`."""
+        """Raise if this rank has passed before, or if others have passed without its data, the value of `data_key`."""
         events = self._read()
         if (self._call.rank, True) in events:
             self._refuse_unless_signed_off(events)
@@ -304,10 +304,10 @@ class Roll:
         return self._course(text.split()).events
 
     def _course(self, tokens: list[bytes]) -> Course:
-        """Return what the roll says, and what was broken before.
+        """Return the course that `tokens` record.
 
         Raises:
-            BarrierError: something else stands there, or somebody came with another world size.
+            BarrierError: one is not an arrival, or has another world size.
         """
         events: list[Event] = []
         breaks: list[Verdict] = []
@@ -344,7 +344,7 @@ class Roll:
 
 
 def _are_all(names: list[bytes], world_size: int) -> bool:
-    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # something else stands there
+    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # not an arrival
         return False
     return set(map(int, names)) == set(range(world_size))
 

@@ -149,12 +149,12 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
 
 
 def _meet(store: Store, call: Attempt, prefix: bytes) -> WaitSteps[None]:
-    """Wait until all have given their data, for one key: whoever waits for all of them is woken by each of them."""
+    """Wait until all ranks have set their data, for one key: a wait for all the keys would wake at each of them."""
     all_given = prefix + b"/given"
     if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
         store.set(all_given, b"1")
     else:
-        with suppress(StoreTimeoutError):  # the look at the data that follows says who is missing
+        with suppress(StoreTimeoutError):  # the read of the data that follows names the missing ranks
             yield WaitRequest(KEYS, [all_given], call.left())
 
 
@@ -170,7 +170,7 @@ def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitStep
 
 
 def _give(store: Store, key: bytes, content: bytes) -> None:
-    """Set `key` to `content`, unless it has another value: somebody may have read that."""
+    """Set `key` to `content`, unless it has a value already, which others may have read."""
     if not store.check([key]):
         store.set(key, content)
     elif store.get(key) != content:

@@ -264,20 +264,23 @@ def test_release_wakes_1_of_64_waiters(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class SpiedSleep:
-    """In the place of `Waiter.max_sleep`: which buckets are waited for now, and which were rung."""
+    """In the place of `Waiter.max_sleep`: for which buckets waiters sleep now, and which of these were rung."""
 
     def __init__(self, max_sleep: Callable[[Waiter, float], float]) -> None:
         self._max_sleep = max_sleep
-        self.asleep: list[int] = []
+        self._sleeping: dict[int, int] = {}  # by waiter: two may sleep for one bucket
         self.rung: list[int] = []
+
+    @property
+    def asleep(self) -> list[int]:
+        return list(self._sleeping.values())
 
     def __get__(self, waiter: Waiter, _: type) -> Callable[[float], float]:
         def max_sleep(deadline: float) -> float:
-            if waiter._bucket in self.asleep:
-                self.asleep.remove(waiter._bucket)
+            self._sleeping.pop(id(waiter), None)
             seconds = self._max_sleep(waiter, deadline)
             if seconds > 0:
-                self.asleep.append(waiter._bucket)
+                self._sleeping[id(waiter)] = waiter._bucket
             elif waiter.was_rung:
                 self.rung.append(waiter._bucket)
             return seconds

@@ -1,14 +1,14 @@
 """`ChangeWatcher`: sleep until a log may have changed. Events of the file system end a sleep early; polls bound it.
 
 Nothing depends on an event: a lost one costs the time until the next poll, which runs beside every sleep. Of the
-waiting threads of a process one reads the inotify descriptor, and wakes those whose keys were written (when several
-read it, of 600 wake-ups two threads lost 210). When that thread leaves, another takes over the reading. An event loop
-reads the descriptor itself.
+waiting threads of a process one reads the inotify descriptor, and wakes the threads whose keys were written (when
+several read it, two threads lost 210 of 600 wake-ups). When that thread leaves, another takes over the reading. An
+event loop reads the descriptor itself.
 
-A signal handler may wait, too, in the middle of another wait of its thread. So a handler must not be able to block on
-what the code that it interrupted holds. `_sleeping` therefore has no mutex: it changes by single steps of C, and
-whoever iterates over it copies it first. `_reader_mutex` is only ever tried, never waited for. `_guard`, which guards
-the table of watchers, is reentrant.
+A signal handler may wait, too, in the middle of another wait of its thread. It must never block on a lock that the
+interrupted code holds. `_sleeping` therefore has no mutex: it changes by single C calls, and code that iterates over it
+copies it first. `_reader_mutex` is only ever tried, never waited for. `_guard`, which guards the table of watchers, is
+reentrant.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ChangeWatcher:
         bell: the bell that is watched, or None.
         mode: ``"auto"``, ``"inotify"`` (or else an error) or ``"poll"``.
         is_local: whether every writer is on this host, so that inotify reports all changes.
-        is_node: whether the bell is that of a node, one of whose processes polls for all.
+        is_node: whether the bell is the bell of a node, where one process polls for all.
         backend: how the waiters sleep.
 
     Attributes:
@@ -250,7 +250,7 @@ class ChangeWatcher:
                 raise_if_foreign(error)
 
     def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
-        """There was an event: wake those whose keys were written. The `reader` itself is awake."""
+        """There was an event: wake the sleepers whose keys were written. The `reader` itself is awake."""
         self.event_count += 1
         self.deaths += events.reap_exited()
         for other in list(self._sleeping):
@@ -264,7 +264,7 @@ class ChangeWatcher:
                 break
 
     def _on_event(self) -> None:
-        """For event sources with a thread of their own, which do not tell for which key the event was."""
+        """Wake all sleepers. Event sources that have a thread of their own call it; they report no key."""
         self.event_count += 1
         for sleeper in list(self._sleeping):
             sleeper.waker.set()

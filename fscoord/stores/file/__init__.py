@@ -80,8 +80,8 @@ class FileStore(Sessions):
         coherence: how to read what other hosts wrote: ``"direct"`` (not from a cache), ``"locked"`` (under a lock) or
             ``"local"`` (from the cache). Without it the file system decides, and one where locks lie is refused.
         compact_bytes: a log that is shorter is not compacted; ``None`` or 0: none is, unless `compact` is called.
-        run_id: a job and its restart count, or an id without order. A new run begins with an empty store, and whoever
-            belongs to an older one gets `~fscoord.StaleRunError`. ``None``: whichever run there is.
+        run_id: a job and its restart count, or an id without order. A new run begins with an empty store, and a
+            handle of an older one gets `~fscoord.StaleRunError`. ``None``: whichever run there is.
         spill_bytes: values of so many bytes or more are not kept in memory, but read from the file when they are asked
             for; ``None`` or 0: all are kept.
 
@@ -130,8 +130,8 @@ class FileStore(Sessions):
         if path is None:
             path, self._remove_temporary = lifecycle.temporary_file(self)
         self.path = safe_files.resolve(path)
-        who = partial(lifecycle.session_record, self._options)
-        make = partial(open_log_file, self.path, self._state, self._wanted, who, self._participants)
+        session = partial(lifecycle.session_record, self._options)
+        make = partial(open_log_file, self.path, self._state, self._wanted, session, self._participants)
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()

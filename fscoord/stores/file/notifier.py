@@ -30,7 +30,7 @@ ANNOUNCE_S: Final = 0.1
 class ChangeNotifier:
     """Wakes the waits of one handle, and lets its writes wake those of others.
 
-    The first waiter announces the bell in the log, so that writers on a log without waiters need not look for one.
+    The first waiter announces the bell in the log, so writers of a log without waiters need not check for one.
     Where there can be no bell, the log itself is watched, or polled. Either way a slow poll bounds what a lost ring
     costs.
 
@@ -64,7 +64,7 @@ class ChangeNotifier:
         self._warned = self._is_closed = False
 
     def notify(self, names: Iterable[bytes]) -> None:
-        """Wake those who wait for one of the keys `names`, which have just been written."""
+        """Wake the waiters for one of the keys `names`, which have just been written."""
         bell = self._bell
         if self._announcements != self._log.handle.bell or (bell is not None and bell.fd < 0):
             self._announcements = self._log.handle.bell
@@ -97,7 +97,7 @@ class ChangeNotifier:
         self._waiters.add(waiter)
 
     def after_look(self, waiter: Waiter) -> None:
-        """Note what the look of `waiter` at the log has shown."""
+        """`waiter` has read the log: note the file that was read, and pass its changes on to the node."""
         waiter.watcher.note_file(self._log.handle.file)
         # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
         # takes none: it leaves them to the handle's other waits, one of which may be the poller.
@@ -105,7 +105,7 @@ class ChangeNotifier:
             waiter.notify_node(self._log.take_changed_keys())
 
     def remove_stale(self, waiter: Waiter) -> bool:
-        """If another waiter might be woken by more than `waiter`, remove it; return whether that was so."""
+        """Remove `waiter` if a new one could be woken by more changes; return whether it was removed."""
         watcher = waiter.watcher
         if not watcher.is_stale and watcher.is_announced:
             return False
@@ -114,7 +114,7 @@ class ChangeNotifier:
         return True
 
     def remove_waiter(self, waiter: Waiter) -> None:
-        """The wait is over, or goes on with another waiter."""
+        """End `waiter`: its wait is over, or goes on with another one."""
         try:
             waiter.close()
         finally:
@@ -131,9 +131,9 @@ class ChangeNotifier:
         return watcher is not None and watcher.watches(pid)
 
     def close(self, session: int) -> None:
-        """Give the descriptors back, when no other thread uses them any more, and wake the handle's waits.
+        """End the handle's waits, and wake the waiters of other handles for the end of `session`; 0: it had none.
 
-        Those who wait for the end of `session`, which has just come, are woken; 0: there is none.
+        The descriptors are closed when no other thread uses them any more.
         """
         # Before the watcher is dropped: a wait of another thread may be about to make one, and drops it then.
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""`Sessions`: the part of a `~fscoord.FileStore` that waits, and knows who else has it open and who of them lives."""
+"""`Sessions`: the part of a `~fscoord.FileStore` that waits, lists the other handles, and finds which are dead."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sessions(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether `members` can tell who lives: on this platform, with the locks of this log."""
+        """Whether `members` can tell the living from the dead: on this platform, with the locks of this log."""
         return self._log.has_liveness
 
     def register(self) -> int:
@@ -59,15 +59,16 @@ class Sessions(Store):
             self._log.register(self._timeout, check_int64("rank", rank))
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `Store.members`. Deaths that it finds are recorded, unless the handle is read-only or the lock is not to
-        be had at once.
+        """See `Store.members`.
+
+        Deaths that it finds are recorded, unless the handle is read-only or another process has the lock.
         """
         wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         if not self._log.read_only:
-            with suppress(StoreTimeoutError):  # whoever is stuck with the lock is what the caller may be looking for
+            with suppress(StoreTimeoutError):  # its holder may be the process that the caller looks for
                 self._log.register(min(self._timeout, MEMBERS_LOCK_S))
-                self._bury(self._log.presumed_alive(wanted), min(self._timeout, MEMBERS_LOCK_S))
+                self._record_deaths(self._log.presumed_alive(wanted), min(self._timeout, MEMBERS_LOCK_S))
         home = ProcessIdentity.find()
 
         def answer() -> list[Member]:
@@ -85,7 +86,7 @@ class Sessions(Store):
         """See `Store.dead_ranks`. Deaths that it finds are recorded, unless the handle is read-only."""
         wanted = [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
-        self._bury(self._log.presumed_alive(wanted), self._timeout)
+        self._record_deaths(self._log.presumed_alive(wanted), self._timeout)
         return self._log.dead_ranks(wanted)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
@@ -93,7 +94,7 @@ class Sessions(Store):
         wanted = [check_int64("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
-            self._bury([number for number in wanted if number in self._log.sessions], self._timeout)
+            self._record_deaths([number for number in wanted if number in self._log.sessions], self._timeout)
         return self._log.dead_sessions(wanted)
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
@@ -101,7 +102,7 @@ class Sessions(Store):
         self._wait(WaitRequest(KEYS, keys_bytes(keys), self._timeout if timeout is None else to_seconds(timeout)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel tells of it."""
+        """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel reports it."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
         needed = [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
@@ -138,8 +139,8 @@ class Sessions(Store):
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
         return block_on(wait)
 
-    def _bury(self, numbers: Iterable[int], limit: float) -> None:
-        """Record the deaths among the sessions `numbers` that show."""
+    def _record_deaths(self, numbers: Iterable[int], limit: float) -> None:
+        """Record which of the sessions `numbers` are provably dead."""
         home = ProcessIdentity.find()
         for number in numbers:
             if number not in self._log.deaths and not self._log.read_only and self._log.is_alive(number, home) is False:
