@@ -516,7 +516,7 @@ class Log:
                 raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
                 raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
-            self.compactor.begin_life(run)
+            self.compactor.begin_empty(run)
             begun.append(True)
             return MOVED, 0, b""
 
