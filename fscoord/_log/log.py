@@ -210,7 +210,7 @@ class Log:
                 raise
             except OSError as error:
                 raise_if_foreign(error)
-                if not self.access.retries_read(error) and not self._is_cut_by_fork(mutex):
+                if not self.access.retries_read(error) and not self._is_cut_by_fork(error, mutex):
                     raise safe_files.unavailable(error, self.path, "reading the log") from error
             finally:
                 shared.is_inside = False
@@ -276,7 +276,7 @@ class Log:
                         handle.lock.unlock()
                         raise
                     cause = _cause_of(first, error)
-                    if cause is not None and not self._is_cut_by_fork(mutex):
+                    if cause is not None and not self._is_cut_by_fork(cause, mutex):
                         self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind > 0)
                 except GenerationUnlinked:  # the next attempt recovers
                     pass
@@ -397,15 +397,19 @@ class Log:
             for fd in handle.owned_fds - handle.fds_in_use():
                 handle.close_fd(fd)
 
-    def _is_cut_by_fork(self, mutex: Any) -> bool:
-        """Return whether a signal handler has forked in the middle of an operation, which goes on in the child.
+    def _is_cut_by_fork(self, error: OSError, mutex: Any) -> bool:
+        """Return whether `error` comes of a fork in a signal handler that interrupted an operation of this handle.
 
-        Its descriptors are closed there, and it holds `mutex`, which the child has replaced. So the child's next
-        attempt opens its own.
+        In the child, where the operation goes on, its descriptors are closed, and the `mutex` that it holds was
+        replaced. If it ends without an error, it also clears the flag that `after_fork` has set, and the next operation
+        finds no descriptors. In both cases the next attempt opens its own.
         """
-        is_cut = self.handle.shared.mutex is not mutex
+        handle = self.handle
+        is_cut = handle.shared.mutex is not mutex
+        if error.errno == system.errno.EBADF:
+            is_cut = is_cut or handle.reader_fd < 0 or handle.lock.fd < 0
         if is_cut:
-            self.handle.recovery |= DESCRIPTORS
+            handle.recovery |= DESCRIPTORS
         return is_cut
 
     # -- the wait for the lock -------------------------------------------------------------------------------------
@@ -512,7 +516,7 @@ class Log:
                 raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
                 raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
-            self.compactor.begin_life(run)
+            self.compactor.begin_empty(run)
             begun.append(True)
             return MOVED, 0, b""
 

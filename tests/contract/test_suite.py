@@ -157,21 +157,21 @@ class TestHasNoStore(StoreContract):
 """
 FOUND_BY = {
     "EqualAppendIsLost": "append_appends_always_even_an_equal_value",
-    "PopLeavesItem": "a_queue_gives_its_values_in_their_order_once",
-    "CompareSetCompares": "of_those_who_create_a_key_one_wins_and_all_know_it",
+    "PopLeavesItem": "queue_gives_its_values_in_their_order_once",
+    "CompareSetCompares": "compare_set_by_many_threads_on_a_new_key_lets_one_win",
     "UnequalLengths": "multi_set_of_unequal_lengths_writes_nothing",
     "NamesOneKey": "wait_has_one_deadline_and_names_every_missing_key[float]",
-    "Closed": "a_closed_handle_says_so_whatever_it_is_asked",
-    "KeysOfQueues": "keys_are_those_with_a_value_sorted",
-    "KindsOfKeys": "every_text_is_a_key_and_its_bytes_are_the_same_key['']",
-    "ClaimsLimit": "a_value_over_the_limit_that_the_store_claims_is_refused",
-    "ClaimsLiveness": "a_store_that_can_tell_who_lives_keeps_sessions",
+    "Closed": "handle_that_is_closed_raises_in_every_call",
+    "KeysOfQueues": "keys_with_a_value_are_listed_sorted",
+    "KindsOfKeys": "key_may_be_any_text_and_its_bytes_are_the_same_key['']",
+    "ClaimsLimit": "value_over_the_limit_that_the_store_claims_is_refused",
+    "ClaimsLiveness": "store_with_liveness_keeps_sessions",
     "WaitsForNothing": "ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable",
     "DeafToCtrlC": "ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable[get]",
-    "SwallowsCtrlC": "a_value_pushed_while_a_pop_is_interrupted_reaches_another_pop",
-    "LosesItems": "a_value_pushed_while_a_pop_is_interrupted_reaches_another_pop",
+    "SwallowsCtrlC": "value_pushed_while_a_pop_is_interrupted_reaches_another_pop",
+    "LosesItems": "value_pushed_while_a_pop_is_interrupted_reaches_another_pop",
     "NeverCounts": "compare_set_counts_as_well_as_add",
-    "HasNoStore": "a_fresh_store_has_no_keys",
+    "HasNoStore": "fresh_store_has_no_keys",
 }
 
 

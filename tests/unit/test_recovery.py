@@ -302,7 +302,7 @@ def test_life_number_wraps_around_to_zero(path: str) -> None:
         log.handle.header = log.handle.header._replace(life=(1 << 32) - 1)
         log.handle.lock.try_lock()
         log.handle.is_settled, log.table.is_ended = False, True  # as for who opens a finished log
-        log.compactor.begin_life(None)
+        log.compactor.begin_empty(None)
         log.handle.lock.unlock()
         with FileStore(path) as other:
             assert (log_of(other).handle.header.life, log_of(other).handle.header.generation) == (0, 1)

@@ -114,7 +114,7 @@ class Compactor:
         self._record_deaths(session)
         self._commit(self._next_header(), self._snapshot(session), session)
 
-    def begin_life(self, run: Run | None) -> None:
+    def begin_empty(self, run: Run | None) -> None:
         """Go on in a new generation that holds nothing, for `run` if it is given.
 
         Raises:

@@ -225,7 +225,7 @@ def remove_superseded(
     other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
     a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
     """
-    life = system.process_epoch()
+    epoch = system.process_epoch()
     directory = system.os.path.dirname(path)
     bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
@@ -236,7 +236,7 @@ def remove_superseded(
         if not is_removable(file, owner, newest.generation, flags.reading, owned_fds):
             continue
         if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, owned_fds):
-            safe_files.unlink_quietly(file, life)
+            safe_files.unlink_quietly(file, epoch)
 
 
 def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned_fds: set[int]) -> bool:
@@ -289,15 +289,15 @@ def remove_log(
     The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
     first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
     """
-    life = system.process_epoch()
+    epoch = system.process_epoch()
     directory, base = system.os.path.split(path)
     try:
         if not _has_one_name(path, root, owned_fds):
             return
         names = system.os.listdir(directory)
-        if system.process_epoch() == life:  # a child that a signal handler forks goes on here, without the lock
+        if system.process_epoch() == epoch:  # a child that a signal handler forks goes on here, without the lock
             clear(path)
-        if system.process_epoch() == life:
+        if system.process_epoch() == epoch:
             system.os.unlink(path)
     except (OSError, MalformedRecord, InsecurePathError) as error:
         raise_if_foreign(error)
@@ -306,7 +306,7 @@ def remove_log(
         file = system.os.path.join(directory, name)
         is_named_so = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
         if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, owned_fds):
-            safe_files.unlink_quietly(file, life)
+            safe_files.unlink_quietly(file, epoch)
 
 
 def _has_one_name(path: str, root: Root, owned_fds: set[int]) -> bool:
