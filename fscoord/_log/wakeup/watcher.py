@@ -213,7 +213,7 @@ class ChangeWatcher:
     def begin_sleep(self, sleeper: Sleeper) -> None:
         """From now on wake `sleeper` when it is rung.
 
-        It must ask `is_rung` after this: an event for it that was read before this call woke nobody.
+        It must call `is_rung` after this: an event that was read before this call did not wake it.
         """
         self._sleeping.add(sleeper)
 

@@ -87,7 +87,7 @@ class FileStore(Sessions):
 
     Raises:
         StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
-        InsecurePathError: the path is a link, not a file, or somebody else's.
+        InsecurePathError: the path is a link, not a regular file, or owned by another user.
         CorruptLogError: the file is no log of fscoord's.
         UnsupportedFilesystemError: the platform or file system has no such locks, or its mount options make them lie.
     """

@@ -184,7 +184,9 @@ class ChangeNotifier:
             bell.ring(session_end_bucket(session))
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
-            logger(__name__).debug("%s: nobody is told of the end of %d: %s", self._log.path, session, error)
+            logger(__name__).debug(
+                "%s: no waiter was woken at the end of session %d: %s", self._log.path, session, error
+            )
 
     def _find_bell(self, *, create: bool) -> Doorbell:
         if self._uses_node_bell:

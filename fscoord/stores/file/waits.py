@@ -68,10 +68,11 @@ class FileWait(Generic[T]):
 
     Most waits end with their first look, so nothing is armed before that. From the second look on the order is that of
     `Wait`: first `arm` makes the byte of a missing key in the bell odd, and then `look` reads the log. A record that
-    was appended before the read is found by it, and the writer of a later one finds the odd byte and rings.
+    was appended before the read is found by it. The writer of a later record finds the odd byte, and rings. In the
+    other order, a record that is appended between the two would not be found, and its writer would find an even byte.
 
-    Any of this may be lost: an event, the bell, the process that polls for the node. `Waiter.max_sleep` bounds each
-    sleep, so that the loss costs a poll interval, and never the answer.
+    An event, the bell, and the process that polls for the node may all fail. `Waiter.max_sleep` bounds each sleep, so a
+    lost wake-up costs a poll interval, and never the answer.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class FileWait(Generic[T]):
 
     def arm(self) -> None:
         """See `Wait.arm`."""
-        if self._was_rung:  # it mostly finds now what it waits for; if it does not, `max_sleep` lets it arm again
+        if self._was_rung:  # the look that follows mostly finds the key; if not, `max_sleep` returns 0 to arm again
             return
         waiter = self._waiter
         if waiter is None:
@@ -105,9 +106,8 @@ class FileWait(Generic[T]):
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
                 waiter = self._notifier.new_waiter(self._deadline, longest, sessions)
-            self._waiter = (
-                waiter  # before it is added anywhere: an exception of a signal handler must not leave it there
-            )
+            # `close` must find the waiter wherever it is known: a signal handler may raise an exception at any point.
+            self._waiter = waiter
             self._notifier.add_waiter(waiter)
         # One missing key is enough: without it the look would be in vain, whatever becomes of the others.
         self._armed_for = self._condition.missing[0]
@@ -152,13 +152,13 @@ class FileWait(Generic[T]):
 
     def block(self, seconds: float) -> None:
         """See `Wait.block`."""
-        assert self._waiter is not None, "`max_sleep` has said that there is something to sleep for"
+        assert self._waiter is not None, "`max_sleep` returned more than 0"
         self._waiter.block(seconds)
 
     @property
     def waker(self) -> Waker:
         """See `Wait.waker`."""
-        assert self._waiter is not None, "`max_sleep` has said that there is something to sleep for"
+        assert self._waiter is not None, "`max_sleep` returned more than 0"
         return self._waiter.waker
 
     def close(self) -> None:
