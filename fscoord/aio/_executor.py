@@ -147,7 +147,7 @@ class CallExecutor:
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         call.on_end = partial(call_soon, loop, _set, over)
-        if call.is_over:  # perhaps before it knew whom to tell
+        if call.is_over:  # perhaps before `on_end` was set
             return
         try:
             await over

@@ -54,7 +54,7 @@ async def barrier(
     timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
-    """Wait until `world_size` callers have come; see `fscoord.barrier`. A task that is cancelled counts as come."""
+    """Wait until `world_size` callers have come; see `fscoord.barrier`. A task that is cancelled counts as arrived."""
     prefix = key_given(key, "key_prefix", key_prefix)
     limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
     arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)

@@ -91,7 +91,7 @@ class Membership:
         return self._core.name
 
     async def join(self) -> None:
-        """Take part from now on; who is cancelled meanwhile does not.
+        """Take part from now on. A task that is cancelled meanwhile does not take part.
 
         Raises:
             RuntimeError: this object takes part already.
@@ -112,7 +112,7 @@ class Membership:
             raise
 
     async def update(self, data: Value) -> None:
-        """Have something else to say, and tell those who watch.
+        """Change this participant's data, and wake the tasks and threads that watch the group.
 
         Raises:
             RuntimeError: this object does not take part.
@@ -140,17 +140,17 @@ class Membership:
         return await self._driver.run(partial(self._core.evict, member))
 
     async def members(self) -> list[recipes.Participant]:
-        """Return who takes part, in the order of joining. Who is found dead is taken out."""
+        """Return the participants, in the order of joining. Participants that are found dead are removed."""
         return await self._driver.run(self._core.members)
 
     async def observe(
         self, known: Sequence[recipes.Participant] = (), timeout: Timeout | None = None
     ) -> list[recipes.Participant]:
-        """Wait until those who take part are others than `known`; see `fscoord.recipes.Membership.observe`."""
+        """Wait until the participants are not `known` any more; see `fscoord.recipes.Membership.observe`."""
         return await self._driver.drive(self._core._observing(known, timeout))
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[list[recipes.Participant]]:
-        """Yield who takes part: at once, if it is anybody, and whenever it has changed, for ever.
+        """Yield the participants: at once, if there are any, and after each change, without end.
 
         For `timeout`, how long to wait for each change, and the error, see `fscoord.recipes.Membership.watch`.
         """
@@ -189,7 +189,7 @@ class Fenced:
         self._core = recipes.Fenced(store.store, key)
 
     async def set(self, value: Value, token: int) -> None:
-        """Give it the value `value`, in the name of who holds, or held, the lock with `token`."""
+        """Set the value, on behalf of the holder, present or past, whose lock has `token`."""
         await self._driver.run(lambda: self._core.set(value, token))
 
     async def get(self) -> bytes:
@@ -216,8 +216,8 @@ def once(
 ) -> Awaitable[bytes] | Callable[[Work], Callable[[], Awaitable[bytes]]]:
     """Await `work` in one of the tasks, threads and processes that call this, and return its value in all of them.
 
-    It shares its names with `fscoord.recipes.once`, and all that is said there holds. Who is cancelled while it does
-    the work leaves it to the next.
+    It shares its names with `fscoord.recipes.once`, and all that is said there holds. A task that
+    is cancelled while it does the work leaves it to the next one.
     """
     if work is None:
 

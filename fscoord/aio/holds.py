@@ -21,11 +21,11 @@ H = TypeVar("H", bound="Hold")
 
 
 class Hold:
-    """Something that at most so many hold, and for which the others wait in the order in which they came.
+    """A lock that a limited number of tasks or processes hold. The others wait in the order in which they came.
 
-    An asynchronous context manager. Who is cancelled while it acquires holds nothing, and stands in no line, when the
-    cancellation comes out; a release that is cancelled is done all the same. With a ``ttl`` there is a thread for each
-    hold, which gives signs of life also while the loop is busy.
+    An asynchronous context manager. A task that is cancelled while it acquires holds nothing, and is in no queue, when
+    the cancellation is raised. A release that is cancelled is completed all the same. With a ``ttl`` each hold has a
+    thread, which renews the lease also while the loop is busy.
     """
 
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
@@ -69,7 +69,7 @@ class Hold:
             raise
 
     async def release(self) -> None:
-        """Give it back; who is first in line gets it, and nobody else is woken.
+        """Release it. The first waiter in the queue gets it; no other waiter is woken.
 
         Raises:
             RuntimeError: this object does not hold it.
@@ -112,11 +112,11 @@ class Hold:
         await self._driver.run(self._core.check)
 
     async def holders(self) -> list[recipes.Contender]:
-        """Return who holds it, in the order of their tokens."""
+        """Return the holders, in the order of their tokens."""
         return await self._driver.run(self._core.holders)
 
     async def waiters(self) -> list[recipes.Contender]:
-        """Return who waits for it, first come first."""
+        """Return the waiters, in the order in which they came."""
         return await self._driver.run(self._core.waiters)
 
     async def __aenter__(self: H) -> H:
@@ -236,11 +236,11 @@ class ReadWriteLock:
         self.writer = Hold(store, core.writer)
 
     async def holders(self) -> list[recipes.Contender]:
-        """Return who holds it, the readers or the writer, in the order of their tokens."""
+        """Return the holders, the readers or the writer, in the order of their tokens."""
         return await self.reader.holders()
 
     async def waiters(self) -> list[recipes.Contender]:
-        """Return who waits for it, first come first."""
+        """Return the waiters, in the order in which they came."""
         return await self.reader.waiters()
 
 
@@ -272,7 +272,7 @@ class Election(Hold):
         return self.token
 
     async def leader(self) -> recipes.Leader | None:
-        """Return who leads and has said so, or None."""
+        """Return the leader that has announced itself, or None."""
         return await self._driver.run(self._election.leader)
 
     async def observe(self, after: int = 0, timeout: Timeout | None = None) -> recipes.Leader:

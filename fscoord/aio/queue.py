@@ -91,7 +91,7 @@ class Queue:
         await self._driver.run(partial(self._core.put_all, list(values)))
 
     async def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
-        """Take the first item that nobody has, waiting for one; who is cancelled meanwhile has taken none.
+        """Take the first item that is free, and wait for one. A task that is cancelled meanwhile has taken none.
 
         Args:
             block: whether to wait.
@@ -118,7 +118,7 @@ class Queue:
             raise
 
     async def taken(self) -> list[recipes.Contender]:
-        """Return who has items, in the order of these."""
+        """Return the consumers that have items, in the order of the items."""
         return await self._driver.run(self._core.taken)
 
     async def size(self) -> int:

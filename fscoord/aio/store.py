@@ -169,7 +169,7 @@ class AsyncStore:
         return await self._driver.run(partial(self._store.queue_pop, name, block=False), give_back)
 
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """See `~fscoord.Store.barrier`. A caller that is cancelled counts as one who came."""
+        """See `~fscoord.Store.barrier`. A caller that is cancelled counts as arrived."""
         await self._driver.barrier(BarrierRequest(key_bytes(key), world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
