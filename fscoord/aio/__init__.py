@@ -3,9 +3,8 @@
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize
 from fscoord.aio.groups import DoubleBarrier, Fenced, Latch, Membership, once
 from fscoord.aio.holds import Election, Hold, Lock, ReadWriteLock, RLock, Semaphore, force_release
-from fscoord.aio.opening import open_store
 from fscoord.aio.queue import Item, PriorityQueue, Queue
-from fscoord.aio.store import AsyncStore
+from fscoord.aio.store import AsyncStore, open_store
 
 __all__ = [
     "AsyncStore",

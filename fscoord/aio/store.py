@@ -1,18 +1,21 @@
-"""`AsyncStore`: the store contract for the tasks of an asyncio loop, on any `~fscoord.Store`."""
+"""`AsyncStore`: the store contract for the tasks of an event loop, on any `~fscoord.Store`; `open_store` opens one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Generator, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
+from fscoord._runtime import system
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
 from fscoord.aio._driver import StoreDriver
+from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Member, Store
+from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "driver_of"]
+__all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
 
 
 class AsyncStore:
@@ -195,3 +198,44 @@ class AsyncStore:
 def driver_of(store: AsyncStore) -> StoreDriver:
     """Return what makes the calls and waits of `store`, for the recipes."""
     return store._driver
+
+
+class Opening(Coroutine[Any, Any, AsyncStore]):
+    """The coroutine that opens a store, which is also an asynchronous context manager that closes it."""
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
+        self._opening = opening
+
+    def __await__(self) -> Generator[Any, Any, AsyncStore]:
+        return self._opening.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `collections.abc.Coroutine`; a task calls it."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `collections.abc.Coroutine`; a task calls it."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """See `collections.abc.Coroutine`; a task calls it."""
+        self._opening.close()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._opened = await self._opening
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.close()
+
+
+def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Opening:
+    """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
+
+    ``async with open_store(url) as store:`` closes it at the end; ``store = await open_store(url)`` leaves it open.
+    """
+    return Opening(_open(url, options))
+
+
+async def _open(url: str | system.os.PathLike[str] | None, options: dict[str, Any]) -> AsyncStore:
+    return AsyncStore(await CallExecutor(1, 0.0).run(partial(open_sync_store, url, **options), Store.close))
