@@ -272,7 +272,7 @@ class GenerationFollower:
             raise safe_files.damaged(handle.path, file, 0, str(error)) from None
         ours = handle.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
-            raise StoreError(f"{file}: its kind of lock or its durability is not that of {handle.path}", path=file)
+            raise StoreError(f"{file}: its kind of lock, or durability, is not that of {handle.path}", path=file)
         stands = provenance_of(header, handle.root.inode, handle.options.inode(fd))
         original = None
         if stands is Provenance.OTHER_ROOT:

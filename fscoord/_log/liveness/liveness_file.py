@@ -125,6 +125,7 @@ class LivenessFile:
             OSError: the file system has no such locks, or it failed.
         """
         fcntl = system.fcntl
+        # The new byte is locked before the old one is unlocked, so that the handle holds a byte at every moment.
         try:
             self._lock(fcntl.F_WRLCK, number)
         except (BlockingIOError, PermissionError) as error:
@@ -145,7 +146,7 @@ class LivenessFile:
             OSError: the file system failed.
         """
         if number == self.number:
-            return True
+            return True  # F_OFD_GETLK does not report locks of the descriptor that asks
         return _is_locked(self._fd, number, 1)
 
     def locker(self) -> str:

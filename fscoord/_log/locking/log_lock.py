@@ -168,7 +168,7 @@ class LogLock:
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
 
     def is_taken(self, error: OSError) -> bool:
-        """Return whether `error` of `try_lock` says that another has the lock. fcntl(2) allows EAGAIN and EACCES."""
+        """Return whether `error` of `try_lock` means that the lock is held. fcntl(2) allows EAGAIN and EACCES."""
         return isinstance(error, BlockingIOError) or (self.kind == OFD and isinstance(error, PermissionError))
 
     def holder(self) -> int | str | None:
@@ -194,7 +194,7 @@ class LogLock:
             return None
 
     def wait(self, attempt: int, waited: float, left: float, reopen: Callable[[], int], *, patient: bool) -> None:
-        """Return when it is worth trying again.
+        """Wait until another attempt to lock is worthwhile.
 
         Args:
             attempt: the number of tries so far.
