@@ -512,8 +512,8 @@ class Log:
         if lock.kind == SOFT:
             remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
         return StoreTimeoutError(
-            f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
-            f" and is stopped, or stuck in a call{remedy}",
+            f"{self.path}: the log's lock was not released within {waited:.3g} s: {holder or 'an unknown process'}"
+            f" holds it (is it stopped, or blocked in the kernel?){remedy}",
             holder=holder,
             waited=waited,
         )

@@ -500,7 +500,7 @@ class _RecordCopier:
             return str(error)
         self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, GenerationRef)
         if self._is_broken and not self._salvage:
-            return "it stands after the damage"
+            return "it comes after the damage"
         return None
 
     def _skip(self, skipped: Skipped) -> None:
