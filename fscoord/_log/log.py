@@ -87,7 +87,7 @@ class Log:
         machine: the state machine that applies every data record once, in order.
         options: the options to open the log with.
         introduce: returns the content of the handle's session record; called before the first write.
-        participants: the number of participants after whose closing the life of the log is over; 0 for no such end.
+        participants: the life of the log ends when this many participants have left it; 0: never.
         mount: the mount of `path`; None: it is looked up.
         coherence: how the mount is read: ``"local"``, ``"direct"`` or ``"locked"``.
 

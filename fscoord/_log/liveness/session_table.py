@@ -16,7 +16,7 @@ class SessionTable:
     """The sessions of one log, as one handle has read them.
 
     Args:
-        participants: the number of participants after whose leaving the life of the log is over; 0 for no such end.
+        participants: the life of the log ends when this many participants have left it; 0: never.
 
     Attributes:
         sessions: the sessions, by number.

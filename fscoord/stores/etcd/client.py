@@ -1,7 +1,7 @@
 """`Client`: one process's connections to the members of an etcd cluster, at the addresses and rights of an `Access`.
 
-The HTTP library is urllib3, on which etcd3gw is built, too. etcd3gw itself takes one address only, does not report the
-revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
+The HTTP library is urllib3, on which etcd3gw is built as well. etcd3gw itself takes one address only, does not report
+the revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class TCPStore(Store):
         """Return whether the server keeps queues.
 
         torch's server without libuv closes the connection instead of answering a request for a queue. A server that has
-        stopped does so, too. So a ping on a new connection tells them apart, and the request is repeated once.
+        stopped does the same. A ping on a new connection distinguishes the two, and the request is repeated once.
         """
         for _ in range(2):
             if self._keeps_queues is None:
