@@ -151,7 +151,7 @@ class HandleState:
 
     def session_is_dead(self, number: int) -> StoreGoneError:
         """End the handle whose own session was recorded as dead."""
-        message = f"says that this handle's session {number} is dead, so others go on without it; open the store again"
+        message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
 
     def unlinked(self) -> Exception:

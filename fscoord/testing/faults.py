@@ -345,13 +345,13 @@ class FaultyStore(Store):
             if fault.kind == "delay":
                 system.time.sleep(fault.detail)
             elif fault.kind == "time-out":
-                raise StoreTimeoutError(f"{where} timed out, as it was told", keys=[key_text(key) for key in keys])
+                raise StoreTimeoutError(f"{where} timed out: injected fault", keys=[key_text(key) for key in keys])
             elif fault.kind == "failure":
-                raise fault.detail or StoreUnavailableError(f"{where} failed, as it was told; nothing was done")
+                raise fault.detail or StoreUnavailableError(f"{where} failed: injected fault; nothing was done")
             else:
                 if fault.detail:
                     call()
-                raise StoreUnavailableError(f"{where} has no answer, as it was told", maybe_applied=True)
+                raise StoreUnavailableError(f"{where} has no answer: injected fault", maybe_applied=True)
         return call()
 
     def _on(self, name: str, key: Key, call: Callable[[], T]) -> T:

@@ -236,7 +236,7 @@ class NetworkAccess:
             return True
         if final:
             raise StoreUnavailableError(
-                f"{handle.path}: the file system says that there are {found.st_size} bytes, and gives {handle.offset};"
+                f"{handle.path}: the file system reports {found.st_size} bytes, and returns {handle.offset};"
                 " its caches are not valid even with the lock, so this directory can't be used",
                 path=handle.path,
             )

@@ -95,7 +95,7 @@ class Compactor:
             raise_if_foreign(error)
             reason = getattr(error, "errno", None)
             if self._refused_by != reason or reason is None:  # once for each reason, because every retry may fail alike
-                logger(__name__).warning("%s could not be compacted, and goes on growing: %s", handle.path, str(error))
+                logger(__name__).warning("%s could not be compacted, and keeps growing: %s", handle.path, str(error))
             self._refused_by = reason
         return True
 
@@ -169,9 +169,9 @@ class Compactor:
     def _record_deaths(self, session: int) -> None:
         """Probe the sessions, and record the deaths that are found, so that the snapshot can leave those sessions out.
 
-        The death records belong into the generation that is sealed: a handle whose session the snapshot leaves out
-        reads there that the session is dead. Only liveness bytes are probed. To probe processes opens descriptors,
-        which an interruption would leak.
+        The death records are written to the generation that is sealed. A handle whose session the snapshot leaves out
+        reads them there. Only liveness bytes are probed. To probe processes opens descriptors, which an interruption
+        would leak.
         """
         alive, table = self._liveness.file, self._table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)

@@ -81,7 +81,7 @@ class Liveness:
             if not self._has_warned:
                 self._has_warned = True
                 logger(__name__).warning(
-                    "%s.alive can't be used (%s); other processes can't tell whether this one lives",
+                    "%s.alive can't be used (%s); other processes can't find out whether this one is alive",
                     self._handle.path,
                     str(error),
                 )

@@ -1,7 +1,7 @@
 """`LogLock`: the advisory lock of a log, in one of three kinds, with a wait that has a deadline, and its holder.
 
 `LogLock.try_lock` and `LogLock.unlock` are attributes. For the kinds of lock that the kernel keeps, ``unlock`` is a C
-function with its arguments bound. A caller that says ::
+function with its arguments bound. A caller of this form ::
 
     try:
         lock.try_lock()

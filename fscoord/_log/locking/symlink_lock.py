@@ -8,9 +8,9 @@ client needs three requests to remove it. A process that is killed before it has
 which names no holder. And the waiters open it again and again to read the holder, so the server gives their host a
 delegation for it, which it must recall before the file can be removed (RFC 8881, 10.4).
 
-An NFS client that gets no reply repeats the request, and the holder is then told that the name exists already. So each
-attempt writes a text of its own, and a process that is refused sometimes reads the link to see whether the text is its
-own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
+An NFS client that gets no reply repeats the request, and the server then answers the holder itself that the name exists
+already. So each attempt writes a text of its own, and a process that is refused sometimes reads the link and compares
+the text with its own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
 
 Emacs locks the files that it edits in the same way.
 """

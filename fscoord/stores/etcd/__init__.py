@@ -242,7 +242,7 @@ class EtcdStore(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether `members` can tell which sessions live: yes."""
+        """Whether `members` reports which sessions are alive: always true."""
         return True
 
     def register(self) -> int:

@@ -136,7 +136,7 @@ class Transactions:
         with `is_done` false: etcd answered, so nothing was written.
 
         A handle with a session adds the condition that the key of its lease exists. Once etcd has deleted that key,
-        other processes may have been told that the session is dead, so none of its writes may take effect any more.
+        other processes may have read that the session is dead, so none of its writes may take effect any more.
 
         Raises:
             LimitExceededError: there are too many operations for one transaction.

@@ -259,7 +259,7 @@ class BlockingCalls:
         find: Callable[[Channel], T | None],
         started: float | None = None,
     ) -> T:
-        """Return what `find` finds once the server has all of `names`. While `find` returns None the wait goes on.
+        """Wait until the server has all of `names` and `find` returns a result; return it. None is not a result.
 
         The `limit` counts from the moment `started`, by default from now.
         """
