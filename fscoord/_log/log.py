@@ -258,7 +258,7 @@ class Log:
         attempt, started, left, result = 0, 0.0, limit, MOVED
         handle = self.handle
         # Each pass is one attempt. It ends with a return, an error, or a release of both locks before the next attempt:
-        # after a wait if another process holds the log lock, and without one (MOVED) if the log continues elsewhere.
+        # after a wait if the lock is held or the file is gone, and at once (MOVED) if the log continues elsewhere.
         while True:
             if not system.fork_marker[0]:
                 system.recover_from_fork()
@@ -329,7 +329,8 @@ class Log:
             self.follower.follow()
             return MOVED  # the lock that is held is that of the sealed generation: nothing may be appended under it
         handle = self.handle
-        handle.recovery = 0  # `decide` touches no file: an exception that it raises leaves every invariant intact
+        # An exception of `decide` leaves every invariant intact. A `decide` that appends sets a flag itself.
+        handle.recovery = 0
         result = None
         if decide is not None:
             result, kind, value = decide(key, value)
@@ -416,7 +417,7 @@ class Log:
         """Repair what each flag names, from the outermost invariant to the innermost.
 
         First the descriptors, then the generation that they are of, then the records that were applied, and at last the
-        position. Each step relies on the one before: a seek is of use only on a descriptor of the right file.
+        position. Each step relies on the one before: a seek is useful only on a descriptor of the right file.
         """
         handle = self.handle
         try:
