@@ -93,8 +93,8 @@ def run_held(
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
         patience: other processes may take the hold this many seconds after the last sign of life; None: never. If
-            `check` does not return in that time, or this process is stopped, all processes of the command are ended
-            before: they get SIGTERM after half of the time, and SIGKILL after three quarters.
+            `check` does not return in that time, or this process is stopped, the processes of the command get SIGTERM
+            after half of the time, and SIGKILL after three quarters.
         leaves_rest: whether to return when the command has ended, although its descendants still run. Otherwise this
             function waits for them as well.
         output_max: return standard output, at most this many bytes; None leaves it on the terminal.

@@ -62,8 +62,8 @@ class Zeros:
     The bytes of a log below an end of file that a process has seen never change, so a zero stays a zero.
 
     Args:
-        is_sparse: whether to use SEEK_DATA of lseek(2). Where that is wrong, records would be missed, so it is used
-            only on file systems where it is known to be right: see `mount.Mount.reports_holes`.
+        is_sparse: whether to use SEEK_DATA of lseek(2). If a file system reported a hole in the place of data, records
+            would be missed. So it is used only where it is known to be right: see `mount.Mount.reports_holes`.
     """
 
     __slots__ = ("_end", "_start", "deadline", "is_sparse")

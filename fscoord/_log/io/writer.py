@@ -1,7 +1,7 @@
 """`LogWriter`: append one record at the end of the log, and void a torn tail.
 
-The caller holds the log's lock, and has read to the end. Nothing is ever truncated or overwritten. If a writer died in
-the middle of a record, the next writer appends a void after the torn bytes.
+The caller holds the process mutex and the log lock, and has read to the end. Nothing is ever truncated or overwritten.
+If a writer died in the middle of a record, the next writer appends a void after the torn bytes.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Client:
             pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: abandon the inherited connections; two processes on one would mix up their answers.
+        """In a forked child: abandon the inherited connections. Two processes on one connection would mix up answers.
 
         urllib3 empties the queue of a pool when the pool is dropped, and at the end of the process. A thread of the
         parent may have held the lock of that queue during the fork. So the queue is initialized again in place.

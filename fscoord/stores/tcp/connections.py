@@ -187,7 +187,7 @@ class Connections:
         return Failure(f"{self}: {error}; {words}", errno, channel)
 
     def after_fork(self) -> None:
-        """In a forked child: close the inherited connections; two processes on one would mix up their answers."""
+        """In a forked child: close the inherited connections. Two processes on one connection would mix up answers."""
         for channel in [*self._idle, *self._busy]:
             channel.close()
         self._reset()
