@@ -117,7 +117,7 @@ class Compactor:
         self._commit(self._next_header(), self._snapshot(session), session)
 
     def begin_empty(self, run: Run | None) -> None:
-        """Seal the generation in use and create an empty one, in which a new life begins, or `run` if that is given.
+        """Seal the generation in use and create an empty one, in which a new life begins, or `run` if it is given.
 
         Raises:
             StoreGoneError: the log was removed.
