@@ -49,7 +49,9 @@ class MalformedText(Exception):
 
 
 class NotACounterError(ValueError):
-    """`Store.add` on a value that is not an integer. The class tells it from the `ValueError` of a signal handler."""
+    """`Store.add` on a value that is not an integer. It has a class of its own, because a signal handler may raise a
+    plain `ValueError`.
+    """
 
 
 class CounterRangeError(OverflowError):

@@ -32,7 +32,7 @@ _TASKS_PER_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class Environment:
-    """The result of `detect`. What no variable tells is None.
+    """The result of `detect`. An attribute for which there is no variable is None.
 
     Attributes:
         launcher: the launcher of this process: ``"torchrun"``, ``"Open MPI"``, ``"PMI"``, ``"PMIx"``, ``"PALS"``,
@@ -67,7 +67,7 @@ class Environment:
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """Return what the nearest launcher's environment variables tell about this process.
+    """Return the rank, world size and run of this process from the nearest launcher's environment variables.
 
     ``SLURM_PROCID`` counts only inside a step, because in a batch script it is 0 for all processes of the script.
 
@@ -152,7 +152,7 @@ def _nearest(values: Mapping[str, str], ignored: list[str]) -> tuple[str | None,
     for launcher in (_TORCHRUN, _OPEN_MPI, _PMI, _PMIX, _PALS, _FLUX):
         answers = _ask(launcher, values, ignored)
         if launcher is _PMIX and answers and _is_slurms_own_pmix(values):
-            continue  # the variables of the step have the same, and the world size
+            continue  # the variables of the Slurm step have the same values, and also the world size
         if answers:
             return launcher.name, answers
     answers = _ask_slurm(values, ignored)
@@ -232,7 +232,7 @@ def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
 
 
 def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
-    """Return the local values of another launcher with the same rank and world size: that one provides PMI."""
+    """Return the local values of another launcher with the same rank and world size, which then provides PMI."""
     world = [answers["rank"].value, answers["world_size"].value]
     for other in (_ask(_PALS, values, []), _ask(_FLUX, values, []), _ask_slurm(values, [])):
         if [other[name].value for name in ("rank", "world_size") if name in other] == world:

@@ -164,7 +164,7 @@ class CorruptLogError(StoreError):
 
     Attributes:
         offset: the beginning of the damage, in bytes from the start of the file.
-        reason: what is wrong there.
+        reason: the kind of the damage, as a clause.
     """
 
     def __init__(self, message: str, *, path: str | None = None, offset: int, reason: str) -> None:
@@ -216,7 +216,7 @@ class LockLostError(FscoordError):
 
 
 class StaleTokenError(LockLostError):
-    """A write was refused because of a newer fencing token: another process has the lock by now."""
+    """A write was refused because the value has a newer fencing token: another process has acquired the lock since."""
 
 
 class WorkFailedError(FscoordError):

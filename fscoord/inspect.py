@@ -1,6 +1,6 @@
-"""Look at the file of a `~fscoord.FileStore` without opening the store: `dump`, `verify`, `repair` and `copy`.
+"""Inspect the files of a `~fscoord.FileStore` without opening the store: `dump`, `verify`, `repair` and `copy`.
 
-None of them changes the file that it reads, and each works on a file that no store can open.
+None of the functions changes a file that it reads. Each also works on damaged files, which no store can open.
 """
 
 from __future__ import annotations

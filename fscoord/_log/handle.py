@@ -1,7 +1,7 @@
-"""`HandleState`: what one handle knows of its log, in one object that the parts of the handle share.
+"""`HandleState`: the state of one handle, in one object that the parts of the handle share.
 
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds it reads or
-changes them. Three are also read without it, as a single load each: ``bell`` after a write, and ``file`` and ``lock``
+changes them. Three are also read without it, each by a single load: ``bell`` after a write, and ``file`` and ``lock``
 by a thread that waits for the log's lock.
 """
 
@@ -41,16 +41,16 @@ class Root(NamedTuple):
 
     @property
     def key(self) -> LogKey:
-        """The key that tells this log from all others on this host."""
+        """The key that identifies this log among all logs on this host."""
         return self.header.log_id, *self.identity
 
 
 class NeedsLock(Exception):
-    """Without the log's lock the bytes look damaged: read them again with it."""
+    """A read without the log's lock found bytes that look damaged. Read them again under the lock."""
 
 
 class GenerationUnlinked(NeedsLock):
-    """The file of the generation in use has no name any more: it was superseded, or somebody has deleted it."""
+    """The file of the generation in use has no name any more: it was superseded, or a user has deleted it."""
 
 
 class HandleState:
@@ -62,36 +62,37 @@ class HandleState:
         read_only: whether this handle never writes.
         root: generation 0, which has the log's own name.
         file: the path of the generation in use.
-        file_identity: its device and inode number.
-        header: its header.
-        start: the position after its header.
-        reader_fd: the descriptor that reads it; -1 if there is none.
-        root_fd: a descriptor of generation 0, held while a later generation is in use, so that its inode number is
-            given to no other file; -1 in generation 0.
+        file_identity: the device and inode number of that file.
+        header: the header of that file.
+        start: the position after the header.
+        reader_fd: the descriptor from which the file is read; -1 if there is none.
+        root_fd: a descriptor of generation 0, open while a later generation is in use, so that the file system gives
+            the inode number of generation 0 to no other file; -1 in generation 0.
         lock: the log's lock, on a descriptor of its own.
         shared: the mutex, and the mark of re-entry, that all handles of this process on this log share.
         mutex: `shared.mutex`, for brevity.
         owned_fds: every descriptor that the handle must close.
-        offset: where the last good record ends.
-        chain: the chained checksum there.
-        pending: the bytes after it that were read: the beginning of a record that is not complete yet.
-        is_torn: the record at ``offset`` is torn and has no void yet, as far as was seen.
+        offset: the end of the last good record that was applied.
+        chain: the chained checksum at ``offset``.
+        pending: the bytes after ``offset`` that were read: the beginning of a record that is not complete yet.
+        is_torn: whether the record at ``offset`` is torn, and no void for it was read yet.
         seal: the seal that was read, until the handle has entered the next generation.
-        recovery: what the next operation must recover (see `recovery`); 0 at the end of an operation that succeeds.
+        recovery: the flags of the invariants that the next operation must restore (see `recovery`); 0 at the end of an
+            operation that succeeds.
         final_error: with `CLOSED`: the type and message of the error that every operation raises.
         path_checked_at: when the path was last compared with the file (monotonic, in seconds).
-        time_left: how many seconds the operation may take that is under way.
-        bell: how many announcements of a bell were read; 0 if no process has waited yet.
-        is_settled: whether the handle belongs to its run and life, so that another one ends it.
-        is_copy: the files are a copy of a log, and nothing was written to it yet: see `identity`.
-        compact_at: the length from which a writer considers to compact; 0 for a copy.
-        spill_at: from how many bytes on a value is left in the file.
-        zeros: how far zeros were read after a torn record.
-        is_shared: whether other hosts write to the log, whose appends no event of the file system reports.
-        may_lie: whether bytes may have come from a cache that was not valid, so that zeros prove nothing.
-        short_read_is_end: whether a read that brings less than was asked for has seen the end of the file.
-        read_flags: the flags that open the generation in use for reading.
-        write_flags: likewise for writing.
+        time_left: how many seconds the present operation may take.
+        bell: the number of bell records that were read; 0 if no process has waited yet.
+        is_settled: whether the handle has joined a run and life of the log, whose end ends the handle.
+        is_copy: whether the files are a copy of a log to which nothing was written yet: see `Provenance`.
+        compact_at: the length in bytes from which a writer considers a compaction; 0 for a copy.
+        spill_at: the size in bytes from which a value is left in the file.
+        zeros: the range after a torn record that is known to hold zeros.
+        is_shared: whether other hosts write to the log. No event of this host's file system reports their appends.
+        may_lie: whether a read may return bytes of a cache that is not valid, so that zeros prove nothing.
+        short_read_is_end: whether a read that returns less than was asked for has reached the end of the file.
+        read_flags: the flags of open(2) to read the generation in use.
+        write_flags: the flags of open(2) to write to it.
     """
 
     __slots__ = (
@@ -135,26 +136,29 @@ class HandleState:
         return system.os.O_RDONLY if self.read_only else self.write_flags
 
     def finish(self, kind: type[StoreError], message: str) -> None:
-        """Let every later operation raise `kind`."""
+        """Make every later operation raise `kind` with the log's path and `message`."""
         self.final_error = (kind, message)
         self.recovery |= CLOSED
 
     def gone(self, how: str) -> StoreGoneError:
-        """End the handle, and return the error that says `how` the log went."""
+        """End the handle because its log is gone, and return the error; `how` says what happened to the log."""
         return self.over(StoreGoneError, f"{how}; open the store again")
 
     def over(self, kind: type[StoreGoneError], message: str) -> StoreGoneError:
-        """End the handle, and return the error that every operation raises from now on."""
+        """End the handle, and return the error that every later operation raises."""
         self.finish(kind, message)
         return kind(f"{self.path} {message}", path=self.path)
 
     def session_is_dead(self, number: int) -> StoreGoneError:
         """End the handle whose own session was recorded as dead."""
-        message = f"says that this handle's session {number} is dead, so others go on without it; open the store again"
+        message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
 
     def unlinked(self) -> Exception:
-        """Return what to raise because the file in use has no name any more."""
+        """Return the exception for a file in use that has no name any more.
+
+        Generation 0 keeps its name as long as the log exists. A later generation may only have been superseded.
+        """
         return GenerationUnlinked() if self.header.generation else self.gone("was deleted")
 
     def corrupt(self, damage: torn_tail.Damage) -> CorruptLogError:
@@ -162,10 +166,10 @@ class HandleState:
         return safe_files.damaged(self.path, self.file, damage.offset, damage.reason)
 
     def close_fd(self, fd: int) -> None:
-        """Close one of the descriptors that the handle owns; -1 is none."""
+        """Close one of the descriptors that the handle owns. -1 stands for none."""
         if fd >= 0:
             safe_files.close_owned(fd, self.owned_fds)
 
     def fds_in_use(self) -> set[int]:
-        """Return the descriptors that are in use; an interruption may have left others open."""
+        """Return the descriptors that are in use. An interruption may have left others in ``owned_fds``."""
         return {self.reader_fd, self.lock.fd, self.root_fd}

@@ -1,9 +1,14 @@
-"""`Log`: one handle on one log: a transaction, or a read, from lock to unlock, and recovery at its start.
+"""`Log`: one handle on one log. Each operation is a transaction or a read, from lock to unlock.
 
-This module knows all the parts of the log, and no part knows this module. A writer holds the log's lock, has read to
-the end, and appends each record with one write(2).
+This module imports all the parts of the log, and no part imports this module. A writer holds the log's lock, has read
+to the end, and appends each record with one write(2).
 
-It is one thing, though long: every method is a transaction, or the recovery and the wait for the lock around one.
+The module is long, and one thing: its methods are the steps of one sequence, which is to recover, lock, catch up,
+decide, append and unlock, and what to do when a step fails.
+
+A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
+log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the
+thread that hands a lock over (`locking.kernel_wait`) takes the two in the opposite order.
 """
 
 from __future__ import annotations
@@ -49,17 +54,19 @@ __all__ = ["Decide", "Log"]
 T = TypeVar("T")
 
 Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
-"""Called with the lock, caught up, with key and value; returns ``(result, kind, value)``, kind 0 to write nothing."""
+"""Called with key and value, under the log lock, when all records have been applied. Returns ``(result, kind, value)``:
+the result of the transaction, and the record to append. Kind 0 appends nothing."""
 
 LOCK_GRACE_S: Final = 0.03
-"""How long a caller that does not want to wait waits for the lock all the same: it is held for microseconds."""
+"""The shortest wait for the lock in seconds, even with a timeout of 0: the lock is usually held for microseconds."""
 
 SHARED_CHECK_S: Final = 1.0
-"""As `PATH_CHECK_S`, while the lock of a log that hosts share is waited for: each check is a request to the server."""
+"""`PATH_CHECK_S` of a waiter for the lock of a log that hosts share, where each check is a request to the server."""
 
 STALE_PAUSE_S: Final = 0.01
 STALE_PAUSE_MAX_S: Final = 0.1
-"""The pauses between the attempts to open a file again that the server has forgotten: the first is made at once."""
+"""The first and the longest pause, in seconds, between attempts to reopen a file that the server has forgotten. The
+first attempt is made at once."""
 
 _handles: weakref.WeakSet[Log] = weakref.WeakSet()
 
@@ -73,19 +80,19 @@ system.after_fork_in_child("handles", _after_fork_in_child)
 
 
 class Log:
-    """One handle on the log at `path`, which appears, with its header, if it is not there.
+    """One handle on the log at `path`. A missing log is created, unless the options are read-only.
 
     Args:
         path: an absolute path, as `safe_files.resolve` returns it.
-        machine: is given every data record once, in order.
-        options: what the log must be like.
-        introduce: returns the content of the handle's session record, when it first writes.
-        participants: the handle is over when so many have left; 0 for never.
-        mount: the mount of `path`, if that is known.
+        machine: the state machine that applies every data record once, in order.
+        options: the options to open the log with.
+        introduce: returns the content of the handle's session record; called before the first write.
+        participants: the life of the log ends when this many participants have left it; 0: never.
+        mount: the mount of `path`; None: it is looked up.
         coherence: how the mount is read: ``"local"``, ``"direct"`` or ``"locked"``.
 
     Attributes:
-        handle: the state that the parts of the handle share, which the log's process mutex guards.
+        handle: the state that the parts of the handle share. The process mutex of the log guards it.
         table: the sessions that the log has recorded.
         read_locked, read_unlocked: return the bytes of a long value; see `LargeValues`.
     """
@@ -110,8 +117,8 @@ class Log:
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds)
         self._finalizer.atexit = False
-        # Parts refer to `handle` and to parts above them here, never to this object: a handle that is dropped is freed
-        # at once, and with it its descriptors.
+        # The parts refer to `handle` and to parts made before them, never to this object. So there is no reference
+        # cycle: a handle that is dropped is freed at once, and its finalizer closes the descriptors.
         self.table = SessionTable(participants)
         on_control = None if self.changed_keys is None else self.changed_keys.mark_all
         self.cursor = Cursor(handle, self.machine, self.table, on_control)
@@ -131,7 +138,7 @@ class Log:
             self.large_values,
             self.follower,
         )
-        # What varies by mount is bound once: these are called for every operation.
+        # The methods that vary by mount are bound once, because every operation calls them.
         self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
         try:
@@ -157,10 +164,11 @@ class Log:
     # -- forks -----------------------------------------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """In a forked child: the descriptors are closed, and nothing is unlocked; the next operation opens its own.
+        """In a forked child: drop the parent's descriptors, lock and session. The next operation opens its own.
 
-        The liveness byte is the parent's: the child becomes another session as soon as it writes. The shared state of
-        the log has a new mutex by then (see ``forks.ORDER``).
+        Nothing is unlocked, because an unlock in the child would also release the parent's lock. The liveness byte
+        remains the parent's, so the child registers as another session when it writes. ``forks.ORDER`` renews the
+        shared mutex before it calls this method.
         """
         handle = self.handle
         handle.lock.after_fork(handle.shared.mutex)
@@ -171,7 +179,10 @@ class Log:
         handle.recovery |= DESCRIPTORS
 
     def be_closed_by_fork(self) -> None:
-        """In a forked child, after `after_fork`: a thread of the parent was closing this handle, and is not here."""
+        """In a forked child, after `after_fork`: finish the close that a thread of the parent had begun.
+
+        That thread does not exist in the child.
+        """
         self.handle.finish(
             StoreClosedError, "was being closed by another thread when this process was forked; open it again"
         )
@@ -179,12 +190,14 @@ class Log:
     # -- a read, and a transaction ---------------------------------------------------------------------------------
 
     def refresh(self, limit: float) -> None:
-        """Apply every record that is complete by now, without the log's lock if the mount allows.
+        """Apply every record that is complete by now, without the log's lock if the mount allows that.
+
+        The read is repeated under the lock if the bytes look damaged, or if the mount has no other coherent read.
 
         Raises:
             StoreGoneError: the file was deleted, replaced or truncated.
             CorruptLogError: the log is damaged.
-            StoreTimeoutError: the lock was needed (to be sure of damage, or on a shared file system) and did not come.
+            StoreTimeoutError: the lock was needed, and was not free within `limit` seconds.
         """
         if not system.fork_marker[0]:
             system.recover_from_fork()
@@ -199,6 +212,8 @@ class Log:
                 handle.time_left = limit
                 if handle.recovery:
                     self._recover()
+                # Set before the read: an exception that arrives between read(2) and the new offset then leaves a flag
+                # that makes the next operation seek again, instead of skipping the bytes that were read.
                 handle.recovery = POSITION
                 while self._read():
                     self.follower.follow()
@@ -217,27 +232,39 @@ class Log:
         self.refresh_locked(limit)
 
     def refresh_locked(self, limit: float) -> None:
-        """As `refresh`, but with the lock: its verdict is final."""
+        """Like `refresh`, but under the lock, so that a verdict of damage is final."""
         self.update(0, b"", b"", None, limit)
 
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
-        """With the lock, caught up, append the record ``(kind, key, value)`` or the one that `decide` returns.
+        """Run one transaction: lock, read to the end, decide, append one record, unlock.
+
+        Args:
+            kind: the kind of the record; 0 appends nothing.
+            key: the key of the record.
+            value: the value of the record.
+            decide: returns the record to append instead, when the handle has read to the end; None: append as given.
+            limit: how long to wait for the lock, in seconds.
+
+        Returns:
+            The result of `decide`, or None.
 
         Raises:
-            StoreTimeoutError: the lock did not come within `limit` seconds; ``holder`` names the session that holds it.
-            StoreUnavailableError: the file system refused; ``maybe_applied`` says whether the record may be there.
+            StoreTimeoutError: the lock was not free within `limit` seconds; ``holder`` names the session that holds it.
+            StoreUnavailableError: a system call failed; ``maybe_applied`` is true if the record may have been written.
             StoreGoneError, CorruptLogError: as in `refresh`.
         """
         if self.read_only and kind:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started, left, result = 0, 0.0, limit, MOVED
         handle = self.handle
+        # Each pass is one attempt. It ends with a return, an error, or a release of both locks before the next attempt:
+        # after a wait if the lock is held or the file is gone, and at once (MOVED) if the log continues elsewhere.
         while True:
             if not system.fork_marker[0]:
                 system.recover_from_fork()
             shared = handle.shared
             mutex = shared.mutex
-            first: BaseException | None = None  # what ended the transaction, should the unlock fail as well
+            first: BaseException | None = None  # the exception that ended the transaction, if the unlock fails as well
             with mutex:
                 if shared.is_inside:
                     raise self._entered_twice()
@@ -252,8 +279,11 @@ class Log:
                         if handover is None:
                             lock.try_lock()
                         else:
-                            lock.handover = None  # before anything that can be interrupted: ``finally`` unlocks
+                            # The kernel's lock is already held. From this assignment on, the ``finally`` below must
+                            # release it, and `_LockThread._hand_over` does not any more.
+                            lock.handover = None
                             handover.release()
+                        # Before the first read of this pass, as in `refresh`.
                         handle.recovery = POSITION
                         result = self._update_locked(kind, key, value, decide)
                         if result is MOVED:
@@ -265,14 +295,15 @@ class Log:
                         first = error
                         raise
                     finally:
-                        # For the kernel's kinds of lock this is a C function. Python handles signals when it enters a
-                        # Python function and between statements, so nothing can interrupt on the way here: an
-                        # exception, even a KeyboardInterrupt, can't leave the log locked.
+                        # This must stay the first statement of the ``finally``, and a C function for the kernel's kinds
+                        # of lock. Python handles signals between statements and when it enters a Python function, so no
+                        # KeyboardInterrupt can come before the unlock. Otherwise Ctrl-C could leave the log locked
+                        # until the process ends.
                         lock.unlock()
                 except FscoordError:
                     raise
                 except OSError as error:
-                    if error.errno is None:  # raised by a signal handler, and not by the system
+                    if error.errno is None:  # a signal handler raised it, not a system call
                         handle.lock.unlock()
                         raise
                     cause = _cause_of(first, error)
@@ -281,11 +312,11 @@ class Log:
                 except GenerationUnlinked:  # the next attempt recovers
                     pass
                 except BaseException:
-                    handle.lock.unlock()  # that of a soft lock is a Python function, which may have been interrupted
+                    handle.lock.unlock()  # a soft lock's unlock is a Python function, which may have been interrupted
                     raise
                 finally:
                     shared.is_inside = False
-                    first = None  # the error refers to this frame by its traceback: no cycle of the two
+                    first = None  # the error's traceback refers to this frame: break the cycle of the two
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
@@ -293,18 +324,21 @@ class Log:
             left = limit - (system.time.monotonic() - started)
 
     def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
-        """With the lock: catch up, decide, append. Return `MOVED` if the log goes on in another file."""
+        """Under the lock: catch up, decide, append. Return `MOVED` if the log continues in another file."""
         if self._catch_up():
             self.follower.follow()
-            return MOVED  # the lock was that of the generation that has ended
+            return MOVED  # the lock that is held is that of the sealed generation: nothing may be appended under it
         handle = self.handle
-        handle.recovery = 0  # while it decides, nothing is in doubt
+        # An exception of `decide` leaves every invariant intact. A `decide` that appends sets a flag itself.
+        handle.recovery = 0
         result = None
         if decide is not None:
             result, kind, value = decide(key, value)
         if not kind:
             return result
         handle.recovery = POSITION
+        # The void must come first: readers skip a torn tail only by its void, so a record that is appended directly
+        # after the tail would be lost. The session record comes next, because the record names the session.
         if handle.pending or handle.is_torn:
             self.writer.void_tail()
         session = handle.lock.session
@@ -318,7 +352,7 @@ class Log:
         return result
 
     def inspect(self, answer: Callable[[], T]) -> T:
-        """Return ``answer()``, called under the mutex: no thread, nor a signal handler, changes the state meanwhile."""
+        """Return ``answer()``, called under the mutex, so that no thread and no signal handler changes the state."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self.handle.shared
@@ -332,7 +366,7 @@ class Log:
                 shared.is_inside = False
 
     def position(self) -> tuple[int, int]:
-        """Return how far the log was read: the generation, and the offset in its file."""
+        """Return the position up to which the log was read: the generation, and the offset in its file."""
         return self.inspect(lambda: (self.handle.header.generation, self.handle.offset))
 
     def refuse_reentry(self) -> None:
@@ -353,7 +387,10 @@ class Log:
     # -- recovery --------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """At the start of an operation: recover what an interruption or a fork left in doubt.
+        """At the start of an operation: restore the invariants that an interruption or a fork may have broken.
+
+        The caller holds the process mutex, and has not taken the log lock yet. The flags are cleared only at the end,
+        so a recovery that is interrupted is repeated by the next operation.
 
         Raises:
             OSError: the server has forgotten a file meanwhile, and the transaction must begin again.
@@ -377,6 +414,11 @@ class Log:
         handle.recovery = 0
 
     def _recover_parts(self) -> None:
+        """Repair what each flag names, from the outermost invariant to the innermost.
+
+        First the descriptors, then the generation that they are of, then the records that were applied, and at last the
+        position. Each step relies on the one before: a seek is useful only on a descriptor of the right file.
+        """
         handle = self.handle
         try:
             if handle.recovery & (DESCRIPTORS | SERVER_STATE):
@@ -385,24 +427,29 @@ class Log:
             if handle.recovery & GENERATION:
                 self.follower.restart()
             elif handle.recovery & APPLYING:
+                # Records can't be unapplied, nor told from those that were not applied: read all of them again.
                 self.cursor.reset()
             try:
+                # Always, whatever the flag: a new descriptor at `offset` needs no knowledge of the old one's position.
+                # If a seal was read and not followed yet, the offset is after it, and a read from there would miss it.
                 if handle.seal is None:
                     self.cursor.move(handle.offset, handle.chain)
                 else:
                     self.follower.follow()
             except GenerationUnlinked:
                 self.follower.restart()
-        finally:  # an interruption came between opening and use, or close; or this attempt fails
+        finally:
+            # An interruption between open(2) and the assignment, or before close(2), leaves a descriptor that only
+            # `owned_fds` names. The same is true of an attempt that fails here.
             for fd in handle.owned_fds - handle.fds_in_use():
                 handle.close_fd(fd)
 
     def _is_cut_by_fork(self, error: OSError, mutex: Any) -> bool:
-        """Return whether `error` comes of a fork in a signal handler that interrupted an operation of this handle.
+        """Return whether `error` comes from a fork in a signal handler that interrupted an operation of this handle.
 
-        In the child, where the operation goes on, its descriptors are closed, and the `mutex` that it holds was
-        replaced. If it ends without an error, it also clears the flag that `after_fork` has set, and the next operation
-        finds no descriptors. In both cases the next attempt opens its own.
+        The operation continues in the child. There its descriptors are closed, and `mutex`, which it holds, has been
+        replaced. If the operation ends without an error, it also clears the flag that `after_fork` has set, and the
+        next operation finds no descriptors. In both cases the next attempt opens descriptors of its own.
         """
         handle = self.handle
         is_cut = handle.shared.mutex is not mutex
@@ -415,9 +462,9 @@ class Log:
     # -- the wait for the lock -------------------------------------------------------------------------------------
 
     def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
-        """Return if the transaction that `error` ended should begin again; raise it as one of our own otherwise.
+        """Return if the transaction that `error` ended is to be tried again. Otherwise raise `error`, converted.
 
-        If the transaction's record is there, or may be (`maybe_applied`), the lock could not be given back.
+        `maybe_applied`: the transaction's record may have been written, and `error` is that of the unlock.
         """
         handle = self.handle
         if self.access.retries_transaction(error, maybe_applied=maybe_applied):
@@ -429,24 +476,28 @@ class Log:
             raise handle.lock.refuse(error) or safe_files.unavailable(error, self.path, "locking the log") from error
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
-        """Return when it is worth trying again."""
+        """Wait until another attempt to lock is worthwhile. The caller holds neither the mutex nor the log lock.
+
+        Raises:
+            StoreTimeoutError: `limit` seconds have passed since `started`.
+        """
         handle = self.handle
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self._lock_timeout(waited)
-        if handle.recovery & SERVER_STATE:  # no process holds the lock of a file that is gone
+        if handle.recovery & SERVER_STATE:  # no process holds the lock of a file that the server has forgotten
             system.time.sleep(min(STALE_PAUSE_S * (attempt - 1), STALE_PAUSE_MAX_S))
             return
         oldest = SHARED_CHECK_S if handle.is_shared else PATH_CHECK_S
         if not handle.lock.can_block and system.time.monotonic() - handle.path_checked_at > oldest:
-            self.read_ahead()  # so that the next attempt raises if the log has gone meanwhile
+            self.read_ahead()  # so that the next attempt raises if the log was removed meanwhile
         handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not handle.is_shared)
 
     def _reopen_for_lock(self) -> int:
         """Return another descriptor of the file in use, for the thread that waits for its lock in the kernel.
 
-        Other threads use this handle meanwhile, and may go on in another file. So nothing is concluded here, nor
-        changed: that thread compares the file with the one that its waiters wait for.
+        That thread calls this without the mutex, while other threads use this handle and may enter another generation.
+        So this method changes nothing. `_LockThread` compares the file with the one for whose lock its waiters wait.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -462,16 +513,16 @@ class Log:
         if lock.kind == SOFT:
             remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
         return StoreTimeoutError(
-            f"{self.path}: the log's lock did not come within {waited:.3g} s; {holder or 'an unknown process'} holds it"
-            f" and is stopped, or stuck in a call{remedy}",
+            f"{self.path}: the log's lock was not released within {waited:.3g} s: {holder or 'an unknown process'}"
+            f" holds it (is it stopped, or blocked in the kernel?){remedy}",
             holder=holder,
             waited=waited,
         )
 
     def read_ahead(self) -> None:
-        """Read on without the lock, which does not come: the log may name its holder, or may have gone.
+        """Read on without the lock while another process holds it: the log may name the holder, or be gone.
 
-        Errors are left to the next operation, which meets them, too.
+        Errors are dropped, because the next operation raises them again.
         """
         handle = self.handle
         with handle.mutex:
@@ -492,14 +543,14 @@ class Log:
     # -- runs, lives and generations -------------------------------------------------------------------------------
 
     def join_run(self, limit: float, *, shows: bool = False) -> None:
-        """Join the run of the options, which begins if it is a new one; without one, the run that there is.
+        """Join the run of the options, and begin it if it is new. Options without a run join the log's present run.
 
-        A finished log begins a new life. If it `shows`, the handle registers at once.
+        A finished log begins a new life. With `shows`, the handle registers at once.
 
         Raises:
-            StaleRunError: the run is over.
-            StoreError: it has not begun, and this handle only reads.
-            StoreUnavailableError: the log is finished, and this handle only reads.
+            StaleRunError: a later run has superseded the run of the options.
+            StoreError: the run has not begun, and this handle is read-only.
+            StoreUnavailableError: the log is finished, and this handle is read-only.
             StoreUnavailableError, StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
         """
         handle, table = self.handle, self.table
@@ -527,10 +578,10 @@ class Log:
             self.register(limit)
 
     def leave(self, participants: int, limit: float, clear: Callable[[str], object]) -> None:
-        """Record that this participant will not come back. The last of `participants` ends the log.
+        """Record that this participant has left for good. The last of `participants` ends the life of the log.
 
-        The record of its end is its removal. Its names are removed as well if they can be, after ``clear(path)`` has
-        removed the files beside it. Errors as in `update`.
+        The record of that end is what counts. Then the files of the log are removed as far as possible, after
+        ``clear(path)`` has removed the files beside it. Errors as in `update`.
         """
         handle, table = self.handle, self.table
         table.participants = 0
@@ -551,10 +602,10 @@ class Log:
         self.update(record.LEAVE, b"", b"", decide, limit)
 
     def compact(self, limit: float) -> None:
-        """Go on in a new generation that holds only what the log amounts to.
+        """Continue the log in a new generation that holds the state and not its history.
 
         Raises:
-            StoreUnavailableError: the file system refused, and all is as it was.
+            StoreUnavailableError: a system call failed. The log is unchanged, unless ``maybe_applied`` is true.
             StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
         """
         if self.read_only:
@@ -571,7 +622,10 @@ class Log:
         self._change_generation(decide, done, limit)
 
     def _change_generation(self, decide: Decide, done: list[bool], limit: float) -> None:
-        """As `update`; `decide` fills `done` when there is a new generation, which then must still be entered."""
+        """Like `update`. `decide` adds to `done` once a new generation exists, which this handle must still enter.
+
+        An error after that point is raised with ``maybe_applied``, because the seal has been written.
+        """
         try:
             self.update(0, b"", b"", decide, limit)
         except StoreError as error:
@@ -582,7 +636,7 @@ class Log:
 
     @property
     def sessions(self) -> dict[int, Session]:
-        """The sessions that the log has recorded, by number; those that a compaction left out are missing."""
+        """The sessions that the log has recorded, by number, without those that a compaction left out."""
         return self.table.sessions
 
     @property
@@ -592,7 +646,7 @@ class Log:
 
     @property
     def has_liveness(self) -> bool:
-        """Whether other processes can tell whether this handle's session lives."""
+        """Whether other processes can find out that this handle's session has died."""
         return self.liveness.is_supported
 
     @property
@@ -602,11 +656,11 @@ class Log:
 
     @property
     def session_if_ready(self) -> int:
-        """`session` for a caller that does nothing else: 0 also if the next operation must recover first."""
+        """`session` without the mutex; also 0 if the handle needs recovery, is closed, or was inherited by fork(2)."""
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def register(self, limit: float, rank: int | None = None) -> int:
-        """Make this handle a session, of `rank` if that is given; return its number. Errors as in `update`."""
+        """Register this handle as a session, with `rank` if it is given; return its number. Errors as in `update`."""
         table = self.table
         if rank is not None:
             self.registration.rank = rank
@@ -642,13 +696,14 @@ class Log:
         return self.inspect(lambda: self.table.presumed_alive_among(numbers))
 
     def record_death(self, number: int, limit: float) -> bool:
-        """Record that session `number` is dead, if with the lock it still seems so; return whether that is recorded.
+        """Record that session `number` is dead; return whether its death is recorded. Errors as in `update`.
 
-        Errors as in `update`.
+        The session is probed again under the log lock. Nothing is recorded if it may be alive. The death record, not
+        the probe, decides for all processes: a session that comes back after it finds itself recorded as dead.
         """
         table = self.table
         self.refresh(limit)
-        if number in table.deaths:  # all waiters that watch it find it at the same moment, and one record is enough
+        if number in table.deaths:  # all its watchers notice the death at the same moment, and one record is enough
             return True
 
         def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
@@ -663,7 +718,7 @@ class Log:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the descriptors back; every later operation raises `StoreClosedError`."""
+        """Close all descriptors. Every later operation raises `StoreClosedError`."""
         handle = self.handle
         with handle.mutex:
             self.refuse_reentry()
@@ -679,12 +734,13 @@ class Log:
 
 
 def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:
-    """Return the error that ended the transaction: `first`, or `error` of the unlock if nothing went wrong before.
+    """Return the error to report for a transaction whose unlock raised `error`.
 
-    None: nothing went wrong, the log just goes on elsewhere. NFS 3 does not unlock a file that another host removed.
+    That is `first`, the exception that was propagating, or else `error`. It is None if `first` was only
+    `GenerationUnlinked`: the log continues in another file, and NFS 3 can't unlock a file that another host removed.
 
     Raises:
-        BaseException: `first`, if it is one of our own, or an interruption.
+        BaseException: `first`, if it is an `FscoordError` or an interruption.
     """
     if first is None or first is error:
         return error

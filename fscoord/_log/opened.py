@@ -1,4 +1,4 @@
-"""`open_log_file`: open a log in the way of its mount."""
+"""`open_log_file`: choose how a log is read and written from the mount on which it lies, and open it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["WatchedLog", "open_log_file"]
 def open_log_file(
     path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session], participants: int = 0
 ) -> Log:
-    """Return a handle on the log at `path` that reads in the way of its mount, or as `options` says.
+    """Return a handle on the log at `path`, with the coherence of `options` or else the default of the mount.
 
     Raises:
-        UnsupportedFilesystemError: locks are not reliable there; the text says why, and what to do.
+        UnsupportedFilesystemError: locks are not reliable on the mount; the message says why, and what to do.
     """
     mount = find_mount(path)
     objection = mount.objection(KIND_NAMES[options.lock_kind], options.coherence)
@@ -38,14 +38,15 @@ def open_log_file(
     if coherence == LOCAL:
         return Log(path, machine, options, introduce, participants, mount)
     if coherence == LOCKED and mount.is_nfs and options.is_soft:
-        coherence = DIRECT  # there is no lock to read under
+        coherence = DIRECT  # the kernel does not see a soft lock, so holding one does not make its caches valid
     return WatchedLog(path, machine, options, introduce, participants, mount, coherence)
 
 
 class WatchedLog(Log):
-    """A `Log` that hosts share: a call that hangs in the kernel is reported, and the changed keys are remembered.
+    """A `Log` that hosts share.
 
-    While an operation is under way, `hang_watchdog` logs a warning if the file server does not answer.
+    `hang_watchdog` logs a warning if the file server does not answer during an operation. The log also collects the
+    keys in the records that it reads, because no event of this host's file system reports the writes of other hosts.
     """
 
     def __init__(
@@ -93,5 +94,5 @@ class WatchedLog(Log):
 
     def take_changed_keys(self) -> Collection[int]:
         """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""
-        assert self.changed_keys is not None, "a log that hosts share remembers them"
+        assert self.changed_keys is not None, "a log that hosts share collects them"
         return self.changed_keys.take()

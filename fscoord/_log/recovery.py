@@ -1,11 +1,11 @@
 """Which invariants of a handle may not hold after an operation that was interrupted.
 
 A signal handler may raise between any two instructions, a process may fork in the middle of an operation, and a file
-server may forget a file. So a handle notes in `HandleState.recovery` what may be wrong *before* it becomes wrong, and
-an operation that ends well clears the note. The next operation on the handle recovers before it does anything else
+server may forget a file. So an operation sets a flag in `HandleState.recovery` *before* it breaks an invariant, and
+clears the flag when the invariant holds again. The next operation on the handle recovers before it does anything else
 (`fscoord._log.log.Log._recover`).
 
-The invariant: the read descriptor stands ``len(pending)`` bytes after ``offset``, and the state machine has applied
+The invariant: the position of the read descriptor is ``offset + len(pending)``, and the state machine has applied
 exactly the records before ``offset``.
 """
 
@@ -18,10 +18,10 @@ __all__ = ["APPLYING", "CLOSED", "DESCRIPTORS", "GENERATION", "POSITION", "SERVE
 
 
 class Recovery(IntFlag):
-    """What the next operation must recover.
+    """The invariants that the next operation must restore.
 
-    `POSITION` and `APPLYING` exclude each other: each is assigned in place of the other. The other members are added
-    to them, and to each other, in any combination. `docs/architecture.md` has the table.
+    `POSITION` and `APPLYING` exclude each other: each is assigned in place of the other. The other flags are added to
+    them, and to each other, in any combination. `docs/architecture.md` has the table.
     """
 
     POSITION = 1
@@ -30,16 +30,16 @@ class Recovery(IntFlag):
     APPLYING = 2
     """It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied,
     replaced by it when ``offset`` and ``chain`` have moved on; in a durable log it stays until the records are synced.
-    Recovery: the state machine is reset, and the generation read anew."""
+    Recovery: the state machine is reset, and the generation is read again from its first record."""
     DESCRIPTORS = 4
-    """There may be no descriptors at all, as in a forked child. Recovery: the same generation is opened again."""
+    """The descriptors may be closed, as in a forked child. Recovery: the same generation is opened again."""
     CLOSED = 8
-    """The handle is over: `HandleState.final_error` says why. Never cleared; every operation raises that error."""
+    """The handle is over: `HandleState.final_error` says why. Never cleared. Every operation raises that error."""
     SERVER_STATE = 16
     """The file server may have forgotten the descriptors, or their locks (ESTALE, EIO). Recovery: as `DESCRIPTORS`."""
     GENERATION = 32
-    """It is unknown which generation the handle is in: set while it enters another one, or opens it again. Recovery:
-    the handle begins at the newest generation that generation 0 names."""
+    """It is unknown which generation the handle is in. Set while it enters another one, or opens its own again.
+    Recovery: the handle begins at the newest generation that generation 0 names."""
 
 
 # The hot path assigns and compares these: an operation of an IntFlag takes a microsecond, one of an int a hundredth.

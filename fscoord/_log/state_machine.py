@@ -1,4 +1,4 @@
-"""`StateMachine`: the protocol by which a log passes on its data records. The log itself knows no keys."""
+"""`StateMachine`: the protocol between a log and the object that applies its data records. A log interprets no key."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ class StateMachine(Protocol):
     """Applies the data records of a log, in order. The log calls it under the process mutex."""
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records. One that sets, appends or pushes a single value may have it spilled."""
+        """Apply the next records. The value of a record that sets, appends or pushes a single value may be spilled."""
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """The next records have spilled values of these keys."""
+        """Prepare for the next call of `apply`, whose records have spilled values of these keys."""
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """The log continues in a new generation, whose snapshot has the spilled values at `spots`.
+        """Replace the offsets of all spilled values: the snapshot of the next generation has the values at `spots`.
 
-        Return False if one is missing.
+        Return False if the value of a key is missing from `spots`. The log then applies all records again.
         """
 
     def reset(self) -> None:
         """Forget all records: they will be applied again from the first."""
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Yield kind, key and value of records that lead to the same state as all those applied."""
+        """Yield kind, key and value of records that lead to the same state as all records that were applied.
+
+        `fetch` reads the bytes of a spilled value.
+        """
 
     def live_size(self) -> int:
-        """Return about how many bytes the records of `snapshot` take in a log."""
+        """Return approximately how many bytes the records of `snapshot` take in a log."""

@@ -1,12 +1,13 @@
 """Recovery of a forked child: one hook, and the order in which it runs the steps of all modules.
 
-fork(2) copies the memory of all threads, but only the thread that calls it. What another thread was in the middle of
-stays as it was: its locks stay locked, and the second half of its change never comes. Descriptors that the child
-inherits keep the parent's file locks. So a child makes every mutex of the package anew and closes every descriptor.
+fork(2) copies the memory of all threads, but only the thread that calls it. In the child, the change that another
+thread was making is never completed, and its locks are never released. Descriptors that the child inherits keep the
+parent's file locks. So a child creates every mutex of the package again and closes every descriptor.
 
 A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in
 that order, whatever the order of imports. If the child is interrupted, for example by Ctrl-C, all of them run again. A
-step acquires no mutex that an earlier step has not made anew, does not call `process_epoch`, and may run twice.
+step may only acquire mutexes that it or an earlier step has created again. It does not call `process_epoch`, and may
+run twice.
 docs/forks.md lists what each step does.
 """
 

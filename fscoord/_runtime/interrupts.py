@@ -10,7 +10,7 @@ function, and at a jump backwards.
 
 1. **A resource is created and recorded in one chain of C calls.** No handler runs inside a C function that calls other
    C functions, as in ``descriptors.update(map(os.open, ...))`` or `in_one_chain`. The interruption comes before the
-   descriptor exists, or after its owner knows about it. With two statements, an interruption between them would lose
+   descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
    the descriptor and every lock that belongs to it. Closing goes the other way round, also in one chain: a number is
    forgotten first, because another thread may get the same number as soon as it is closed.
 2. **A mutex is a bare lock in a ``with``.** The interpreter acquires it and enters the block without a point between.
@@ -170,7 +170,7 @@ def import_uninterrupted(name: str) -> Any:
 
 
 def _after_fork_in_child() -> None:
-    """Abandon the imports of this module's threads; shorten the limit if other threads were importing, too."""
+    """Abandon the imports of this module's threads. If other threads were importing as well, shorten the limit."""
     me = threading.get_ident()
     gone = _importing.keys() - {me}
     _importing.clear()

@@ -1,4 +1,4 @@
-"""The network as fscoord sees it: host names, addresses, ports, connections, and a mutex of the host.
+"""The network, as other modules use it: host names, addresses, ports, connections, and a mutex of the host.
 
 It is the only module that imports `socket`, and separate from `system`, because few programs need it and it loads
 slowly.
@@ -40,7 +40,7 @@ def is_ip_address(text: str) -> bool:
 
 
 def is_this_host(name: str) -> bool:
-    """Return whether `name`, a host name or an IP address, means this host, as far as the resolver knows."""
+    """Return whether `name`, a host name or an IP address, names this host, according to the resolver."""
     address = _address(name)
     if name.lower() == "localhost" or (address is not None and address.is_loopback):
         return True

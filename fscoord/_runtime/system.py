@@ -1,4 +1,4 @@
-"""The operating system as fscoord sees it: the only module that imports modules for files, locks and clocks.
+"""The operating system, as other modules use it: only this module imports modules for files, locks and clocks.
 
 Other modules call ``system.os.read(...)``. That costs one attribute lookup, and gives pyfakefs and the fault tests one
 place to replace the system under the whole package.

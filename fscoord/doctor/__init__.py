@@ -1,1 +1,1 @@
-"""Examines a directory: whether its file system keeps what a store on it promises, by trying, also between hosts."""
+"""Examine by trials, also between hosts, whether the file system of a directory fulfils the needs of a store."""

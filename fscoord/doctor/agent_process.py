@@ -1,10 +1,10 @@
-"""The program of an agent process of an examination: performs the operations that standard input asks for.
+"""The program of an agent process of an examination: performs the operations that arrive on standard input.
 
-Every call that may hang in the kernel is made here, so that it hangs this process alone. A question is a line of JSON,
+Every call that may hang in the kernel is made here, so that it blocks this process alone. A question is a line of JSON,
 ``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7, "error":
-{...}}``. The number tells a caller that was interrupted and asks again which answer is meant. The first line has the
-number 0 and says that the process has started. When standard input ends, the agent closes all files and leaves the
-mailbox. So nothing is left behind, however the asking process ended.
+{...}}``. The number relates an answer to its question, since a caller that was interrupted may have asked another one.
+The first line has the number 0 and means that the process has started. When standard input ends, the agent closes all
+files and leaves the mailbox. So no file remains, however the asking process ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Agent", "main"]
 
 
 class Agent(ProbeOperations):
-    """All operations that can be asked for: those on files and those on the mailbox."""
+    """All operations that a question can name: those on files and those on the mailbox."""
 
     mailbox: Mailbox
 

@@ -1,4 +1,4 @@
-"""`LocalAgent`: a process of this host that performs operations; it is abandoned if the kernel blocks it too long."""
+"""`LocalAgent`: a process of this host that performs operations, and is abandoned if the kernel blocks it too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fscoord.errors import FscoordError
 __all__ = ["AgentProtocol", "FailedError", "LocalAgent", "LostError", "MailboxAgent", "SilentError", "StuckError"]
 
 START_S: Final = 30.0
-"""How long a process may take to start; the limit of the first operation counts from then on."""
+"""How long a process may take to start, in seconds. The time limit of the first operation begins after that."""
 END_S: Final = 2.0
 PIECE: Final = 1 << 16
 
@@ -98,7 +98,7 @@ class LocalAgent:
             answer = json.loads(self._line())
             if answer["n"] == self._number:
                 break
-            if not self._has_started:  # the first line says so
+            if not self._has_started:  # this is the first line, which the process writes when it has started
                 self._has_started = True
                 self._deadline = system.time.monotonic() + self._limit
         if "error" not in answer:
@@ -136,7 +136,7 @@ class LocalAgent:
         # because a reader of this process's standard error would wait for an agent that is blocked in the kernel.
         self._rest = self._said = b""
         self._has_started = False
-        with defer_signals():  # or a signal could leave a process that this object does not know of
+        with defer_signals():  # otherwise an interruption could leave a process that no attribute names
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fscoord.doctor.agent_process"],
                 stdin=subprocess.PIPE,
@@ -158,12 +158,12 @@ class LocalAgent:
             assert self._process is not None
             assert self._process.stdin is not None
             self._process.stdin.write(question)  # an agent that still performs the previous operation reads it later
-        except BrokenPipeError:  # the agent has ended: `finish` will say so, with its last words
+        except BrokenPipeError:  # the agent has ended: `finish` raises that, with the last line of its standard error
             pass
 
     def _line(self) -> bytes:
         if self._process is None or self._process.stdout is None or self._process.stderr is None:
-            raise LostError(f"{self.label} was not asked anything")
+            raise LostError(f"{self.label} has no operation to finish")
         answers, words = self._process.stdout.fileno(), self._process.stderr.fileno()
         poll = system.select.poll()
         for fd in (answers, words):

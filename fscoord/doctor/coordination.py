@@ -1,7 +1,7 @@
-"""`Coordinator`: how the instances of one examination find each other, and how the first uses the agents of the others.
+"""`Coordinator`: brings the instances of one examination together, and lets the first use the agents of the others.
 
 The first instance in the mailbox is the coordinator: it examines and makes the report. One instance on another host is
-its partner, whose agent performs operations for it.
+its partner. The partner's agent performs operations for the coordinator.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["BrokenOffError", "Coordinator", "LateError", "RemoteAgent", "is_else
 
 ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
-"""How much longer than the operation itself a question to another host may take, for the way there and back."""
+"""The time that a question to another host may take in addition to the operation itself, in seconds."""
 STALE_S: Final = 90.0
-"""After how long without a sign of life the coordinator counts as dead. It gives one every second while it waits, and
-between operations, none of which takes so long."""
+"""After how many seconds without a sign of life the coordinator counts as dead. It gives one every second while it
+waits, and one between operations. No operation takes as long."""
 SLICE_S: Final = 10.0
-"""A longer wait is asked for in slices, so that a mailbox that does not answer is noticed soon."""
+"""The longest wait in one question to the mailbox agent, so that a mailbox that does not answer is noticed soon."""
 LATE_JOIN_S: Final = 2.0
 SHUTDOWN_S: Final = 5.0
 ACTS: Final = frozenset(
@@ -33,7 +33,7 @@ ACTS: Final = frozenset(
 
 
 class BrokenOffError(LostError):
-    """The mailbox vanished, or its coordinator shows no sign of life."""
+    """The mailbox was removed, or its coordinator has given no sign of life."""
 
 
 class LateError(FscoordError):
@@ -41,7 +41,7 @@ class LateError(FscoordError):
 
 
 class Coordinator:
-    """One instance's part in an examination by several, which meet in the mailbox `directory`.
+    """One instance's part in an examination by several instances, which share the mailbox `directory`.
 
     Attributes:
         is_coordinator: whether this instance is the coordinator.
@@ -62,13 +62,13 @@ class Coordinator:
         """Enter the mailbox, and wait for the other instances.
 
         Args:
-            expected: how many instances there will be, or None if unknown.
+            expected: the number of instances, or None if it is unknown.
             seconds: how long to wait for them; if their number is unknown, until 2 s after the last one came.
             tell: called with a text about the progress.
 
         Raises:
-            LateError: the others have begun.
-            BrokenOffError: the mailbox vanished.
+            LateError: the other instances have begun without this one.
+            BrokenOffError: the mailbox was removed.
         """
         self.is_coordinator = self._mailbox_agent.ask(
             "enter", ACT_S, directory=self.directory, name=self.name, facts=self._facts
@@ -76,7 +76,7 @@ class Coordinator:
         if self.is_coordinator:
             self._publish_members(self._await_members(expected, seconds, tell))
         else:
-            tell("waiting for the instance that presides")
+            tell("waiting for the instance that coordinates")
             self._await_start()
 
     def _await_members(self, expected: int | None, seconds: float, tell: Callable[[str], None]) -> list[str]:
@@ -101,7 +101,7 @@ class Coordinator:
                 self.members[name] = self._mailbox_agent.ask("fetch", ACT_S, name=f"here.{name}")
             except FailedError as error:
                 if name == self.name or error.errno not in (system.errno.ENOENT, system.errno.ESTALE):
-                    raise  # else it has left again
+                    raise  # otherwise the instance has left again
         elsewhere = (name for name, facts in sorted(self.members.items()) if is_elsewhere(self._facts, facts))
         self.partner = next(elsewhere, None)
         self._mailbox_agent.ask(
@@ -114,7 +114,7 @@ class Coordinator:
             names = self._wait(["roll", "beat."], known, STALE_S, idle=True)
             if not set(names).difference(known):
                 self._mailbox_agent.ask("put_aside", ACT_S)  # the coordinator died without leaving
-                raise BrokenOffError("the meeting place was left by an instance that died")
+                raise BrokenOffError("the mailbox was left by an instance that died")
             known = names
         roll = self._mailbox_agent.ask("fetch", ACT_S, name="roll")
         self.partner = roll["partner"]
@@ -129,7 +129,7 @@ class Coordinator:
             names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
             fresh = sorted(set(names).difference(known))
             if not fresh:
-                raise BrokenOffError("the instance that presided shows no sign of life; run all of them again")
+                raise BrokenOffError("the instance that coordinated shows no sign of life; run all of them again")
             known = names
             for name in fresh:
                 if name == "over":
@@ -161,7 +161,7 @@ class Coordinator:
             question = {"prefixes": prefixes, "known": known, "seconds": slice_s, "idle": idle}
             names: list[str] = self._mailbox_agent.ask("wait", slice_s + ACT_S, **question)
             if not names:
-                words = "the examination was broken off by the instance that presided; run all of them again"
+                words = "the examination was broken off by the instance that coordinated; run all of them again"
                 raise BrokenOffError(words)
             fresh = set(names).difference(known)
             if left <= SLICE_S or any(name.startswith(tuple(prefixes)) for name in fresh):
@@ -229,7 +229,7 @@ class RemoteAgent:
 
 
 def is_elsewhere(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether the facts of two instances say that they run on two hosts.
+    """Return whether two instances run on two hosts, according to their facts.
 
     Containers of one host may have different names, but they share its mounts and caches, so they count as one host. In
     a test two hosts may share one kernel, each with a network and a mount of its own.
@@ -247,7 +247,7 @@ def _perform(agent: LocalAgent, question: dict[str, Any]) -> dict[str, Any]:
         agent.kill()
         return {"result": None}
     if act not in ACTS:
-        return {"error": {"type": "ValueError", "errno": None, "message": f"nobody is asked to {act} for others"}}
+        return {"error": {"type": "ValueError", "errno": None, "message": f"{act} is not an operation for others"}}
     try:
         return {"result": agent.ask(act, question["limit"], **question["with"])}
     except FailedError as error:

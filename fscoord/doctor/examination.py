@@ -1,6 +1,6 @@
 """`examine`: one instance's examination of a directory, from the mount's properties to the report.
 
-Nothing is left behind in the directory.
+At the end, no file of the examination remains in the directory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LEAVE_S: Final = 15.0
 SILENT_S: Final = 2.0
 """How long to wait for the mailbox agent's end after the directory has not answered."""
 EXPECTED_WAIT_S: Final = 60.0
-"""How long to wait for instances that a launcher says it started."""
+"""How long to wait for instances if a launcher has started a known number, in seconds."""
 OPEN_WAIT_S: Final = 10.0
-"""How long to wait on a network mount for an unknown number of instances."""
+"""How long to wait on a network mount for an unknown number of instances, in seconds."""
 EFFORT_S: Final = 1.0
 OTHERS_S: Final = 180.0
 """How long to retry while an examination without this instance is under way."""
 AGAIN_S: Final = 0.5
 FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence")
-"""The facts about the file system that the report has."""
+"""The facts about the file system that the report contains."""
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
 """The options with which a store can be tried on a mount that it refuses by default."""
 
@@ -48,37 +48,37 @@ def examine(
     client: str | None = None,
     effort: float = EFFORT_S,
 ) -> dict[str, Any]:
-    """Try whether the file system under the directory `path` keeps what a store there promises; return the report.
+    """Try whether the file system of the directory `path` fulfils the needs of a store there; return the report.
 
-    Start it on two hosts at once, and they find each other through the directory.
+    Instances that are started on several hosts at once find each other through the directory.
 
     Args:
         path: the directory.
-        lock: the kind of lock that the store is to have: ``"ofd"``, ``"flock"`` or ``"soft"``.
-        expected: how many instances there will be; None if nobody knows.
-        wait: how many seconds to wait for them; None: 60 if they are expected; 10 if nobody knows and hosts share the
-            file system; else not at all.
-        tell: is told in words what is being done.
-        group: instances of one group meet each other only.
-        client: whose caches this process uses; other than None for tests only, that play several hosts on one.
+        lock: the kind of lock that the store will have: ``"ofd"``, ``"flock"`` or ``"soft"``.
+        expected: the number of instances; None if it is unknown.
+        wait: how many seconds to wait for the other instances. None: 60 if more than one is expected; 10 if the number
+            is unknown and hosts share the file system; otherwise 0.
+        tell: called with texts about the progress.
+        group: only instances with the same group find each other.
+        client: a name for the caches that this process uses. For tests that simulate several hosts on one; else None.
         effort: for how many seconds each figure is measured.
 
     Returns:
-        The report, as it is described in ``docs/cli.md``.
+        The report, as ``docs/cli.md`` describes it.
 
     Raises:
         OSError: there is no such directory, or nothing can be written there.
         UnsupportedFilesystemError: this platform has no advisory locks.
         ValueError: there is no such kind of lock.
-        StoreUnavailableError: it could not be finished: the instance that presided went away, or a process of this
-            examination ended. (A file system that does not answer is no error: the report says so.)
+        StoreUnavailableError: the examination could not be finished: the instance that coordinated is gone, or a
+            process of the examination has ended. (A file system that does not answer is reported, and not an error.)
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
     if lock not in probes.KINDS:
         raise ValueError(f"lock is one of {', '.join(probes.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
-    path = system.os.path.abspath(path)  # the processes that look at it are elsewhere
+    path = system.os.path.abspath(path)  # the agents have another working directory
     try:
         with raise_on_termination(), _Instance(path, lock, tell, effort) as instance:
             report = instance.run(expected, wait, group, client)
@@ -88,7 +88,7 @@ def examine(
 
 
 class _Instance:
-    """The agents of one instance, and what it does with them."""
+    """The agents of one instance, and its part in the examination."""
 
     def __init__(self, path: str, lock: str, tell: Callable[[str], None], effort: float) -> None:
         self.path = path
@@ -111,11 +111,11 @@ class _Instance:
                 agent.kill()
         finally:
             if not self.mailbox_agent.dismiss(SILENT_S if self.mailbox_agent.is_silent else LEAVE_S):
-                self.tell(f"{self.path} does not answer: what the examination put there stays until it does")
+                self.tell(f"{self.path} does not answer: the files of the examination stay there until it does")
 
     def run(self, expected: int | None, wait: float | None, group: str, client: str | None) -> dict[str, Any]:
         """See `examine`."""
-        self.tell(f"looking at {self.path}")
+        self.tell(f"examining {self.path}")
         try:
             self.facts = {**self._ask("facts", path=self.path), "client": client}
             return self._examine(self.facts, expected, wait, group)
@@ -127,7 +127,7 @@ class _Instance:
             wait = EXPECTED_WAIT_S if expected and expected > 1 else 0.0 if facts["is_local"] else OPEN_WAIT_S
         self.coordinator = coordinator = self._meet(facts, expected, wait, group)
         if not coordinator.is_coordinator:
-            self.tell("lending a hand to the instance that presides, which prints the report")
+            self.tell("working for the instance that coordinates, which prints the report")
             report = coordinator.serve(self._agent(coordinator, "this process"))
             return {**report, "presided": False}
         self._preside(coordinator, facts)
@@ -193,7 +193,7 @@ class _Instance:
             self.checks.append(pair.check("presence", UNKNOWN, str(error)))
 
     def _unanswering(self, says: str) -> dict[str, Any]:
-        """What was found before stands in the report; what it would have meant does not matter any more."""
+        """Return the report on a directory that does not answer. The verdict no longer depends on earlier checks."""
         self.checks.append(Check("answer", PROCESSES, BAD, says))
         advice = "look whether the server of the mount is alive and can be reached: mount, ping, dmesg"
         report = self._report(verdict=NOT_SAFE, reasons=[f"{self.path}: {says}"], recommendations=[advice])

@@ -1,10 +1,11 @@
 """`Mailbox`: the directory, below the examined one, through which the instances of an examination exchange messages.
 
-It belongs to one user or, where the examined directory belongs to a group, to the group, so that its users meet.
+The mailbox belongs to one user or, if the examined directory belongs to a group, to the group, so that instances of its
+users find each other.
 
-A message is a file, and instances know of each other only by the names of files. Three rules make that reliable on NFS.
-A name is not opened before a listing has shown it, because NFS remembers for up to 30 s that a name was missing
-(nfs(5), "lookupcache"). A listing follows a change of the directory by the same host, which makes the host ask the
+A message is a file. An instance learns of messages only by the names of files. Three rules make that reliable on NFS. A
+name is not opened before a listing has shown it, because the NFS client remembers for up to 30 s that a name was
+missing (nfs(5), "lookupcache"). The same host changes the directory before each listing, which makes the client ask the
 server. A message is complete before its name appears, and a name is used once.
 """
 
@@ -39,7 +40,7 @@ def new_file(path: str, mode: int = OWN_MODE) -> int:
 
 
 def group_of(found: Any) -> int | None:
-    """Return the group whose members may share a mailbox in the directory of the status `found`; None: there is none.
+    """Return the group whose members may share a mailbox in the directory with the status `found`, or None.
 
     A sticky directory has none, because there a user can't remove what another user has created.
     """
@@ -67,7 +68,7 @@ class Mailbox:
         self._last_beat = -BEAT_S
 
     def enter(self, facts: dict[str, Any]) -> bool:
-        """Publish `facts` as ``here.NAME``, and return whether this instance is the coordinator: the first one is.
+        """Publish `facts` as ``here.NAME``; return whether this instance is the first, and so the coordinator.
 
         Raises:
             OSError: the directory can't be created or used.
@@ -92,19 +93,19 @@ class Mailbox:
                     pass
                 return self.is_coordinator
             except OSError as error:
-                if error.errno not in GONE:  # gone: the instance that presided has just finished
+                if error.errno not in GONE:  # gone: the coordinator of another examination has just removed it
                     raise
                 system.time.sleep(NAP_S)
-        raise FileNotFoundError(system.errno.ENOENT, "the meeting place vanishes again and again", self.directory)
+        raise FileNotFoundError(system.errno.ENOENT, "the mailbox is removed again and again", self.directory)
 
     def _make(self) -> None:
         try:
             system.os.mkdir(self.directory, 0o700)
         except FileExistsError:
             mode = system.os.lstat(self.directory).st_mode
-            if not system.stat.S_ISDIR(mode) or mode & 0o022:  # in a stranger's of another mode we can't write
+            if not system.stat.S_ISDIR(mode) or mode & 0o022:  # another user's directory with a strict mode refuses us
                 raise InsecurePathError(
-                    f"{self.directory} is no directory that only this user can write; remove it", path=self.directory
+                    f"{self.directory} is not a directory that only this user can write; remove it", path=self.directory
                 ) from None
 
     def _make_shared(self, group: int) -> None:
@@ -124,12 +125,12 @@ class Mailbox:
             is_ours = system.stat.S_ISDIR(found.st_mode) and found.st_gid == group
             if not is_ours or found.st_mode & 0o072 != 0o070:
                 raise InsecurePathError(
-                    f"{self.directory} is no directory that all of group {group} can write, and only they; remove it",
+                    f"{self.directory} is not a directory that exactly the group {group} can write; remove it",
                     path=self.directory,
                 ) from None
 
     def publish(self, name: str, message: Any) -> None:
-        """Publish `message` under `name`; it appears with its whole content."""
+        """Publish `message` under `name`. The name appears when the content is complete."""
         self._messages += 1
         draft = self._path(f".draft.{self.name}.{self._messages}")
         fd = new_file(draft, self._mode)
@@ -146,7 +147,7 @@ class Mailbox:
         while True:
             try:
                 return json.loads(content(self._path(name)))
-            except (ValueError, OSError):  # the cache may know the name before the content
+            except (ValueError, OSError):  # the cache may have the name before the content
                 if system.time.monotonic() > deadline:
                     raise
             system.time.sleep(NAP_S)
@@ -162,7 +163,7 @@ class Mailbox:
             raise
 
     def _touch(self) -> None:
-        """Change the directory. The coordinator does so with a new ``beat`` every second, which shows that it lives."""
+        """Change the directory. Once a second the coordinator does so by a new ``beat``, which is its sign of life."""
         now = system.time.monotonic()
         if self.is_coordinator and now - self._last_beat >= BEAT_S:
             self._last_beat = now
@@ -203,7 +204,7 @@ class Mailbox:
         _remove(aside)
 
     def leave(self) -> None:
-        """Remove what this instance put there; the coordinator removes the mailbox."""
+        """Remove the messages of this instance; the coordinator removes the whole mailbox."""
         if not self._is_in:
             return
         self._is_in = False
@@ -240,7 +241,7 @@ def content(path: str) -> bytes:
 
 
 def _remove(directory: str) -> None:
-    """Remove `directory` with its content; NFS keeps files that a process of another host has open for a while."""
+    """Remove `directory` with its content. Retry, because NFS keeps a file for a while if a process has it open."""
     deadline = system.time.monotonic() + REMOVE_S
     while True:
         try:

@@ -1,6 +1,6 @@
-"""`ProbeOperations`: what an agent does to the files of an examination: open, lock, append, read, watch, rename, race.
+"""`ProbeOperations`: the operations of an agent on the files of an examination, such as lock, append, read and rename.
 
-Each operation is a method whose arguments and result are JSON. Files are named by one word, in the mailbox directory.
+Each operation is a method whose arguments and result are JSON. A file is named by one word, in the mailbox directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["LINES_MAX", "ProbeOperations"]
 LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
 TURNS: Final = 4
-"""How often at least an agent must have seen that the other wrote in between: else the two did not run at once."""
+"""How many times an agent must find a record of the other agent after its own. With fewer, the two did not overlap."""
 MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
 
@@ -45,7 +45,7 @@ class ProbeOperations:
             system.os.umask(GROUP_UMASK)
 
     def facts(self, path: str) -> dict[str, Any]:
-        """Return the properties of `path` and of this host that need no trial."""
+        """Return the properties of `path` and of this host that are known without a trial."""
         real = system.os.path.realpath(path)
         found = system.os.stat(real)
         if not system.stat.S_ISDIR(found.st_mode):
@@ -117,7 +117,7 @@ class ProbeOperations:
             file.lock(kind).unlock()
 
     def look(self, name: str, kind: str, how: str) -> list[int]:
-        """Return the numbers of the new records, 0 for a damaged one; ``[-1]``: this way to read is impossible here."""
+        """Return the numbers of the new records, 0 for a damaged one; ``[-1]`` if the mount refuses such reads."""
         try:
             return [0 if line is None else line.number for line in self.file(name).read(how, kind)]
         except OSError as error:
@@ -143,7 +143,7 @@ class ProbeOperations:
             self._watch = None
 
     def replace(self, name: str, number: int) -> None:
-        """Rename another file, which holds one record of this number, over the file."""
+        """Rename another file, which holds one record with `number`, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
         fd = new_file(draft, self.mode)
         try:
@@ -154,7 +154,7 @@ class ProbeOperations:
         system.os.rename(draft, self.path(name))
 
     def reopened(self, name: str, number: int, seconds: float) -> float | None:
-        """Return after how many seconds an open by name shows the record `number`, None if not within `seconds`."""
+        """Return after how many seconds an open by name finds the record `number`; None if not within `seconds`."""
         start = system.time.monotonic()
         while True:
             file = ProbeFile(self.path(name), mode=self.mode)
@@ -194,10 +194,10 @@ class ProbeOperations:
         return won
 
     def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
-        """Append records under the lock for `seconds`, each numbered one more than the last record in the file.
+        """Append records under the lock for `seconds`. The number of each is one more than the last in the file.
 
-        That is how a store appends. The time begins when the file has a record of another writer, or after 5 s. It is
-        extended by up to 5 s until the two have taken turns a few times.
+        A store appends in the same way. The time begins when the file has a record of another writer, or after 5 s. It
+        is extended by up to 5 s until the two writers have taken turns a few times.
 
         Returns:
             ``written``, the number of records; ``met``, whether there was another writer; ``garbled``, how many records
@@ -228,12 +228,12 @@ class ProbeOperations:
                 turns += foreign
                 if not written % 3:
                     system.time.sleep(2 * NAP_S)  # gives a second holder of the lock, or a stale read, time to show
-                if not written or others or now > met:  # the first record says that this agent is there
+                if not written or others or now > met:  # the first record announces this agent
                     file.append(kind, probe_file.encode(last + 1, writer))
                     written += 1
             finally:
                 file.lock(kind).unlock()
-            system.time.sleep(random.uniform(0, 4) * NAP_S)  # let the other in
+            system.time.sleep(random.uniform(0, 4) * NAP_S)  # so that the other agent gets the lock
         return {"written": written, "met": bool(others), "garbled": garbled}
 
     def answer(self, name: str, kind: str, how: str, turn: int, rounds: int, seconds: float) -> dict[str, Any]:
@@ -242,15 +242,15 @@ class ProbeOperations:
         Args:
             name: the file.
             kind: the kind of the lock under which records are appended.
-            how: the way to read, see `ProbeFile.read`.
-            turn: 0 begins, 1 answers.
-            rounds: how many records each appends.
+            how: the kind of read, see `ProbeFile.read`.
+            turn: 0 for the agent that begins, 1 for the one that answers.
+            rounds: the number of records that each agent appends.
             seconds: the time limit.
 
         Returns:
             ``waits``, the seconds from each record of this agent to the other's answer; ``garbled``, how many reads
-            returned bytes that nobody wrote; ``done``, whether all rounds were finished; ``possible``, whether this way
-            to read exists here.
+            returned bytes that no agent wrote; ``done``, whether all rounds were finished; ``possible``, whether the
+            mount has this kind of read.
         """
         seen, garbled = 0, 0
         waits: list[float] = []
@@ -306,14 +306,14 @@ class ProbeOperations:
                     sums.append(store.add("sum", 1))
                     turns += len(sums) > 1 and sums[-1] > sums[-2] + 1
                     if len(sums) >= SUMS_MAX:
-                        system.time.sleep(NAP_S)  # let the other in
+                        system.time.sleep(NAP_S)  # so that the other agent gets the lock
                     took = system.time.monotonic() - began
         except (OSError, RuntimeError) as error:
             return {"sums": sums, "operations": 0.0, "error": f"{type(error).__name__}: {error}"}
         return {"sums": sums, "operations": len(sums) / took, "error": ""}
 
     def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
-        """Return the median seconds of a set, a get and an add of a real store that nobody else uses."""
+        """Return the median seconds of a set, a get and an add of a real store that no other process uses."""
         with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
             return {
                 "set": _median(lambda: store.set("k", b"v" * 32), seconds / 3),
@@ -336,7 +336,7 @@ class ProbeOperations:
 
     def path(self, name: str) -> str:
         """Return the path of the file of this name."""
-        # Questions from other hosts come through files, and must not name anything outside of the mailbox directory.
+        # Questions from other hosts arrive as files, and must not name a file outside of the mailbox directory.
         if not name or "/" in name or not self.directory:
             raise ValueError(f"{name!r} names no file of the examination")
         return system.os.path.join(self.directory, name)

@@ -40,7 +40,7 @@ class Summary(NamedTuple):
 
     Attributes:
         sound: how many records are sound.
-        garbled: how many records nobody wrote as they are.
+        garbled: how many records hold bytes that no agent wrote.
         twice: how many sound records repeat the number of another.
         turns: how often a record follows one of another writer.
         by: how many sound records each writer has.
@@ -122,12 +122,12 @@ class ProbeFile:
         """Try to take the lock until it is free.
 
         Raises:
-            TimeoutError: another had it for `TAKE_S` seconds.
+            TimeoutError: another process held the lock for `TAKE_S` seconds.
         """
         deadline = system.time.monotonic() + TAKE_S
         while not self.take(kind, shared=shared):
             if system.time.monotonic() >= deadline:
-                raise TimeoutError(system.errno.ETIMEDOUT, f"another had its lock for {TAKE_S:g} s", self.path)
+                raise TimeoutError(system.errno.ETIMEDOUT, f"another process held its lock for {TAKE_S:g} s", self.path)
             system.time.sleep(random.uniform(0.1, 1) * NAP_S)
 
     def append(self, kind: str, data: bytes) -> None:
@@ -143,7 +143,7 @@ class ProbeFile:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return how a holder of the lock reads: on NFS a marker file, unlike a lock, does not revalidate the cache."""
+        """Return the kind of read for a holder of the lock: a marker file on NFS does not make the cache valid."""
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[ProbeRecord | None]:
@@ -151,7 +151,7 @@ class ProbeFile:
 
         Args:
             how: ``"plain"``, ``"locked"`` (under the shared lock) or ``"direct"`` (O_DIRECT, without a lock).
-            kind: of which kind the shared lock is.
+            kind: the kind of the shared lock.
         """
         if kind == "soft" and how != "direct":
             self._forget()
@@ -178,7 +178,7 @@ class ProbeFile:
         self.reader = fd
 
     def _forward(self, fd: int) -> list[ProbeRecord | None]:
-        """Read on. Before a damaged record the position steps back: the damage may only be in the cache."""
+        """Read on. If a record is damaged, move back to it, because the damage may only be in the cache."""
         data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
         found = decode(data)
         sound = next((index for index, line in enumerate(found) if line is None), len(found))
@@ -199,7 +199,7 @@ class ProbeFile:
         for lock in self._locks.values():
             try:
                 lock.unlock()
-            except OSError:  # closing the descriptor will do
+            except OSError:  # closing the descriptor unlocks it as well
                 pass
             lock.close()
         system.close_quietly(self.writer, self.reader, self._direct)

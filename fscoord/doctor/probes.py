@@ -1,8 +1,8 @@
-"""The probes of an examination: each tries one thing between two agents, and returns a `Check`; `run` makes them all.
+"""The probes of an examination. Each tries one property between two agents and returns a `Check`; `run` calls them all.
 
-The agents are two processes of this host, or one here and one on another host. The first probes are about one kind of
-lock: exclusion, handover, the holder's death, races. Then come those about what one agent sees of the other's work, and
-those of a store itself.
+The agents are two processes of this host, or one process here and one on another host. The first probes test one kind
+of lock: exclusion, handover, the death of the holder, races. The next test how soon one agent reads the appends of the
+other. The last test a store itself.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ __all__ = [
 ]
 
 ACT_S: Final = 15.0
-"""The time limit of an operation that usually takes milliseconds: after it the kernel counts as stuck."""
+"""The time limit, in seconds, of an operation that usually takes milliseconds. After it the call counts as stuck."""
 
 
 class Pair:
-    """Two agents, `one` and `other`, for probes `between` processes or hosts; each probe has files of its own.
+    """Two agents, `one` and `other`, for probes `between` processes or hosts. Each probe has files of its own.
 
-    `effort` is how many seconds each figure is measured; `pause` is the time that a waiter gets to begin its wait.
+    `effort` is the time for which each figure is measured, in seconds. `pause` is the time for a waiter to begin its
+    wait.
     """
 
     def __init__(self, one: AgentProtocol, other: AgentProtocol, between: str, effort: float) -> None:
@@ -61,7 +62,7 @@ class Pair:
         return f"file-{self.between}-{what}-{how}"
 
     def check(self, name: str, outcome: str, says: str, lock: str = "", **measured: Any) -> Check:
-        """Return a check of this pair's."""
+        """Return a check of this pair."""
         return Check(name, self.between, outcome, says, lock, measured)
 
 
@@ -79,7 +80,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
     Args:
         pair: the agents.
         lock: the kind of lock that the store is to have.
-        options: further options for the store; None: no store would open here.
+        options: further options for the store; None: a store refuses the mount, so no store is tried.
         before: called with the name of each probe before it begins.
 
     Raises:
@@ -105,10 +106,10 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
 
 
 def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[tuple[str, str, Probe]]:
-    """Each probe's name, the kind of lock without which it makes no sense, and the probe."""
+    """Yield the name of each probe, the kind of lock that it needs (or ``""``), and the probe."""
     for kind in KINDS:
         yield "exclusion", kind, partial(exclusion, pair, kind)
-        if kind != "soft":  # its marker outlives its holder, and nobody waits for it in the kernel
+        if kind != "soft":  # its marker outlives its holder, and no process waits for it in the kernel
             yield "handover", kind, partial(handover, pair, kind)
             yield "death", kind, partial(death, pair, kind)
     yield "latency", lock, partial(lock_speed, pair, lock)
@@ -144,12 +145,12 @@ def _start_anew(pair: Pair) -> None:
 
 
 RELEASE_S: Final = 5.0
-"""How long a lock that was given back may stay taken for others: a client of NFS 4.0 asks again only now and then."""
+"""How long a lock may seem held after its release, in seconds: a client of NFS 4.0 asks again only now and then."""
 TURNS_MIN: Final = 3
 
 
 def exclusion(pair: Pair, kind: str) -> Check:
-    """Whether an exclusive lock keeps the other out, shared ones don't, and a lock that is given back is free."""
+    """Whether an exclusive lock excludes the other agent, a shared lock does not, and a released lock is free."""
     name = pair.name("exclusion", kind)
     one, other = pair
     faults = []
@@ -196,7 +197,7 @@ def handover(pair: Pair, kind: str) -> Check:
     one, other = pair
     one.ask("lock", ACT_S, name=name, kind=kind)
     other.begin("block", ACT_S, name=name, kind=kind)
-    system.time.sleep(pair.pause)  # so that it waits already; if it does not, the figure is only better
+    system.time.sleep(pair.pause)  # so that it waits already; if it does not, the figure is only smaller
     freed = system.time.monotonic()
     one.ask("unlock", ACT_S, name=name, kind=kind)
     other.finish()
@@ -262,10 +263,11 @@ def _faults(ends: dict[str, Any], tallies: list[dict[str, Any]]) -> list[str]:
 
 
 def lock_speed(pair: Pair, kind: str) -> Check:
-    """How long it takes to take a free lock and give it back."""
+    """The time to acquire and release a free lock."""
     name = pair.name("speed", kind)
     one, other = pair
-    other.ask("lock", ACT_S, name=name, kind=kind)  # NFS 4 may leave a file that one host alone has open to that host
+    # NFS 4 may delegate a file to the only host that has it open, and the lock would then not reach the server.
+    other.ask("lock", ACT_S, name=name, kind=kind)
     other.ask("unlock", ACT_S, name=name, kind=kind)
     took = one.ask("time_lock", ACT_S, name=name, kind=kind, seconds=pair.effort / 5)
     return pair.check("latency", INFO, f"{_ms(took)} to take a free lock and give it back", kind, seconds=took)
@@ -287,7 +289,7 @@ WAYS: Final = ("link", "excl", "mkdir")
 
 
 def freshness(pair: Pair, kind: str, how: str) -> Check:
-    """Whether a look that begins after an append was acknowledged sees it, though one had looked just before."""
+    """Whether a read that begins after an acknowledged append returns it, although an earlier read filled a cache."""
     name = pair.name("freshness", how)
     one, other = pair
     stale = 0
@@ -305,7 +307,7 @@ def freshness(pair: Pair, kind: str, how: str) -> Check:
 
 
 def delay(pair: Pair, kind: str, how: str) -> Check:
-    """How soon each sees what the other appends, while both look again and again, and whether they see nothing else."""
+    """How soon each agent reads the appends of the other, while both poll, and whether a read returns other bytes."""
     name = pair.name("delay", how)
     for turn, agent in enumerate(pair):
         question = {"name": name, "kind": kind, "how": how, "turn": turn, "rounds": ROUNDS}
@@ -337,7 +339,7 @@ def claims(pair: Pair) -> Check:
             for agent in pair:
                 agent.begin("claim", ACT_S, stem=pair.name("claim", how), how=how, count=CLAIMS)
             won = [agent.finish() for agent in pair]
-        except FailedError as error:  # an answer that nobody takes is dropped
+        except FailedError as error:  # the answer of the other agent is dropped with its next question
             if how != "link":
                 raise
             missing.append(f"no hard links ({error})")
@@ -352,7 +354,7 @@ def claims(pair: Pair) -> Check:
 
 
 def scatter(pair: Pair) -> Check:
-    """How many appends without a lock survive: on NFS an end of file is where a host believes it to be (open(2))."""
+    """How many appends without a lock survive: on NFS each host appends at the end of file that it knows (open(2))."""
     name = pair.name("scatter")
     for agent, writer in zip(pair, ("one", "other"), strict=True):
         agent.begin("scatter", ACT_S, name=name, writer=writer, count=SCATTER)
@@ -376,7 +378,7 @@ def replacement(pair: Pair, kind: str) -> Check:
 
 
 def events(pair: Pair, kind: str) -> Check:
-    """Whether the kernel tells one of the other's appends (inotify(7)); where it does not, waiters poll."""
+    """Whether the kernel reports the appends of the other agent (inotify(7)). If it does not, waiters poll."""
     name = pair.name("events")
     if not pair.other.ask("watch", ACT_S, name=name):
         return pair.check("events", INFO, "there is no inotify here: waiters poll", arrive=False)
@@ -407,7 +409,7 @@ def store(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
 
 
 def speed(pair: Pair, kind: str, options: dict[str, Any]) -> Check:
-    """What a store's operations cost one process alone."""
+    """The times of a store's operations in one process alone."""
     question = {"name": pair.name("alone", kind), "options": {"lock": kind, **options}, "seconds": pair.effort / 2}
     took = pair.one.ask("speed", ACT_S, **question)
     says = ", ".join(f"{name} {1e6 * seconds:.3g} µs" for name, seconds in took.items())

@@ -30,7 +30,7 @@ HOSTS: Final = "hosts"
 
 
 class Check(NamedTuple):
-    """One thing that was tried.
+    """The result of one probe.
 
     Attributes:
         name: the name of the probe, one word.
@@ -38,7 +38,7 @@ class Check(NamedTuple):
         outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (it could not be tried to its end) or
             ``"info"`` (nothing depends on it).
         says: the result as text.
-        lock: the kind of lock that was tried, ``""`` if none.
+        lock: the kind of lock that was tried, or ``""``.
         measured: figures; times are in seconds.
     """
 
@@ -47,7 +47,7 @@ class Check(NamedTuple):
     outcome: str
     says: str
     lock: str = ""
-    measured: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    measured: dict[str, Any] = {}  # noqa: RUF012 - it is never changed
 
     @property
     def title(self) -> str:
@@ -72,7 +72,7 @@ class Findings:
         lock: the kind of lock that the store will use.
         other: the other host of the probes between hosts, None if there was none.
         expected: how many instances were expected, None if unknown.
-        came: how many came.
+        came: how many instances took part.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Findings:
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Between which kinds of partners the checks must pass: processes, or processes and hosts."""
+        """The scopes in which the checks must pass: between processes, or between processes and between hosts."""
         return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
 
     def check(self, name: str, between: str) -> Check | None:
@@ -140,7 +140,7 @@ def _failures(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Return whether a trial says more than the mount table, which does not show the option that matters."""
+    """Return whether a trial proves more than the mount table, which does not show the option that matters."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 
@@ -225,7 +225,7 @@ def _is_sound(findings: Findings, kind: str) -> bool:
 def _about_stuck(findings: Findings) -> Iterable[str]:
     is_nfs = findings.facts["kind"] in {"nfs", "nfs4"}
     stuck = any(check.measured.get("stuck") and check.lock for check in findings.checks)
-    if not stuck and not (is_nfs and _has_no_locks(findings)):  # ENOLCK on NFS: nobody answered for the lock manager
+    if not stuck and not (is_nfs and _has_no_locks(findings)):  # ENOLCK on NFS: the lock manager did not answer
         return
     if is_nfs:
         yield (

@@ -35,7 +35,8 @@ CHECKS_PER_LEASE: Final = 8
 """How many checks fit in the time after which the hold counts as lost: two in each quarter, see `warden.Watchdog`."""
 
 SIGNAL_POLL_S: Final = 0.1
-"""How long a signal may wait for its handler: one that comes just before a system call does not interrupt the call."""
+"""The longest delay of a signal's handler, in seconds: a signal that arrives directly before a system call does not
+interrupt the call."""
 
 LAST_CHECK_S: Final = 5.0
 """How long to wait at the end for a check that is under way."""
@@ -51,9 +52,9 @@ class Ending(NamedTuple):
     """How a command ended.
 
     Attributes:
-        status: its exit code, or a signal's number as a negative one.
-        passed: the numbers of the signals that came meanwhile, and were passed on.
-        output: what it wrote to standard output, if that was asked for.
+        status: its exit code; the negative number of the signal that killed it.
+        passed: the numbers of the signals that this process received meanwhile and forwarded.
+        output: its standard output, if the caller asked for it.
     """
 
     status: int
@@ -62,7 +63,7 @@ class Ending(NamedTuple):
 
     @property
     def interruption(self) -> int:
-        """The number of a signal that came meanwhile and asks programs to end; 0: none did."""
+        """The number of a forwarded signal that asks programs to end; 0 if there was none."""
         return next((number for number in sorted(self.passed) if number in _INTERRUPTIONS), 0)
 
     @property
@@ -91,18 +92,18 @@ def run_held(
         environment: its environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
-        patience: others may take the hold this many seconds after the last sign of life; None: never. If `check` does
-            not return in that time, or this process is stopped, all processes are stopped before: they get SIGTERM
-            after half of it, and SIGKILL after three quarters.
-        leaves_rest: whether to return when the command has ended, although its descendants go on; else they are waited
-            for, too.
+        patience: other processes may take the hold this many seconds after the last sign of life; None: never. If
+            `check` does not return in that time, or this process is stopped, the processes of the command get SIGTERM
+            after half of the time, and SIGKILL after three quarters.
+        leaves_rest: whether to return when the command has ended, although its descendants still run. Otherwise this
+            function waits for them as well.
         output_max: return standard output, at most this many bytes; None leaves it on the terminal.
         stdin: an open file with a descriptor, used as the command's input instead of this process's.
 
     Raises:
         LockLostError: the hold was lost, and everything was stopped.
         FscoordError: the command could not be started, or its warden was killed.
-        LimitExceededError: there was more output; everything was killed.
+        LimitExceededError: the command wrote more than `output_max` bytes, and was killed with its descendants.
     """
     with _HeldCommand(command, environment, warden.ALONE if leaves_rest else warden.HELD, output_max, stdin) as held:
         return held.follow(check, grace, patience or 0.0)
@@ -133,7 +134,7 @@ class _HeldCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._order(warden.KILL_ALL)  # after an error; else nobody is left
+        self._order(warden.KILL_ALL)  # after an error; otherwise no process is left
         system.close_quietly(self._orders)
         if self._report is not None:
             self._report.close()
@@ -143,7 +144,7 @@ class _HeldCommand:
             self._process.wait()
 
     def follow(self, check: Callable[[], object], grace: float, patience: float) -> Ending:
-        """Run it."""
+        """Run the command until its end; see `run_held`."""
         theirs, self._orders = system.os.pipe()
         reader, report = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
@@ -163,8 +164,8 @@ class _HeldCommand:
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
             raise LockLostError(
-                f"no sign of life could be given for most of the {patience:g} s after which others may have what this"
-                " process held; the command was stopped"
+                f"no sign of life could be given for most of the {patience:g} s after which other processes may acquire"
+                " what this process held; the command was stopped"
             )
         if watch.lost is not None:
             raise LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
@@ -180,7 +181,7 @@ class _HeldCommand:
         _order(self._orders, number)
 
     def _read(self) -> bytes:
-        """Return standard output, up to a byte more than is allowed; at that byte everything is killed."""
+        """Return standard output, at most one byte more than is allowed. At that byte kill everything."""
         if self._process is None or self._process.stdout is None or self._output_max is None:
             return b""
         output = b"".join(_pieces(self._process.stdout, self._output_max + 1))
@@ -189,7 +190,7 @@ class _HeldCommand:
         return output
 
     def _facts(self) -> dict[str, object]:
-        """Return what the warden reports until it ends."""
+        """Return the facts in the warden's report, which ends when the warden ends."""
         assert self._report is not None
         facts: dict[str, object] = {}
         for line in b"".join(_pieces(self._report)).splitlines():

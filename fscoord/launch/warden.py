@@ -66,12 +66,12 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
     """Run `command`; report its pid, then its end, as lines of JSON on the descriptor `report`.
 
     The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
-    ends with 127 or 126, as in a shell, after ``{"error": text}``. ``{"lost": true}`` says that the lease has run out.
+    ends with 127 or 126, as in a shell, after ``{"error": text}``. ``{"lost": true}`` means that the lease has ended.
     If the warden is killed, no end is reported, and the report is closed when no process of the command is left.
     """
-    _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process: a child made by fork(2) is none until it says so itself
+    _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process only: a child of fork(2) does not inherit the attribute
     guard, life = os.pipe()
-    # They stay blocked in the guard: they may come to the whole group, or the whole job, and the warden handles them.
+    # The signals stay blocked in the guard: they may be sent to the whole group or job, and the warden handles them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
     child = os.fork()
     if child:
@@ -91,7 +91,7 @@ def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
         for descriptor in (0, 1, 2):  # a reader of these pipes waits until the last process has closed them
             os.dup2(nowhere, descriptor)
         try:
-            os.setsid()  # a SIGKILL of the warden's whole process group is not for us
+            os.setsid()  # so that a SIGKILL of the warden's process group does not reach the guard
         except PermissionError:  # the guard was started in a session of its own
             pass
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -165,14 +165,14 @@ class _Warden:
         self._leader = 0
         self._status: int | None = None
         self._is_empty = False  # whether no child is left
-        self._had: set[int] = set()  # the signals that came to us since the last order of their kind
+        self._had: set[int] = set()  # the signals that this process has received since the last order of their kind
         self._kept = {number for number in OWN if not self._is_worker and signal.getsignal(number) == signal.SIG_IGN}
 
     def run(self, command: list[str]) -> None:
         for descriptor in (self._orders, self._report):
             os.set_inheritable(descriptor, False)
         if self._is_worker:
-            os.setsid()  # a SIGKILL of the guard's whole process group is not for us
+            os.setsid()  # so that a SIGKILL of the guard's process group does not reach the warden
         self._prctl(PR_SET_CHILD_SUBREAPER, 1)
         ends, wake = os.pipe()
         for end in (ends, wake):
@@ -220,7 +220,11 @@ class _Warden:
             os._exit(code)
 
     def _follow(self, ends: int) -> bool:
-        """Wait until the command, and its descendants where they count, have ended; False: kill everything instead."""
+        """Wait for the end of the command and, for a held command, of its descendants.
+
+        Return False if everything must be killed instead: by an order, at the end of the lease, or because the guard
+        or the master has died.
+        """
         while True:
             ready, _, _ = select.select([self._orders, ends, self._guard], [], [], self._watchdog.left())
             orders = os.read(self._orders, 64) if self._orders in ready else None

@@ -1,6 +1,6 @@
-"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, shows their output, stops them.
+"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, copies their output, stops them.
 
-Their output goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
+The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fscoord.launch import warden
 __all__ = ["Console", "Streams", "WorkerExit", "WorkerGroup", "parse_streams"]
 
 OUTPUT_END_S = 5.0
-"""How long the last output of ended workers may take to be shown."""
+"""How long to wait for the last output of a worker after its end, in seconds."""
 
 KILL_S = 30.0
-"""How long to wait for processes that were killed."""
+"""How long to wait for the end of processes that were killed, in seconds."""
 
 
 class WorkerExit(NamedTuple):
@@ -33,10 +33,10 @@ class WorkerExit(NamedTuple):
     Attributes:
         rank: its rank.
         local_rank: its rank on this node.
-        pid: its process, 0 if it could not be started.
-        status: its exit code, or a signal's number as a negative one.
+        pid: the number of its process, 0 if it could not be started.
+        status: its exit code; the negative number of the signal that killed it.
         message: the last lines of its standard error, or why it could not be started.
-        error_file: the file that it was told to leave its traceback in, if it has, or the empty text.
+        error_file: the path in ``TORCHELASTIC_ERROR_FILE``, if the worker has written a traceback there, else ``""``.
     """
 
     rank: int
@@ -48,12 +48,12 @@ class WorkerExit(NamedTuple):
 
 
 class WorkerGroup:
-    """The workers of one node. Leaving the ``with`` kills those that still run, with all their descendants.
+    """The workers of one node. The end of the ``with`` kills those that still run, with all their descendants.
 
     Args:
         command: the program and its arguments.
-        console: where their output is shown.
-        streams: what else becomes of it.
+        console: the console to which their output is copied.
+        streams: which streams go to files, and which to the console.
     """
 
     def __init__(self, command: Sequence[str], console: Console, streams: Streams) -> None:
@@ -75,7 +75,7 @@ class WorkerGroup:
 
     @property
     def running(self) -> int:
-        """How many have not told their end yet."""
+        """The number of workers whose end `next_end` has not returned yet."""
         return len(self._workers) - self._ended
 
     def start(self, rank: int, local_rank: int, environment: Mapping[str, str], directory: str) -> None:
@@ -84,8 +84,8 @@ class WorkerGroup:
         Args:
             rank: its rank.
             local_rank: its rank on this node.
-            environment: what is in its environment besides what is in this process's.
-            directory: where its files go; it exists.
+            environment: variables that are added to the environment of this process.
+            directory: an existing directory for its files.
         """
         error_file = system.os.path.join(directory, "error.json")
         values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}
@@ -98,7 +98,7 @@ class WorkerGroup:
             worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", path)
 
     def next_end(self, seconds: float) -> WorkerExit | None:
-        """Return how a worker ended, or None if none does within so many seconds."""
+        """Wait for the end of a worker, and return it; None if none ends within `seconds`."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
         except queue.Empty:
@@ -107,7 +107,7 @@ class WorkerGroup:
         return end
 
     def stop(self, grace: float) -> None:
-        """Send all of them SIGTERM, and after `grace` seconds SIGKILL; return when all have ended."""
+        """Send SIGTERM to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
         for worker in self._workers:
             worker.order(signal.SIGTERM)
         deadline = system.time.monotonic() + grace
@@ -122,7 +122,7 @@ class WorkerGroup:
 
 
 class _Worker:
-    """One worker: the process of its warden, and the threads that read what comes from both."""
+    """One worker: the process of its warden, and the threads that read the worker's output and the warden's report."""
 
     def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[WorkerExit], None]) -> None:
         self._rank = rank
@@ -146,13 +146,13 @@ class _Worker:
                 stderr=subprocess.PIPE,
                 env=dict(environment),
                 pass_fds=[writer],
-                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
+                start_new_session=True,  # so that the terminal sends Ctrl-C to the agent alone
             )
         finally:
             system.os.close(writer)
 
     def follow(self, console: Console, stream: int, prefix: bytes, path: str | None) -> None:
-        """Read the output `stream` in a thread; with the second of them, the report too."""
+        """Start a thread that copies the output `stream`; for the second stream, also one that reads the report."""
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
         self._spawn(console.follow, pipe, stream, prefix, path, self._tails[stream])
@@ -169,21 +169,21 @@ class _Worker:
                 pass
 
     def kill(self) -> None:
-        """Have the warden kill all that there is."""
+        """Make the warden kill the worker and all its descendants."""
         if self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.close()
-            except OSError:  # an order was still on its way to a warden that has ended
+            except OSError:  # an order was still in the pipe of a warden that has ended
                 pass
 
     def close(self) -> None:
-        """Wait for the end of the warden, and of the threads; not for ever: the kernel may keep what was killed."""
+        """Wait for the end of the warden and the threads, with a limit: the kernel may block a killed process."""
         if self._process is not None:
             try:
                 self._process.wait(KILL_S)
             except subprocess.TimeoutExpired:
                 logger(__name__).warning(
-                    "rank %d was killed %g s ago and hangs in the kernel: look at what runs below process %d",
+                    "rank %d was killed %g s ago and is blocked in the kernel: inspect the children of process %d",
                     self._rank,
                     KILL_S,
                     self._process.pid,
@@ -199,7 +199,7 @@ class _Worker:
         thread.start()
 
     def _listen(self, outputs: list[system.threading.Thread]) -> None:
-        """Read the warden's report, wait for the last output, and tell the end."""
+        """Read the warden's report, wait for the last output, and pass the worker's end to `on_end`."""
         assert self._report is not None
         facts: dict[str, object] = {}
         with self._report as report:
@@ -223,13 +223,13 @@ LINE_MAX = 65536
 
 
 def parse_streams(text: str) -> Mapping[int | None, int]:
-    """Return which streams of which local ranks are meant, in the words of torchrun.
+    """Return the streams that `text` names for each local rank, in the syntax of torchrun.
 
-    ``0`` is none, ``1`` standard output, ``2`` standard error, ``3`` both, for all; ``0:3,1:1`` says it for each
-    local rank, and means none for others. The key None stands for all others.
+    ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both, for all local ranks. ``0:3,1:1``
+    names the streams for single local ranks, and no stream for the others. The key None stands for all others.
 
     Raises:
-        ValueError: `text` is something else.
+        ValueError: `text` has another form.
     """
     streams: dict[int | None, int] = {None: 0}
     for item in text.split(","):
@@ -245,11 +245,11 @@ def parse_streams(text: str) -> Mapping[int | None, int]:
 
 @dataclass(frozen=True)
 class Streams:
-    """What becomes of the workers' streams.
+    """Where the workers' streams go. A stream that neither attribute names goes to the console only.
 
     Attributes:
-        redirects: which go to files only.
-        tee: which go to files as well as to the console.
+        redirects: the streams that go to files only, as `parse_streams` returns them.
+        tee: the streams that go to files as well as to the console.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class Streams:
         return bool((_mode(self.redirects, local_rank) | _mode(self.tee, local_rank)) & stream)
 
     def is_shown(self, local_rank: int, stream: int) -> bool:
-        """Return whether it goes to the console."""
+        """Return whether the stream, 1 or 2, of that worker goes to the console."""
         return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
 
 
@@ -269,14 +269,14 @@ def _mode(streams: Mapping[int | None, int], local_rank: int) -> int:
 
 
 class Console:
-    """This process's own output, which the lines of many workers share without breaking each other."""
+    """The output of this process, to which many threads write whole lines. A mutex keeps the lines apart."""
 
     def __init__(self, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
         self._sinks = {STDOUT: out or _binary(sys.stdout), STDERR: err or _binary(sys.stderr)}
         self._mutex = system.threading.Lock()
 
     def write(self, stream: int, line: bytes) -> None:
-        """Write one whole line; an output that nobody reads any more is given up."""
+        """Write one whole line. After an error, such as that of a closed pipe, drop all further lines of the stream."""
         with self._mutex:
             sink = self._sinks[stream]
             if sink is None:
@@ -288,7 +288,11 @@ class Console:
                 self._sinks[stream] = None
 
     def follow(self, pipe: IO[bytes], stream: int, prefix: bytes, path: str | None, tail: list[bytes]) -> None:
-        """Copy `pipe` to its end, line by line, and to the file `path`; leave the last lines in `tail`."""
+        """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
+
+        The console gets each line with `prefix` before it, or no line if `prefix` is empty. The file `path` gets the
+        lines as they are, unless it is None.
+        """
         file = None if path is None else _create(path)
         try:
             for line in iter(lambda: pipe.readline(LINE_MAX), b""):

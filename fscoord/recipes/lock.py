@@ -19,23 +19,23 @@ _POP: Final = list[str].pop
 
 
 class Lock(Exclusive):
-    """A lock that at most one process, or thread, holds, in the order of the store.
+    """A lock that at most one process or thread holds at a time.
 
-    Its methods are those of `threading.Lock`, so that it takes its place; as a context manager it waits no longer than
-    `timeout`. It is fair: whoever comes first is served first. Who waits is woken alone.
+    Its methods are those of `threading.Lock`, so it can replace one. As a context manager it waits no longer than
+    `timeout`. It is fair: contenders get it in the order of their requests, and a release wakes only the next of them.
 
-    On a `~fscoord.FileStore` the lock of a process that died, in whatever way, or closed its store instead of releasing
-    is free within 100 ms on one machine. A process that is stopped keeps it, and so do the dead on stores that can't
-    tell them (`~fscoord.Store.has_liveness`), unless there is a `ttl`. From one who was taken for dead and lives, what
-    the lock protects is protected by the fencing `token` alone: see `Fenced`.
+    On a `~fscoord.FileStore` the lock is free within 100 ms, on one machine, after its holder has died in any way or
+    has closed its store without releasing. A stopped process keeps the lock, unless there is a `ttl`. So does a dead
+    process on a store that can't detect deaths (`~fscoord.Store.has_liveness`). A holder that was taken for dead by
+    mistake may still write. Only the fencing `token` protects the data from such writes: see `Fenced`.
 
     Args:
-        store: where all who share the lock meet.
+        store: the store that all contenders share.
         name: the lock's name there; keys that begin with it and a slash belong to the lock.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
-        ttl: after how many seconds without a sign of life, by the clock of whoever waits, somebody else may have it;
-            for a holder that is stopped, or on a store that can't tell the dead. A thread gives those signs as long as
-            it is held. None: never.
+        ttl: another contender may get the lock this many seconds after the holder's last sign of life, by the
+            contender's clock. That covers a holder that is stopped, and stores that can't detect deaths. A thread gives
+            the signs of life as long as the lock is held. None: never.
     """
 
     _what = "the lock"
@@ -44,21 +44,22 @@ class Lock(Exclusive):
         super().__init__(store, name, _one, timeout, ttl)
 
     def locked(self) -> bool:
-        """Return whether anybody holds it."""
+        """Return whether any process or thread holds the lock."""
         return bool(self.holders())
 
 
 class RLock(Lock):
-    """A `Lock` that the thread which holds it may acquire again, and then releases as often, as `threading.RLock`.
+    """A `Lock` that its holding thread may acquire again, and must then release as often, like `threading.RLock`.
 
-    Others still count as others, also in the same thread, if they are other objects.
+    Only acquisitions through the same object count as those of the holder. Another object, even in the same thread,
+    waits.
     """
 
     _whose = "thread"
 
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         super().__init__(store, name, timeout, ttl)
-        self._levels: list[str] = []  # the hold, and each time that it was acquired again
+        self._levels: list[str] = []  # the entry that holds the lock, and one id for each further acquisition
         self._owner: tuple[int, object] | None = None
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
@@ -104,20 +105,20 @@ def _one(entries: list[Entry]) -> int:
 
 
 class Semaphore(Exclusive):
-    """What at most `value` hold at a time: processes, threads, or one of them several times over.
+    """A semaphore that is held at most `value` times at once, by processes or threads; one may hold it several times.
 
-    It is bounded: nobody releases what it did not acquire, and `release` gives back what this object acquired last. It
-    is fair, it is freed by death, and it has tokens, as `fscoord.recipes.Lock` has.
+    It is bounded: an object can release only what it has acquired, and `release` releases its latest acquisition. Like
+    `fscoord.recipes.Lock`, it is fair, is freed when a holder dies, and has tokens.
 
     Args:
-        store: where all who share the semaphore meet.
-        name: its name there; keys that begin with it and a slash belong to it.
-        value: how many may hold it; the same for all.
+        store: the store that all contenders share.
+        name: the semaphore's name there; keys that begin with it and a slash belong to it.
+        value: how often it can be held at once. All contenders must pass the same value.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
         ttl: as for `fscoord.recipes.Lock`.
 
     Raises:
-        ValueError: `value` is below 1; or, from `acquire`, those who have it or wait for it give another value.
+        ValueError: `value` is below 1; or, from `acquire`, another contender has passed another value.
     """
 
     _what = "the semaphore"
@@ -150,15 +151,15 @@ class Side(Exclusive):
 
 
 class ReadWriteLock:
-    """A lock that many hold for reading or one for writing.
+    """A lock that any number of readers or one writer can hold at a time.
 
-    Nobody starves: a reader that comes behind a waiting writer waits, too, until that one has had its turn. Readers
-    that wait behind one another get it together. A reader does not become a writer; it releases first. It is freed by
-    death, and both sides have tokens, as `fscoord.recipes.Lock` has.
+    No contender starves: a reader that comes after a waiting writer waits until the writer has had its turn. Readers
+    that wait next to each other get the lock together. A reader can't become a writer: it must release the lock first.
+    Like `fscoord.recipes.Lock`, the lock is freed when a holder dies, and both sides have tokens.
 
     Args:
-        store: where all who share the lock meet.
-        name: its name there; keys that begin with it and a slash belong to it.
+        store: the store that all contenders share.
+        name: the lock's name there; keys that begin with it and a slash belong to it.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
         ttl: as for `fscoord.recipes.Lock`.
 
@@ -172,11 +173,11 @@ class ReadWriteLock:
         self.writer = Side(store, name, timeout, ttl, "w", "the lock for writing")
 
     def holders(self) -> list[Contender]:
-        """Return who holds it, the readers or the writer, in the order of their tokens."""
+        """Return the holders, which are readers or one writer, in the order of their tokens."""
         return self.reader.holders()
 
     def waiters(self) -> list[Contender]:
-        """Return who waits for it, first come first."""
+        """Return the contenders that wait for either side, in the order of their requests."""
         return self.reader.waiters()
 
 

@@ -24,8 +24,8 @@ Work = Callable[[], Value]
 class OnceLock(Lock):
     """The lock under which the work is done.
 
-    A process that was taken for dead meanwhile raises no error when it releases the lock. Another process may have done
-    the work, too, and the value that was written first counts.
+    A process that was taken for dead meanwhile raises no error when it releases the lock. Another process may then have
+    done the work a second time. The value that was written first counts.
     """
 
     _what = "the result of"
@@ -59,7 +59,7 @@ def once(
     Args:
         store: the store that the processes share.
         name: names the work; keys that begin with it and a slash belong to it. The value stays under ``{name}/result``.
-        work: is called without arguments and returns a value for the store.
+        work: called without arguments; returns a value for the store.
         timeout: how long to wait for another process's value, in seconds or as a `timedelta`; None means the store's.
 
     Raises:
@@ -87,7 +87,7 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
 
 
 def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:
-    """Do the work under `lock`, unless it is done by then. No other code knows `lock`, so this must release it."""
+    """Do the work under `lock`, unless it is done by then. No other code has `lock`, so this must release it."""
     got: list[str] = []
     over: list[object] = []
     try:

@@ -121,7 +121,7 @@ class PrefixStore(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether the underlying store can tell which sessions are dead."""
+        """Whether the underlying store can detect which sessions are dead."""
         return self._inner.has_liveness
 
     def register(self) -> int:

@@ -1,4 +1,4 @@
-"""For tests: the contract as a suite for any store, and stores and files that fail as they are told."""
+"""For tests: the contract as a suite for any store, and stores and files that fail on demand."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def __getattr__(name: str) -> Any:
 
 
 def not_faked() -> list[str]:
-    """Return what pyfakefs must leave alone, as its ``additional_skip_names``, for stores to lie on the real disk.
+    """Return the ``additional_skip_names`` with which pyfakefs leaves stores on the real disk.
 
-    What a store imports only when it needs it is imported here: inside the patcher it would get the fakes. A store with
-    ``lock="soft"`` is not for this: its marker file would be a fake.
+    The modules that a store imports late are imported here, because inside the patcher they would get the fakes. It
+    does not work for a store with ``lock="soft"``, whose marker file would be a fake.
     """
     import sys
     from importlib import import_module

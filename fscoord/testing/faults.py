@@ -32,8 +32,8 @@ class Fault(NamedTuple):
     """One fault.
 
     Attributes:
-        kind: what it is, in a word.
-        detail: whatever belongs to it.
+        kind: its kind, one word.
+        detail: the argument of the kind, such as an error number or a number of seconds.
     """
 
     kind: str
@@ -45,7 +45,9 @@ Rule = Callable[[str], "Fault | None"]
 
 
 def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return the rule that lets `after` of the calls `names` pass, and makes the next `times` (None: all) fail.
+    """Return the rule that lets the first `after` of the calls `names` pass, and makes the next `times` fail.
+
+    `times` is None for all further calls.
 
     Raises:
         ValueError: a number is negative.
@@ -91,7 +93,7 @@ class Plan:
         _all.add(self)
 
     def renew(self) -> None:
-        """Replace the mutex by one that nobody holds; a forked child does so, too."""
+        """Replace the mutex by a free one. A forked child does so as well, since another thread may have held it."""
         self._mutex = system.threading.Lock()
 
     @contextmanager
@@ -140,19 +142,19 @@ LOCK: Final = "lock"
 
 
 class FaultyFiles:
-    """A context manager in which the files of stores fail as they are told; your own files do not.
+    """A context manager in which the files of stores fail on demand. Files that the program opens itself do not.
 
-    Each of `fails`, `delays` and `tears_writes` is one, too, and gives the list of the calls that it has hit so far.
-    They take the names of system calls (``"write"``, ``"read"``, ``"fstat"``, ``"fdatasync"``... and ``"lock"``, which
-    is any attempt at a lock), ``after``, how many of them pass before, and ``times``, how many are hit then (None:
-    all)::
+    Each of `fails`, `delays` and `tears_writes` returns a context manager, which gives the list of the calls that it
+    has hit so far. The arguments are names of system calls (``"write"``, ``"read"``, ``"fstat"``, ``"fdatasync"``...,
+    and ``"lock"`` for every attempt to lock); ``after``, the number of calls that pass first; and ``times``, the number
+    of calls that are hit after that (None: all)::
 
         with FaultyFiles() as files, FileStore(path) as store:
             with files.fails("write", error=errno.ENOSPC, times=1):
                 work(store)
 
-    Open the store inside: it keeps the lock calls that it was opened with. Locks fail with the kind ``"ofd"``, which is
-    the default. It is for the whole process, threads included, and not for pyfakefs.
+    Open the store inside, because a store keeps the lock calls with which it was opened. ``"lock"`` hits locks of the
+    default kind only, ``"ofd"``. The faults affect all threads of the process. It can't be combined with pyfakefs.
     """
 
     def __init__(self) -> None:
@@ -177,19 +179,19 @@ class FaultyFiles:
     def fails(
         self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have calls fail with the error number `error`, such as ``errno.ESTALE``; nothing has been done then."""
+        """Make calls fail with the error number `error`, such as ``errno.ESTALE``, and without any effect."""
         return self._activate(calls, Fault("failure", error), after, times)
 
     def delays(
         self, *calls: str, seconds: float, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have calls sleep so many seconds before they begin."""
+        """Make calls sleep for `seconds` before they begin."""
         return self._activate(calls, Fault("delay", seconds), after, times)
 
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have a write bring its first `keep` bytes into the file, but not its last one, and then fail with `error`."""
+        """Make a write fail with `error` after its first `keep` bytes, and in any case before its last byte."""
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
     def _activate(
@@ -229,7 +231,7 @@ class FaultyFiles:
 
 
 class _FaultyModule(ModuleType):
-    """A module with some of its functions replaced."""
+    """A module of which some functions are replaced."""
 
     def __init__(self, real: Any, instead: dict[str, Callable[..., Any]]) -> None:
         super().__init__(real.__name__)
@@ -258,21 +260,22 @@ WRITES: Final = ("set", "add", "compare_set", "delete_key", "append", "multi_set
 
 
 class FaultyStore(Store):
-    """A view of `store` whose operations fail as they are told, to test how your code takes it.
+    """A view of `store` whose operations fail on demand, to test how a program handles the errors.
 
-    Each of `delays`, `times_out`, `fails`, `loses_answers` and `bad_day` is a context manager: it holds in its block,
-    and gives the list of the operations that it has hit so far. They take names of operations (none: every one that it
-    fits), ``after``, how many of them pass before, and ``times``, how many are hit then (None: all)::
+    Each of `delays`, `times_out`, `fails`, `loses_answers` and `bad_day` returns a context manager: the fault is active
+    in its block, and it gives the list of the operations that it has hit so far. The arguments are names of operations
+    (none: every operation that can have the fault); ``after``, the number of operations that pass first; and ``times``,
+    the number of operations that are hit after that (None: all)::
 
         with store.fails("set", after=2, times=1) as hit:
             work(store)
         assert hit == ["set"]
 
-    `barrier` is made of `add`, `set` and `wait`, and fails as they do. Clones share what goes wrong. Without a fault
-    this is the store behind it; closing this handle closes that one.
+    `barrier` consists of `add`, `set` and `wait`, and fails as they do. Clones share the faults. Without a fault every
+    operation is that of the underlying store. `close` closes the underlying handle.
 
     Args:
-        store: the store that does the work.
+        store: the underlying store, which performs the operations.
     """
 
     def __init__(self, store: Store) -> None:
@@ -283,41 +286,41 @@ class FaultyStore(Store):
     def delays(
         self, *operations: str, seconds: float, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have operations sleep so many seconds before they begin."""
+        """Make operations sleep for `seconds` before they begin."""
         return self._activate(operations, Fault("delay", seconds), after, times)
 
     def times_out(
         self, *operations: str, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have operations raise `~fscoord.StoreTimeoutError`, at once; nothing has been done then."""
+        """Make operations raise `~fscoord.StoreTimeoutError` at once, without any effect."""
         return self._activate(operations, Fault("time-out"), after, times)
 
     def fails(
         self, *operations: str, error: BaseException | None = None, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have operations raise `error`, or else `~fscoord.StoreUnavailableError`; nothing has been done then."""
+        """Make operations raise `error`, by default a `~fscoord.StoreUnavailableError`, without any effect."""
         return self._activate(operations, Fault("failure", error), after, times)
 
     def loses_answers(
         self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None
     ) -> AbstractContextManager[list[str]]:
-        """Have writes raise `~fscoord.StoreUnavailableError` with ``maybe_applied``.
+        """Make writes raise `~fscoord.StoreUnavailableError` with ``maybe_applied``.
 
         Args:
-            operations: which; only those that write.
-            applied: whether what is not known has in truth been done.
-            after: how many of them pass before.
-            times: how many are hit then; None: all.
+            operations: names of operations that write; none: all of them.
+            applied: whether the write takes effect before the error is raised.
+            after: the number of operations that pass first.
+            times: the number of operations that are hit after that; None: all.
         """
         return self._activate(operations, Fault("lost", applied), after, times, WRITES)
 
     def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> AbstractContextManager[list[str]]:
-        """Have each operation go wrong with probability `rate`, in one of all these ways; ``seed`` repeats the day.
+        """Give each operation a fault with probability `rate`, drawn from all the kinds above.
 
         Args:
-            seed: the seed of the draws; which operation is hit depends on its number alone.
-            rate: a probability, 0 to 1.
-            delay: how long delays are, in seconds.
+            seed: the seed of the draws. With the same seed, the operation of the same number gets the same fault.
+            rate: a probability, from 0 to 1.
+            delay: the length of a delay, in seconds.
         """
         any_of = [Fault("delay", delay), Fault("time-out"), Fault("failure")]
         writes = [*any_of, Fault("lost", True), Fault("lost", False)]
@@ -342,13 +345,13 @@ class FaultyStore(Store):
             if fault.kind == "delay":
                 system.time.sleep(fault.detail)
             elif fault.kind == "time-out":
-                raise StoreTimeoutError(f"{where} timed out, as it was told", keys=[key_text(key) for key in keys])
+                raise StoreTimeoutError(f"{where} timed out: injected fault", keys=[key_text(key) for key in keys])
             elif fault.kind == "failure":
-                raise fault.detail or StoreUnavailableError(f"{where} failed, as it was told; nothing was done")
+                raise fault.detail or StoreUnavailableError(f"{where} failed: injected fault; nothing was done")
             else:
                 if fault.detail:
                     call()
-                raise StoreUnavailableError(f"{where} has no answer, as it was told", maybe_applied=True)
+                raise StoreUnavailableError(f"{where} has no answer: injected fault", maybe_applied=True)
         return call()
 
     def _on(self, name: str, key: Key, call: Callable[[], T]) -> T:
@@ -453,7 +456,7 @@ class FaultyStore(Store):
         return self._do("wait", names, lambda: self._inner.wait_sessions(names, numbers, timeout))
 
     def clone(self) -> FaultyStore:
-        """Return a handle of its own on the same store, with the same faults."""
+        """Return another handle on the same store, with the same faults."""
         other = FaultyStore(self._inner.clone())
         other._plan = self._plan
         return other

@@ -167,7 +167,7 @@ def test_partner_that_goes_away_leaves_the_remaining_checks_unknown(directory, p
     one = Instance(directory, "a", lambda words: reached.set() if words.startswith("1 here") else None)
     assert reached.wait(PATIENCE_S)
     partner = process("b")
-    until(partner, "lending")
+    until(partner, "working for")
     partner.send_signal(number)
     report = one.end()
     assert HOSTS in scopes(report, UNKNOWN)

@@ -204,5 +204,5 @@ def test_lock_that_stays_taken_ends_an_act_that_waits_for_it(pair, monkeypatch, 
     monkeypatch.setattr(probe_file, "TAKE_S", 0.05)
     one, other = pair()
     assert one.ask("lock", 1, name="f", kind=kind)
-    with pytest.raises(FailedError, match=r"another had its lock for 0\.05 s"):
+    with pytest.raises(FailedError, match=r"another process held its lock for 0\.05 s"):
         other.ask(act, 60, name="f", kind=kind, **arguments)

@@ -470,7 +470,9 @@ def test_store_works_without_its_liveness_file(
         assert lives(store) == {1: "unknown", 2: "unknown"}
         assert store.dead_ranks([1]) == []
     assert len(caplog.records) == 2, "each handle says so once"
-    assert all("other processes can't tell whether this one lives" in record.getMessage() for record in caplog.records)
+    assert all(
+        "other processes can't find out whether this one is alive" in record.getMessage() for record in caplog.records
+    )
 
 
 def test_sessions_are_all_unknown_where_the_kernel_has_no_locks(path: str) -> None:

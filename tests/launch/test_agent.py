@@ -52,6 +52,6 @@ def test_worker_that_the_kernel_keeps_is_left_to_it_with_a_warning(monkeypatch, 
     process.kill()
     process.wait()
     assert (
-        f"rank 3 was killed 0.01 s ago and hangs in the kernel: look at what runs below process {process.pid}"
+        f"rank 3 was killed 0.01 s ago and is blocked in the kernel: inspect the children of process {process.pid}"
         in caplog.text
     )

@@ -29,13 +29,11 @@ MUTANTS = (
         "a torn tail is not voided",
         "Log._update_locked",
         """\
-        handle.recovery = POSITION
         if handle.pending or handle.is_torn:
             self.writer.void_tail()
         session = handle.lock.session
 """,
         """\
-        handle.recovery = POSITION
         session = handle.lock.session
 """,
         (SCHEDULES,),
@@ -307,12 +305,13 @@ MUTANTS = (
         "Compactor._commit",
         """\
             place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
-            # File and directory are synced before the seal, so that a seal never names less than a whole file.
+            # File and directory are synced before the seal, also in a log that is not durable: after a power failure a
+            # seal that survived must not name a file that is incomplete or missing.
             system.os.fsync(fd)
             safe_files.sync_directory(handle.path, handle.owned_fds)
             successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
-            is_sealing = True
-            # The commit. A crash after this record leaves a log that is whole: all the rest can be made up for.
+            is_sealing = True  # before the append: from here on, an exception does not prove that the seal is absent
+            # The commit: before this record the old generation is in use, and after it the new one.
             self._writer.append(record.SEAL, b"", successor.seal(), session)
 """,
         """\
@@ -401,7 +400,7 @@ MUTANTS = (
         "Log._update_locked",
         """\
             self.follower.follow()
-            return MOVED  # the lock was that of the generation that has ended
+            return MOVED  # the lock that is held is that of the sealed generation: nothing may be appended under it
 """,
         """\
             self.follower.follow()

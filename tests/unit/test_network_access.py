@@ -949,7 +949,7 @@ def test_flock_holder_blocks_locked_reads_and_a_soft_lock_holder_does_not(path: 
             log_of(holder).handle.lock.try_lock()
             try:
                 if lock == "flock":
-                    with pytest.raises(StoreTimeoutError, match="the log's lock did not come"):
+                    with pytest.raises(StoreTimeoutError, match="the log's lock was not released"):
                         log_of(store).refresh(0)
                 else:
                     assert store.get("k") == b"1"

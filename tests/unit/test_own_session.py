@@ -126,7 +126,7 @@ def test_session_declared_dead_and_forgotten_is_an_error_for_its_handle(path: st
         del log.sessions[log.session]
         log.handle.path_checked_at = 0.0
         for _ in range(2):
-            with pytest.raises(SessionDeadError, match="is dead, so others go on without it"):
+            with pytest.raises(SessionDeadError, match="has a death record: this handle's session"):
                 store.set("k", "2")
 
 

@@ -1,8 +1,9 @@
 """How bytes are read and written on each kind of mount.
 
 `mount` finds out what kind of file system a path is on. `local` reads through the page cache; `network` reads and
-writes as it is coherent where several hosts share a log. `hang_watchdog` reports calls that hang in the kernel.
+writes coherently where several hosts share a log. `hang_watchdog` reports calls that hang in the kernel.
 
-An access moves bytes and checks that the path still leads to the log. It does not decode records (the cursor does), and
-takes no log lock. Callers hold the process mutex, and the log lock as well for `catch_up` and `write`.
+An access reads and writes bytes, and checks that the path still leads to the log. It does not decode records (the
+cursor does), and does not take the log lock. Callers hold the process mutex, and for `catch_up` and `write` also the
+log lock.
 """

@@ -1,7 +1,8 @@
 """Report calls that hang in the kernel, such as on a hard NFS mount whose server does not answer.
 
-Such a call can't be interrupted, and meets no deadline. So while a log on a shared mount is open, a thread looks at the
-calls of its handles, and logs a warning with the path and the duration: after some seconds, and then ever more rarely.
+Such a call can't be interrupted, and keeps no deadline. So while a log on a shared mount is open, a thread checks the
+calls of its handles, and logs a warning with the path and the duration: after `FIRST_S` seconds, and then each time
+after twice as long.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class KernelCall:
         _open.add(self)
 
     def begin(self) -> None:
-        """Record that a call begins which may hang."""
+        """Record that a call begins, which may hang."""
         self._warn_after = FIRST_S
         self._since = system.time.monotonic()
         _watchdog[0].ensure_running()
@@ -52,8 +53,8 @@ class KernelCall:
     def warn_if_stuck(self, now: float) -> None:
         """Log a warning if the call takes too long. Called by the watchdog's thread, without a lock.
 
-        The handle's thread may end the call, or begin another, between any two lines. The warning is then one too many
-        or one too few, and nothing else depends on these two numbers.
+        The handle's thread may end the call, or begin another, between any two lines. The only effect is one warning
+        too many or too few.
         """
         since = self._since
         if since and now - since >= self._warn_after:
@@ -67,7 +68,7 @@ class KernelCall:
 
 
 class HangWatchdog:
-    """Owns the thread that looks at the calls of all handles."""
+    """Owns the thread that checks the calls of all handles."""
 
     def __init__(self) -> None:
         self.wake = system.AutoResetEvent()

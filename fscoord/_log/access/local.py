@@ -1,4 +1,4 @@
-"""`LocalAccess`: how a log is read and written on a file system of this host, whose page cache all processes share."""
+"""`LocalAccess`: read and write a log on a file system that only this host mounts, through the shared page cache."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = ["Access", "FileAppender", "LocalAccess"]
 _NOT_APPLIED: Final = frozenset(
     getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
 )
+"""Errors of write(2) after which the last byte of the record was not written, so that the record does not count."""
 
 
 class FileAppender:
@@ -33,7 +34,7 @@ class FileAppender:
         """Write `data` at the end of the log, and sync it if the log is durable.
 
         Raises:
-            StoreUnavailableError: ``maybe_applied`` says whether all of it may be there.
+            StoreUnavailableError: ``maybe_applied`` is true if all of `data` may have been written.
         """
         handle = self._handle
         fd = handle.lock.fd
@@ -49,7 +50,11 @@ class FileAppender:
             self._sync(fd)
 
     def _sync(self, fd: int) -> None:
-        """Make what was written survive a power loss. The kernel may drop pages that it failed to write: no retry."""
+        """Sync the file, and once also its directory, so that the record survives a power failure.
+
+        A failed sync is not retried, because the kernel may have dropped the pages that it could not write, and a
+        second call would report success. The handle is over instead.
+        """
         handle = self._handle
         try:
             system.os.fdatasync(fd)
@@ -70,45 +75,45 @@ class Access(Protocol):
     """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex."""
 
     def open(self, call: Callable[[], None]) -> None:
-        """Make the `call` that opens the log, as often as it takes here."""
+        """Open the log by `call`, which is repeated after errors that pass on this kind of mount."""
 
     def reopened(self) -> None:
-        """Take note that the handle has new descriptors of the same generation."""
+        """Called when the handle has opened new descriptors of the same generation."""
 
     def read(self) -> bool:
         """Without the log's lock: apply each record that is complete by now; return whether a seal was read.
 
         Raises:
-            NeedsLock: only a reader with the lock can tell what the next bytes are.
-            OSError: the file system refused.
+            NeedsLock: the next bytes can be judged only under the lock.
+            OSError: a system call failed.
         """
 
     def catch_up(self) -> bool:
-        """With the log's lock: apply every record to the end of the file; return whether a seal was read."""
+        """Under the log's lock: apply every record to the end of the file; return whether a seal was read."""
 
     def write(self, data: bytes) -> None:
-        """With the log's lock, and caught up: write `data` at the end of the file."""
+        """Under the log's lock, and caught up: write `data` at the end of the file."""
 
     def retries_read(self, error: OSError) -> bool:
-        """Return whether to read again, with the lock, after `error` of `read`."""
+        """Return whether to read again, under the lock, after `read` raised `error`."""
 
     def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
         """Return whether to begin the transaction again after `error`, which ended it.
 
-        If it is `maybe_applied`, the transaction's record is there, or may be.
+        `maybe_applied`: the transaction's record may have been written.
 
         Raises:
             StoreUnavailableError: it was tried too often, or must not be tried again.
         """
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
-        """Return whether to begin the transaction again after `error`, which ended the recovery before it."""
+        """Return whether to begin the transaction again after `error`, which ended the recovery at its beginning."""
 
 
 class LocalAccess:
     """Reads and writes through the page cache, without a lock for reads.
 
-    The inode tells whether the path still leads to the file, and the size whether what was read is still there.
+    The inode number shows whether the path still leads to the file, and the size whether the file was truncated.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness) -> None:
@@ -148,7 +153,7 @@ class LocalAccess:
         return False
 
     def _check_path(self, now: float) -> None:
-        """Make sure that the log's path still leads to its file, and that what was read has not shrunk or gone."""
+        """Check that the log's path still leads to its file, and that the file was neither truncated nor unlinked."""
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
         if found.st_size < handle.offset:
@@ -161,15 +166,15 @@ class LocalAccess:
         is_root = handle.root_fd < 0
         if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):
             raise handle.gone("was replaced by another file")
-        if found.st_nlink == 0:  # a seal follows what was read, or somebody has deleted the file
+        if found.st_nlink == 0:  # superseded, so that a seal comes next in this file, or deleted by a user
             raise GenerationUnlinked
         handle.path_checked_at = now
         session = handle.lock.session
-        if session and session not in self._table.sessions:  # its death was recorded, and then forgotten
+        if session and session not in self._table.sessions:  # recorded as dead, and left out of a later snapshot
             raise handle.session_is_dead(session)
         self._liveness.check_byte(now)
 
-    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error passes by itself here
+    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error of a local file system is temporary
         """See `Access.retries_read`."""
         return False
 

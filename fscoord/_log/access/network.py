@@ -1,19 +1,19 @@
-"""How a log that several hosts share is followed and written: each mount in the way in which it is coherent.
+"""Read and write a log that several hosts share, on each mount in a way that is coherent there.
 
 Measured on a kernel NFS server with two clients: while a process of a host has the log open for writing, a read through
-that host's cache may give the right length and zeros for data, for ever; open(2), fstat(2) and the mount options
-``noac`` and ``actimeo=0`` don't help. A direct read (O_DIRECT) is one request to the server, and brings what is new; so
-does a read under a lock, which empties the cache, in four requests.
+that host's cache may return the right length with zeros for data, for ever. Neither open(2) nor fstat(2) nor the mount
+options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns new data. A
+read under a lock does so too, because taking the lock empties the cache; it costs four requests.
 
-Every append goes to the server before the lock does, for only fsync(2) tells that it did not arrive: "ENOSPC and EDQUOT
-come late" (write(2)), and EIO is what a lock that was lost leaves behind (fcntl(2), "Lost locks").
+Every append is sent to the server before the lock is released. Only fsync(2) reports that it did not arrive: ENOSPC and
+EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
 
-Under a marker file, which no kernel knows to be a lock, nothing makes the NFS client's caches valid: an append through
-the cache may begin in a page that the host has read long ago, and be sent with all of it. So the client of one host
-wrote zeros over acknowledged records of the other, in 4 of 4 runs on Linux 6.1. Hence nothing of such a log goes
+A marker file is not a lock for the kernel, so holding one does not make the NFS client's caches valid. An append
+through the cache may begin in a page that the host has read long ago, and the client sends that whole page. In this way
+one host wrote zeros over acknowledged records of another, in 4 of 4 runs on Linux 6.1. So no byte of such a log goes
 through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
-``nfs_check_flags``), so the writer asks the server for the end of the file, which no other process moves while the
-marker is there, and writes at it.
+``nfs_check_flags``). The writer therefore requests the end of the file from the server, and writes there. No other
+process moves the end while the marker exists.
 """
 
 from __future__ import annotations
@@ -45,25 +45,28 @@ PATH_CHECK_S: Final = 1.0
 """How old the last comparison of the path with the file may be: it is a request to the server."""
 
 SETTLE_S: Final = 1.2
-"""How long caches that nothing empties may lie: FUSE's time-outs, and GlusterFS's, are one second by default."""
+"""How long caches may be out of date that no lock empties, in seconds: the time-outs of FUSE and GlusterFS are one
+second by default."""
 
 TRIES: Final = 4
+"""How many errors of a forgotten file in a row are retried; the last is raised."""
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
-"""How often to open a log anew that is said to be gone, and the longest pause between: five seconds in all."""
+"""How often to try to open a log that the server reports as stale, and the longest pause in between: five seconds in
+all."""
 PIECE: Final = 1 << 18
-"""How much one WRITE carries when the mount does not say."""
+"""The size of one WRITE request in bytes if the mount options don't state it."""
 
 REVALIDATE_BYTE: Final = BASE - 1
-"""The byte that no process locks exclusively: a shared lock on it empties the cache and waits for nobody."""
+"""The byte that no process locks exclusively. A shared lock on it never waits, and empties the cache."""
 
 
 class NetworkAccess:
-    """Reads and writes of a log that other hosts write to.
+    """Reads and writes of a log to which other hosts write as well.
 
     Attributes:
-        coherence: ``"direct"`` or ``"locked"``; the former becomes the latter where direct reads are refused.
+        coherence: ``"direct"`` or ``"locked"``. The former becomes the latter if the mount refuses direct reads.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount, coherence: str) -> None:
@@ -75,7 +78,7 @@ class NetworkAccess:
         self._mount = mount
         self._append = FileAppender(handle).write
         self._stale_in_a_row = self._stale_generation = 0
-        self._has_written = False  # with the lock that is held, or was held last
+        self._has_written = False  # under the lock that is held, or was held last
         handle.is_shared = handle.may_lie = True
         self._set_mode(coherence)
 
@@ -85,13 +88,14 @@ class NetworkAccess:
         handle = self._handle
         handle.short_read_is_end = is_direct
         handle.read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
-        # Open for reading, too, the kernel fetches the page that an append begins in: one request more.
+        # With O_RDWR the kernel fetches the page in which an append begins, which is one more request. A reader under a
+        # lock needs O_RDWR all the same, because a shared lock needs a descriptor that is open for reading.
         handle.write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`. NFS may remember under a name a log that is gone, which shows when the file is used."""
+        """See `Access.open`. The NFS client may cache the name of a log that is gone; then its first use fails."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -106,11 +110,11 @@ class NetworkAccess:
             system.time.sleep(min(PAUSE_S * (attempt - 1), OPEN_PAUSE_S))
 
     def reopened(self) -> None:
-        """See `Access.reopened`. The server may have another file under the name by now."""
+        """See `Access.reopened`. The name may belong to another file of the server by now."""
         self._handle.path_checked_at = 0.0
 
     def _refuses_direct(self, error: OSError) -> bool:
-        """Return whether `error` says that there are no direct reads here; from then on reads take a lock."""
+        """Return whether `error` means that the mount has no direct reads, and if so, read under a lock from now on."""
         if self.coherence != DIRECT or error.errno != system.errno.EINVAL:
             return False
         self._set_mode(LOCKED)
@@ -138,7 +142,12 @@ class NetworkAccess:
         return bool(data) and self._cursor.advance(data, locked=locked)
 
     def _read_under_revalidation(self) -> bool:
-        """Read under a shared lock on `REVALIDATE_BYTE`, which has the NFS client ask the server for what is new."""
+        """Read under a shared lock on `REVALIDATE_BYTE`.
+
+        When the NFS client acquires a lock, it drops the cached pages of the file, so the server answers the read that
+        follows. The lock excludes no writer, because writers lock other bytes. It is released after the read, so that
+        the next read acquires it again.
+        """
         fcntl, fd = system.fcntl, self._handle.lock.fd
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_RDLCK, 0, REVALIDATE_BYTE, 1, 0))
@@ -146,18 +155,18 @@ class NetworkAccess:
         finally:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, REVALIDATE_BYTE, 1, 0))
-            except OSError as error:  # no process waits for this byte; the next call meets the same error
+            except OSError as error:  # no process waits for this byte, and the next call raises the same error
                 raise_if_foreign(error)
 
     def _bypass_cache(self) -> None:
-        """Read on from a new descriptor, and not from this host's cache."""
+        """Continue on a new descriptor, and drop the pages that this host has cached, unless reads are direct."""
         handle = self._handle
         self._cursor.move(handle.offset, handle.chain)
         if self.coherence != DIRECT:
             system.os.posix_fadvise(handle.reader_fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
 
     def _check_path(self, now: float) -> None:
-        """Make sure that the path still leads to the file. open(2) asks the server; fstat(2) and stat(2) may not."""
+        """Check that the path still leads to the file. open(2) asks the server; fstat(2) and stat(2) may not do so."""
         self._bypass_cache()
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
@@ -173,11 +182,11 @@ class NetworkAccess:
     # -- with the lock ---------------------------------------------------------------------------------------------
 
     def catch_up(self) -> bool:
-        """See `Access.catch_up`: the end of the file must be sure, because the next record goes there.
+        """See `Access.catch_up`. The end of the file must be certain, because the next record is written there.
 
-        A record that was still on its way during an unlocked read may have had holes, so it is read again. Bytes that
-        look damaged, torn or cut short through a cache are read again, past the cache, until the cache can't be the
-        reason any more.
+        An unlocked read may have seen a record of which only some pages had arrived at the server. So ``pending`` bytes
+        are read again. Bytes that look damaged, torn or truncated may be those of a cache. They are read again, past
+        the cache, until the cache can't be the reason any more: for `SETTLE_S`, or `PAUSE_S` if reads are direct.
         """
         handle = self._handle
         self._has_written = False
@@ -199,7 +208,10 @@ class NetworkAccess:
         return handle.seal is not None
 
     def _is_caught_up(self, *, final: bool) -> bool:
-        """Read on; return whether a seal, or all that the file has, was read. If it is `final`, raise what is wrong."""
+        """Read on; return whether a seal, or everything to the end of the file, was read.
+
+        If this is the `final` attempt, raise an error instead of returning False.
+        """
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
         if found.st_nlink == 0:
@@ -224,14 +236,14 @@ class NetworkAccess:
             return True
         if final:
             raise StoreUnavailableError(
-                f"{handle.path}: the file system says that there are {found.st_size} bytes, and gives {handle.offset};"
+                f"{handle.path}: the file system reports {found.st_size} bytes, and returns {handle.offset};"
                 " its caches are not valid even with the lock, so this directory can't be used",
                 path=handle.path,
             )
         return False
 
     def _check_identity(self) -> None:
-        """Raise `StoreGoneError` if there is another log by now, whose inode has the old number."""
+        """Raise `StoreGoneError` if the path leads to another log, whose file has the same inode number."""
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         try:
@@ -244,7 +256,10 @@ class NetworkAccess:
             raise handle.gone("was replaced by another log")
 
     def _reopen_writer(self) -> None:
-        """Without a lock that does it, open(2) has the kernel ask for the size, at which it is about to append."""
+        """Open the descriptor for writing again, under a soft lock.
+
+        The kernel appends at the size that it has cached. Only a lock of the kernel or open(2) updates that size.
+        """
         handle = self._handle
         if handle.read_only:
             return
@@ -253,9 +268,10 @@ class NetworkAccess:
         handle.close_fd(old)
 
     def write(self, data: bytes) -> None:
-        """See `Access.write`. Each piece is at the server before the next.
+        """See `Access.write`. Each piece has arrived at the server before the next is sent.
 
-        Of several requests under way a later one might arrive and an earlier one not, and leave a hole in the record.
+        If several requests were sent at once, a later one could arrive and an earlier one fail, which would leave a
+        hole in the record.
         """
         handle = self._handle
         try:
@@ -286,7 +302,7 @@ class NetworkAccess:
         return True
 
     def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
-        """See `Access.retries_transaction`: a file that the server has forgotten is opened again, a few times."""
+        """See `Access.retries_transaction`. A file that the server has forgotten is reopened up to `TRIES` times."""
         handle = self._handle
         if handle.recovery and self._refuses_direct(error):
             handle.recovery |= SERVER_STATE
@@ -297,7 +313,7 @@ class NetworkAccess:
         if self._stale_generation != handle.header.generation:  # others compact faster than this handle follows
             self._stale_generation, self._stale_in_a_row = handle.header.generation, 0
         self._stale_in_a_row += 1
-        # Without a flag set before, the lock was refused, and a record that was written belongs to the lock before.
+        # If no flag was set before, the error is that of the lock call, and `_has_written` is about the lock before.
         has_written = self._has_written and bool(handle.recovery & ~SERVER_STATE or maybe_applied)
         if has_written or self._stale_in_a_row >= TRIES:
             doing = "using the log, or its lock,"
@@ -305,16 +321,16 @@ class NetworkAccess:
         return True
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
-        """See `Access.retries_recovery`: a file that goes meanwhile, on another host, is one the server forgot."""
+        """See `Access.retries_recovery`. A file that another host removes meanwhile counts as forgotten."""
         if error.errno != system.errno.ESTALE or not isinstance(error.__cause__, OSError):
             return False
         self._handle.recovery |= SERVER_STATE
-        self._has_written = False  # that was with a lock that was given back
+        self._has_written = False  # that write was under a lock that has been released
         return True
 
 
 class SymlinkLockAccess(NetworkAccess):
-    """A `NetworkAccess` that reads and writes past the cache, as long as its ``coherence`` is ``"direct"``."""
+    """A `NetworkAccess` for logs with a soft lock: reads and writes past the cache while ``coherence`` is "direct"."""
 
     def _set_mode(self, coherence: str) -> None:
         super()._set_mode(coherence)
@@ -329,7 +345,10 @@ class SymlinkLockAccess(NetworkAccess):
             super()._reopen_writer()
 
     def _is_caught_up(self, *, final: bool) -> bool:
-        """As for any shared log; the writer is then at the end of the file, which is where the records end."""
+        """Like the base method, but also move the writing descriptor to the end of the file.
+
+        It has no O_APPEND, so its position decides where the next record goes. The end must be ``offset``.
+        """
         handle = self._handle
         if self.coherence != DIRECT or handle.read_only:
             return super()._is_caught_up(final=final)
@@ -341,7 +360,7 @@ class SymlinkLockAccess(NetworkAccess):
                 self._check_identity()
                 raise
             return False
-        end = system.os.lseek(handle.lock.fd, 0, system.os.SEEK_END)  # with O_DIRECT that asks the server
+        end = system.os.lseek(handle.lock.fd, 0, system.os.SEEK_END)  # with O_DIRECT the kernel asks the server
         if system.os.fstat(handle.lock.fd).st_nlink == 0:
             raise handle.unlinked()
         if handle.is_torn or handle.pending or end == handle.offset:
@@ -352,14 +371,14 @@ class SymlinkLockAccess(NetworkAccess):
         if end < handle.offset:
             raise handle.gone(f"was truncated to {end} bytes, and {handle.offset} were read")
         raise StoreUnavailableError(
-            f"{handle.path}: it grew to {end} bytes under the lock, whose marker this process has made; somebody writes"
-            f" whose marker was removed: end all processes that use the log, then remove {handle.path}.lock",
+            f"{handle.path}: it grew to {end} bytes while this process held the lock: another process writes although"
+            f" its marker was removed; end all processes that use the log, then remove {handle.path}.lock",
             path=handle.path,
         )
 
     def write(self, data: bytes) -> None:
         """See `Access.write`."""
         handle = self._handle
-        if self.coherence == DIRECT and (handle.is_torn or handle.pending):  # the file was made longer, for a void
+        if self.coherence == DIRECT and (handle.is_torn or handle.pending):  # `void_tail` has extended the file
             system.os.lseek(handle.lock.fd, 0, system.os.SEEK_END)
         super().write(data)

@@ -1,4 +1,4 @@
-"""`Header`: the first bytes of every file of a log, and what they say about the log to which the file belongs. Pure.
+"""`Header`: the first bytes of every file of a log, which identify the log to which the file belongs. Pure.
 
 Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. Neither does
 an inode number alone, because a file system reuses it. The header therefore holds the lineage of the log, and the inode

@@ -8,8 +8,8 @@ A checksum directly after the bytes that it covers would reset the CRC, since th
 constant. So one byte lies between the two, and the chain still depends on everything before it. (LevelDB masks its
 checksums for the same reason, see its doc/log_format.md.)
 
-A torn record can be told from a damaged one only if its length is known before its checksum is verified. The length
-therefore has a check of its own, which depends on the chain. The last byte of a record is never zero, nor one bit away
+A torn record can be distinguished from a damaged one only if its length is known before its checksum is verified. So
+the length has a check of its own, which depends on the chain. The last byte of a record is never zero, nor one bit away
 from zero, so zeros that are appended to a torn record can't complete it.
 """
 

@@ -1,8 +1,8 @@
-"""`Compactor`: let a log go on in a new generation that holds only what the log amounts to.
+"""`Compactor`: continue a log in a new generation, which holds the state and not the history.
 
-The new generation is a file of its own, written, synced and locked before any other process can know of it. Then one
-record, the seal, ends the old generation and names the new one; only that commits. Nothing is renamed, and after a
-crash nothing has to be repaired: `docs/architecture.md` says what a crash leaves at each step.
+The new generation is a file of its own. It is written, synced and locked before any record names it. Then one record,
+the seal, ends the old generation and names the new one. Only the seal commits. Nothing is renamed, and after a crash
+nothing has to be repaired: see `Compactor._commit`, and `docs/architecture.md` for the whole table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fscoord.errors import FscoordError, StoreUnavailableError
 __all__ = ["MOVED", "Compactor"]
 
 MOVED: Final[Any] = object()
-"""The result of an attempt that had to stop because the log goes on in another file."""
+"""The result of an attempt that ended because the log continues in another file."""
 
 _BUFFER: Final = 1 << 20
 _RECORD_SIZE: Final = record.RECORD_MIN
@@ -46,7 +46,7 @@ Entry = tuple[int, bytes, bytes, int, int]
 
 
 class Compactor:
-    """The compactions of one handle. Every method is called with the log's lock held, and caught up."""
+    """The compactions of one handle. The caller of every method holds the log's lock and has read to the end."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class Compactor:
         self._registration = registration
         self._large_values = large_values
         self._follower = follower
-        self._refused_by: int | None = None  # the error number because of which the last try failed, once logged
+        self._refused_by: int | None = None  # the error number of the last failure, which was logged
 
     def compact_if_due(self, more: int) -> bool:
-        """Before `more` bytes are written: compact if that is worth it; return whether it was tried.
+        """Before `more` bytes are written: compact if that is worth its cost; return whether it was tried.
 
-        A full disk, or any other failure, keeps no process from writing. Only a copy of a log must go on in a file of
-        its own before anything is written to it.
+        A compaction that fails, for example on a full disk, is logged and does not fail the write. The exception is a
+        copy of a log: it must continue in a file of its own before anything is written to it.
         """
         handle = self._handle
         if handle.is_copy:
@@ -83,17 +83,19 @@ class Compactor:
         live = self._live_size()
         grown = handle.offset + more
         garbage = handle.offset - live
+        # The next check is due after further growth, whether or not this one compacts. It is set before the attempt: a
+        # compaction that fails must not be tried again with every write.
         handle.compact_at = max(grown + least // 4, min(grown + max(least, grown // 4), 2 * live)) + 1
         if handle.header.generation and garbage <= max(live, least // 2):
-            return False  # generation 0 stays for good, so it is ended while it is small
+            return False  # generation 0 is never removed, so it is sealed while small, however little garbage it holds
         try:
             self.compact()
             self._refused_by = None
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             reason = getattr(error, "errno", None)
-            if self._refused_by != reason or reason is None:  # once, for it is tried again and again
-                logger(__name__).warning("%s could not be compacted, and goes on growing: %s", handle.path, str(error))
+            if self._refused_by != reason or reason is None:  # once for each reason, because every retry may fail alike
+                logger(__name__).warning("%s could not be compacted, and keeps growing: %s", handle.path, str(error))
             self._refused_by = reason
         return True
 
@@ -102,7 +104,7 @@ class Compactor:
         return self._handle.start.offset + sessions + self._machine.live_size()
 
     def compact(self) -> None:
-        """Go on in a new generation, which the next operation follows into.
+        """Seal the generation in use and create the next, which the next operation of this handle enters.
 
         Raises:
             OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
@@ -115,7 +117,7 @@ class Compactor:
         self._commit(self._next_header(), self._snapshot(session), session)
 
     def begin_empty(self, run: Run | None) -> None:
-        """Go on in a new generation that holds nothing, for `run` if it is given.
+        """Seal the generation in use and create an empty one, in which a new life begins, or `run` if it is given.
 
         Raises:
             StoreGoneError: the log was removed.
@@ -123,7 +125,8 @@ class Compactor:
         """
         handle = self._handle
         handle.recovery = POSITION
-        # The process that ended the log may have removed it while this handle waited for the lock.
+        # The process that ended the log may have removed it while this handle waited for the lock. A generation that
+        # is added to a removed log could never be found, so this raises if the log has lost its name.
         handle.close_fd(open_root(handle))
         self._writer.void_tail()
         header = self._next_header()._replace(
@@ -145,6 +148,10 @@ class Compactor:
         )
 
     def _snapshot(self, session: int) -> Iterator[Entry]:
+        """Yield the records that lead to the present state; `session` is the writer of all but session records.
+
+        The sessions and deaths that the table keeps come first, then the bells and leaves, then the data.
+        """
         now = system.time.time_ns()
         table = self._table
         for number, known in table.remembered():
@@ -160,9 +167,11 @@ class Compactor:
             yield kind, key, value, session, now
 
     def _record_deaths(self, session: int) -> None:
-        """Record the deaths that show: a session that the snapshot leaves out must be able to read of its end.
+        """Probe the sessions, and record the deaths that are found, so that the snapshot can leave those sessions out.
 
-        Only bytes are probed: to probe processes opens descriptors, which an interruption would lose.
+        The death records are written to the generation that is sealed. A handle whose session the snapshot leaves out
+        reads them there. Only liveness bytes are probed. To probe processes opens descriptors, which an interruption
+        would leak.
         """
         alive, table = self._liveness.file, self._table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)
@@ -175,7 +184,16 @@ class Compactor:
                 self._writer.append(record.DEATH, b"", encode_death(number, known.alive_id), session)
 
     def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
-        """Write a generation with this header and these records, and seal the one in use."""
+        """Write a generation with this header and these records, and seal the one in use.
+
+        A crash, at any line, leaves a log that needs no repair:
+
+        - Before the seal: the old generation is in use. The new file is an orphan, which no record names. A later
+          compaction removes it once its lock is free.
+        - After the seal, before the forward record: every opener comes to the new generation by following the seals. A
+          later compaction appends a forward record past it.
+        - After the forward record, before the removal: the superseded file stays. A later compaction removes it.
+        """
         handle = self._handle
         epoch = (
             system.process_epoch()
@@ -186,26 +204,27 @@ class Compactor:
         flags = system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT | system.os.O_EXCL
         is_sealing, fd, lock = False, -1, None
         try:
-            # A crash before the seal leaves a file that no record names: an orphan, which a later compaction removes
-            # once its lock is free.
+            # O_EXCL and a random name: no file of another process is ever opened here, so none is overwritten.
             fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
             self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
-                # Held until the forward record is there: no other process seals the new generation before.
+                # Held until the forward record is written: no other process can seal the new generation before, and
+                # `forwarding.remove_superseded` does not remove a file that is locked.
                 lock.bind(fd, session)
                 lock.try_lock()
             place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
-            # File and directory are synced before the seal, so that a seal never names less than a whole file.
+            # File and directory are synced before the seal, also in a log that is not durable: after a power failure a
+            # seal that survived must not name a file that is incomplete or missing.
             system.os.fsync(fd)
             safe_files.sync_directory(handle.path, handle.owned_fds)
             successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
-            is_sealing = True
-            # The commit. A crash after this record leaves a log that is whole: all the rest can be made up for.
+            is_sealing = True  # before the append: from here on, an exception does not prove that the seal is absent
+            # The commit: before this record the old generation is in use, and after it the new one.
             self._writer.append(record.SEAL, b"", successor.seal(), session)
             self._forward(successor, session, LogIdentity(header.lineage, header.root_inode))
         except BaseException as error:
-            # As long as the seal may be there, the file that it names must stay.
+            # If the seal may have been written, the file that it names must stay: without it the log would be lost.
             if not is_sealing or (isinstance(error, StoreUnavailableError) and not error.maybe_applied):
                 safe_files.unlink_quietly(file, epoch)
             raise
@@ -213,7 +232,7 @@ class Compactor:
             try:
                 if lock is not None and header.lock_kind != SOFT:
                     lock.unlock()
-            except OSError as error:  # closing the descriptor unlocks, too
+            except OSError as error:  # closing the descriptor unlocks it as well
                 raise_if_foreign(error)
             handle.close_fd(fd)
 
@@ -223,11 +242,14 @@ class Compactor:
             copy_permissions(handle.file, file)
         except OSError as error:
             raise_if_foreign(error)
-            doing = "giving the next file of the log the group and access control list of this one"
+            doing = "copying the group and access control list to the next file of the log"
             raise safe_files.unavailable(error, handle.path, doing) from error
 
     def _forward(self, successor: GenerationRef, session: int, owner: LogIdentity) -> None:
-        """After the seal: append a forward record, and remove what is superseded. A later process may do it as well."""
+        """After the seal: append a forward record to generation 0, and remove superseded files.
+
+        Nothing depends on either, so an error is only logged: the next compaction of any process does both again.
+        """
         handle, follower = self._handle, self._follower
         before = system.os.fsencode(system.os.path.basename(handle.file)) if handle.header.generation else None
         flags = forwarding.Flags(handle.read_flags, handle.write_flags)
@@ -240,7 +262,8 @@ class Compactor:
                 if posted is None:
                     return
                 follower.forwarded = posted
-            # Generation n is removed only after the forward record past it was synced: an opener finds a file.
+            # After `post`, which syncs the forward record: otherwise generation 0 could still name the file that is
+            # removed here, and an opener that starts there would find none.
             kind = handle.root.header.lock_kind
             forwarding.remove_superseded(handle.path, owner, successor, before, kind, flags, handle.owned_fds)
         except (OSError, MalformedRecord, FscoordError) as error:

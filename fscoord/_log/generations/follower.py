@@ -1,8 +1,8 @@
-"""`GenerationFollower`: open a log wherever it has got to, and follow its seals from generation to generation.
+"""`GenerationFollower`: open a log in its newest generation, and follow its seals from one generation to the next.
 
-A handle that has read all of a sealed generation goes on after the snapshot of the next, and reads nothing twice. A
-handle that finds the next generation gone has been left behind by more than one: it asks generation 0 for the newest,
-and reads that from its first record.
+A handle that has read all of a sealed generation continues after the snapshot of the next, and reads nothing twice. If
+the next generation was removed, the log has been compacted more than once since. The handle then looks up the newest
+generation in generation 0, and reads it from its first record.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NEVER: Final = float("inf")
 
 
 class GenerationFollower:
-    """The way of one handle from one generation to the next.
+    """Moves one handle from one generation to the next. The caller of each method holds the process mutex.
 
     Attributes:
-        run: the run that the handle belongs to, as the first of a header's runs, once it is settled.
-        life: likewise the life of the log.
-        forwarded: how far this handle has read generation 0, its seal included, or has appended there; None if it
-            has not.
+        run: the run that the handle has joined: empty, or one run. Set by `settle`.
+        life: the life of the log that the handle has joined. Set by `settle`.
+        forwarded: the position in generation 0 up to which this handle has read or appended, past the seal; None if it
+            has done neither.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, large_values: LargeValues) -> None:
@@ -48,7 +48,7 @@ class GenerationFollower:
         self._cursor = cursor
         self._table = table
         self._large_values = large_values
-        self._missing: GenerationRef | None = None  # the last generation that a seal has named and that was not there
+        self._missing: GenerationRef | None = None  # the last generation that a seal named and whose file was missing
         self.forwarded: LogPosition | None = None
         self.run: tuple[Run, ...] = ()
         self.life = 0
@@ -56,10 +56,10 @@ class GenerationFollower:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, opened_lock: Callable[[], object]) -> None:
-        """Open the log, which appears with its header if it is not there, in its newest generation.
+        """Open the log in its newest generation. A missing log is created with its header.
 
         Args:
-            opened_lock: is called when the handle has a lock, and a forked child has something to renew.
+            opened_lock: called as soon as the handle has a lock, which a forked child must then renew.
         """
         handle, options = self._handle, self._handle.options
         opened = open_log(handle.path, options, handle.read_flags, handle.write_flags, handle.owned_fds)
@@ -82,15 +82,16 @@ class GenerationFollower:
             handle.compact_at = self._first_compaction()
 
     def open_again(self) -> None:
-        """In a forked child, or when the server has forgotten ours: open new descriptors of the same generation.
+        """Open new descriptors of the same generation, in a forked child or after the server has forgotten the old.
 
-        The log must still be there: a log that is gone must not be created again.
+        A log that is gone is not created again: that is an error.
         """
         handle = self._handle
         handle.lock.close()
-        handle.reader_fd = handle.root_fd = handle.lock.fd = -1  # these numbers are not ours any more, or of no use
-        was_on_the_way = handle.recovery & GENERATION  # into this generation, and did not arrive
-        handle.recovery |= GENERATION  # should this be interrupted, or fail half-way
+        # Closed by the fork, or stale: the numbers may belong to other files by now.
+        handle.reader_fd = handle.root_fd = handle.lock.fd = -1
+        was_on_the_way = handle.recovery & GENERATION  # an interrupted `_enter` set it: it must stay set
+        handle.recovery |= GENERATION  # until all descriptors are of one generation again
         root_fd = open_root(handle)
         try:
             reader = reopen(handle, handle.read_flags)
@@ -107,23 +108,23 @@ class GenerationFollower:
     # -- from one generation to the next ---------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """After a seal that was read: go on after the snapshot of the generation that it names."""
+        """After a seal was read: continue after the snapshot of the generation that it names."""
         handle, seal = self._handle, self._handle.seal
         assert seal is not None, "the caller has read a seal"
         if handle.header.generation == 0:
             self.forwarded = way = LogPosition(handle.offset, handle.chain)
             if forwarding.newest(handle.reader_fd, way)[0] is not None:
-                self.restart()  # the generation that the seal names is gone, or should be, and may be damaged by now
+                self.restart()  # the seal's generation is superseded: its file may be removed at any moment
                 return
         if self._enter(seal, LogPosition(seal.size, seal.chain)):
             return
-        if seal == self._missing:  # from the newest that generation 0 knows of, the seals have led here again
+        if seal == self._missing:  # the seals lead to the same missing file again, from the newest generation on
             raise self._lost(seal)
         self._missing = seal
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything, and begin at the newest generation that generation 0 knows of."""
+        """Drop all state, and read the newest generation that generation 0 names, from its first record."""
         handle = self._handle
         handle.recovery |= GENERATION
         last: GenerationRef | None = None
@@ -150,7 +151,10 @@ class GenerationFollower:
         handle.recovery = POSITION
 
     def _newest(self, fd: int) -> GenerationRef | None:
-        """Return the generation that `fd`, generation 0, names last; the part read before is read again if need be."""
+        """Return the generation that `fd`, generation 0, names last, or None.
+
+        Reads from the position `forwarded`, and from the beginning only if nothing is named after it.
+        """
         for start in (self.forwarded, self._handle.root.start):
             if start is not None:
                 successor, place, _ = forwarding.newest(fd, start)
@@ -163,12 +167,15 @@ class GenerationFollower:
         path = self._handle.path
         return self._handle.gone(
             f"has lost generation {successor.generation}: there is no {system.os.fsdecode(successor.name)} in"
-            f" {system.os.path.dirname(path)}. If the log was moved, move that file there, too; if it is lost, `fscoord"
+            f" {system.os.path.dirname(path)}. If the log was moved, move that file there too; if it is lost, `fscoord"
             f" repair --salvage {path} --output NEW` copies what was written before it"
         )
 
     def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
-        """Go on in the file of `successor`, at `place` or after its header; False if it is not there any more."""
+        """Continue in the file of `successor`, at `place` or after its header; return False if the file is missing.
+
+        The file is opened and checked first, and nothing of the handle changes until that has succeeded.
+        """
         handle = self._handle
         file = system.os.path.join(system.os.path.dirname(handle.path), system.os.fsdecode(successor.name))
         reader = writer = -1
@@ -190,11 +197,13 @@ class GenerationFollower:
             raise self.superseded(header.runs[0] if header.runs else None)
         if handle.is_settled and header.life != self.life:
             raise self._cursor.finished()
+        # From here until the flag is restored, the attributes are partly of the old generation and partly of the new.
+        # An exception leaves the flag set, and recovery starts from generation 0.
         recovery, handle.recovery = handle.recovery, handle.recovery | GENERATION
         handle.root_fd = root_fd
         self._switch(file, reader, writer, header, start)
         handle.is_copy = is_copy
-        if is_new:  # nothing that was known counts, nor does this handle's session
+        if is_new:  # another run or life: the state begins empty, and this handle has no session in it
             handle.lock.bind(writer, 0)
             self._cursor.reset()
         else:
@@ -207,7 +216,7 @@ class GenerationFollower:
         return True
 
     def _first_compaction(self) -> float:
-        """Return the length from which the generation just entered is compacted; a copy is, before its first write."""
+        """Return the length from which the generation just entered is compacted: 0 for a copy of a log."""
         handle = self._handle
         least = handle.options.compact_bytes
         if handle.is_copy:
@@ -215,7 +224,11 @@ class GenerationFollower:
         return max(least, 2 * handle.offset) if least and handle.header.generation else least or NEVER
 
     def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
-        """Let these be the generation in use; until the caller seeks, the position in it is unknown."""
+        """Make this the generation in use. The position in it is unknown until the caller seeks.
+
+        The new descriptors replace the old before these are closed: an interruption must not leave the handle with the
+        number of a closed descriptor, which another file may get.
+        """
         handle = self._handle
         found = system.os.fstat(reader)
         lock = handle.lock.next_on(writer)
@@ -231,12 +244,12 @@ class GenerationFollower:
     # -- runs and lives --------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bind the handle to the present run and life of the log: when another begins, the handle is over."""
+        """Bind the handle to the present run and life of the log. When another one begins, the handle is over."""
         handle = self._handle
         self.run, self.life, handle.is_settled = handle.header.runs[:1], handle.header.life, True
 
     def superseded(self, by: Run | None) -> StaleRunError:
-        """End the handle: the log belongs to another run."""
+        """End the handle because the log belongs to the run `by`, and return the error."""
         handle = self._handle
         name = "another run" if by is None else f"run {by[0].decode('utf-8', 'replace')!r}"
         if by is not None and by[1] >= 0:
@@ -246,7 +259,10 @@ class GenerationFollower:
         return StaleRunError(f"{handle.path} {message}", path=handle.path)
 
     def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
-        """Return the header of the generation that `successor` names, where it ends, and whether it is a copy."""
+        """Return the header of the generation that `successor` names, its end, and whether the file is a copy.
+
+        A reference is a hint, so the id and number in the header must be those of `successor`.
+        """
         handle = self._handle
         try:
             header, size, chain = Header.decode(read_header(fd))
@@ -263,7 +279,7 @@ class GenerationFollower:
             original = forwarding.find_root(handle.path, header, ours.log_id)
         if original is not None:
             raise StoreError(
-                f"{handle.path} is a copy of {original}, and both go on in {file}: they would be one store."
+                f"{handle.path} is a copy of {original}, and both continue in {file}: they would be one store."
                 f" `fscoord cp {handle.path} NEW` makes a store of its own; then remove {handle.path}",
                 path=handle.path,
             )

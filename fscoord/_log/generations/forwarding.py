@@ -1,11 +1,12 @@
-"""The way from the log's own name to its newest generation: forward records behind the seal of generation 0.
+"""Forward records after the seal of generation 0, which name the newest generation of a log.
 
-Generation 0 keeps the name and stays; each later one is a file of its own, which its predecessor's seal names. So that
-nobody has to follow every seal, and old generations can go, a record is appended to generation 0 after each seal. It is
-a hint: whoever follows it checks the id of what it finds, and goes on along the seals.
+Generation 0 keeps the log's own name and is never removed. Each later generation is a file of its own, which the seal
+of its predecessor names. After the seal of a later generation, a forward record is appended to generation 0. So an
+opener need not follow every seal, and superseded generations can be removed. A forward record is a hint: a process that
+follows one checks the id of the file that it finds, and follows the seals from there.
 
-Whether the log is durable or not, what stands in generation 0 is synced before such a record is written, and behind it.
-So a power loss can harm the last one only, and what is lost of it is told from damage as in a durable log.
+Whether the log is durable or not, generation 0 is synced before a forward record is written, and again after it. So a
+power failure can tear only the last one, and its torn bytes can be distinguished from damage as in a durable log.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _HINT_BYTES = 512
 _TRIES = 200
 _PAUSE_S = 0.0005
 ORPHAN_MAX: Final = 1 << 20
-"""The longest file of zeros that is taken for one whose content was lost, in bytes."""
+"""The longest file of zeros that counts as one whose content a power failure has lost, in bytes."""
 
 
 def hint(fd: int) -> GenerationRef | None:
-    """Return what the forward record at the very end of the log `fd` names, or None if there is none to be seen.
+    """Return the generation that the forward record at the very end of the log `fd` names, or None if there is none.
 
-    What stands before it is not read. So the record is only known to be sound in itself, whatever it is chained over.
+    The bytes before it are not read. So only the record's own checksum is verified, and not its place in the chain.
     """
     size = system.os.fstat(fd).st_size
     system.os.lseek(fd, max(0, size - _HINT_BYTES), 0)
@@ -57,8 +58,12 @@ def hint(fd: int) -> GenerationRef | None:
 
 
 def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPosition, bool]:
-    """Read the log `fd` from `start` on; return the last successor named, where its last good record ends, and whether
-    something torn follows. Damage ends the reading, too: here it is not judged.
+    """Read the log `fd` from `start` on, to its end or to the first bytes that are not a good record.
+
+    Damage is not reported here: a handle that reads the log itself reports it.
+
+    Returns:
+        The generation that is named last, or None; the end of the last good record; whether other bytes follow it.
     """
     system.os.lseek(fd, start.offset, 0)
     found: GenerationRef | None = None
@@ -74,7 +79,7 @@ def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPositi
                     found = GenerationRef.from_seal(value)
                 elif kind == record.FORWARD:
                     found = GenerationRef.from_forward(value)
-            except MalformedRecord:  # a handle that reads the log itself reports it
+            except MalformedRecord:
                 continue
         offset, data = offset + used, data[used:]
         if missing < 0:
@@ -98,24 +103,27 @@ def post(
     owned_fds: set[int],
     known: LogPosition | None = None,
 ) -> LogPosition | None:
-    """Append to the log `path` itself that `successor` is the newest generation, and sync that.
+    """Append a forward record to generation 0 that names `successor`, and sync it.
+
+    Nothing is appended if a record for this or a later generation is there already.
 
     Args:
         path: the log's own name.
-        root: what its header must say, and where its first record begins.
+        root: generation 0 as the handle knows it.
         successor: the generation to name.
-        writer: the session that posts, and
+        writer: the session that writes the record.
         time_ns: the time of the record.
-        reading: the flags with which this mount's logs are opened to be read, and
-        writing: to be appended to.
-        owned_fds: is kept equal to the descriptors that are open, so that an interruption loses none.
-        known: what an earlier call returned: nothing before that place is read again, for it never changes.
+        reading: the flags of open(2) to read a file of this log.
+        writing: the flags of open(2) to append to a file of this log.
+        owned_fds: the open descriptors of the handle.
+        known: the result of an earlier call. Bytes before it never change, so they are not read again.
 
     Returns:
-        behind the last record; None if the lock did not come soon, so that the next one to post does it.
+        The position after the last record. None if the lock of generation 0 was not free soon; the next compaction
+        then appends a forward record.
 
     Raises:
-        OSError: the file system refused. What was posted may be torn; the next one steps over it.
+        OSError: a system call failed. The record may be torn; the next call appends a void after it.
         MalformedRecord: the file at `path` is not this log any more.
     """
     fd = safe_files.open_descriptor(path, writing, owned_fds=owned_fds)
@@ -126,15 +134,17 @@ def post(
         reader = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
         if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
             raise MalformedRecord(f"{path} is another log by now")
-        if kind != SOFT and not _take(lock):  # a soft lock is that of all generations, and held
+        if kind != SOFT and not _take(lock):  # all generations have one soft lock, which the caller holds
             return None
         is_cut = known is not None and system.os.fstat(reader).st_size < known.offset
         named, place, is_torn = newest(reader, root.start if known is None or is_cut else known)
         if named is None or named.generation < successor.generation:
+            # Sync what precedes the record first. Otherwise a power failure could lose an earlier record and keep this
+            # one, and the gap between them would look like damage.
             system.os.fdatasync(fd)
             if is_torn:
                 place = _void(fd, reader, place)
-            system.os.lseek(fd, place.offset, 0)  # for where there is no O_APPEND
+            system.os.lseek(fd, place.offset, 0)  # for mounts whose `writing` flags have no O_APPEND
             data, chain = record.encode(record.FORWARD, b"", successor.forward(), writer, time_ns, place.chain)
             safe_files.write_all(fd, data)
             place = LogPosition(place.offset + len(data), chain)
@@ -144,7 +154,7 @@ def post(
         try:
             if kind != SOFT:
                 lock.unlock()
-        except OSError as error:  # closing the descriptor will do
+        except OSError as error:  # closing the descriptor unlocks it as well
             raise_if_foreign(error)
         safe_files.close_owned(fd, owned_fds)
         if reader >= 0:
@@ -181,9 +191,10 @@ def _void(fd: int, reader: int, place: LogPosition) -> LogPosition:
 
 
 def find_root(path: str, header: Header, log_id: bytes) -> str | None:
-    """Return the path of the generation 0 that the file with `header` was made for, if it is beside the log `path`.
+    """Return the path of the generation 0 for which the file with `header` was made, or None.
 
-    Files lead to each other by names in one directory, so one that is elsewhere leads to other files.
+    Only the directory of `path` is searched. Records name files without a directory, so a generation 0 in another
+    directory names other files.
     """
     directory = system.os.path.dirname(path)
     with system.os.scandir(directory) as entries:
@@ -219,11 +230,13 @@ def remove_superseded(
     flags: Flags,
     owned_fds: set[int],
 ) -> None:
-    """Remove generation `before`, which a forward record has passed, and what makers left that died before their seal.
+    """Remove generation `before`, which a forward record has superseded, and the orphans of the log.
 
-    The caller holds the lock of the generation before `newest`, and that of `newest`. So no seal will ever name any
-    other file that nobody locks. But a name proves nothing: only files that belong to `owner` are removed, and none of
-    a higher generation, which only a log that was restored leaves behind; and files that hold nothing.
+    The caller holds the lock of the generation before `newest`, and that of `newest`. So no seal will ever name another
+    file that no process locks: an unlocked file is an orphan, whose maker died before its seal.
+
+    The name of a file proves nothing. So only files that belong to `owner`, and files without content, are removed. A
+    file of a higher generation stays: it can only come from a log that was restored from a backup.
     """
     epoch = system.process_epoch()
     directory = system.os.path.dirname(path)
@@ -248,7 +261,7 @@ def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned
         return False
     try:
         data = read_header(fd)
-        if not any(data) or Header.is_partial(data):  # its maker died, or the power failed, before it was synced
+        if not any(data) or Header.is_partial(data):  # its maker died or the power failed before the file was synced
             is_short = system.os.fstat(fd).st_size <= ORPHAN_MAX
             return Header.is_partial(data) or (is_short and not any(torn_tail.read_at(fd, 0, ORPHAN_MAX)))
         header = Header.decode(data)[0]
@@ -276,7 +289,7 @@ def _is_unlocked(file: str, kind: int, writing: int, owned_fds: set[int]) -> boo
     finally:
         try:
             lock.unlock()
-        except OSError as error:  # closing the descriptor will do
+        except OSError as error:  # closing the descriptor unlocks it as well
             raise_if_foreign(error)
         safe_files.close_owned(fd, owned_fds)
 
@@ -284,10 +297,11 @@ def _is_unlocked(file: str, kind: int, writing: int, owned_fds: set[int]) -> boo
 def remove_log(
     path: str, root: Root, owner: LogIdentity, clear: Callable[[str], object], flags: Flags, owned_fds: set[int]
 ) -> None:
-    """Remove the names of a finished log, as far as that can be done: its last record is what counts.
+    """Remove the files of a finished log, as far as possible. Its last record has ended it, whatever files remain.
 
-    The caller holds its lock. As soon as `path` is free another log may be born there, so what stands beside it goes
-    first, by ``clear(path)``. Of the later generations those go that were there before and belong to `owner`.
+    The caller holds the log lock. As soon as `path` is removed, another log may be created there. So ``clear(path)``
+    removes the files beside it first. Of the later generations, those are removed that existed before and that belong
+    to `owner`.
     """
     epoch = system.process_epoch()
     directory, base = system.os.path.split(path)
@@ -295,7 +309,7 @@ def remove_log(
         if not _has_one_name(path, root, owned_fds):
             return
         names = system.os.listdir(directory)
-        if system.process_epoch() == epoch:  # a child that a signal handler forks goes on here, without the lock
+        if system.process_epoch() == epoch:  # a child that a signal handler forks continues here, without the lock
             clear(path)
         if system.process_epoch() == epoch:
             system.os.unlink(path)

@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 def dump(path: Any) -> Iterator[Entry]:
     """Yield the records of the log at `path`, and those of its newest generation, without locking or writing.
 
-    Generations between the two do not exist any more. The newest begins with a snapshot of what they held.
+    Generations between the two do not exist any more. The newest begins with a snapshot of their state.
 
     Raises:
         StoreUnavailableError: a file can't be opened or read.

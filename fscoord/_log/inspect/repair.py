@@ -97,7 +97,7 @@ class LogCopy:
 
 
 _OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD))
-"""Kinds that describe the files of a log, and mean nothing in another log."""
+"""Kinds that describe the files of a log, and have no meaning in another log."""
 
 NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"
 
@@ -135,7 +135,7 @@ SkippedCallback = Callable[[Skipped], object]
 
 
 class Repair(NamedTuple):
-    """What `repair` or `copy` did, or what `repair` would do.
+    """The result of `repair` or `copy`, or a preview of the result if nothing was written.
 
     Attributes:
         path: the path of the log.
@@ -146,7 +146,7 @@ class Repair(NamedTuple):
         kept: how many records were copied.
         skipped: how many records, or unreadable parts, were left out.
         skipped_bytes: their length together.
-        notes: what else there is to know.
+        notes: further facts, one sentence each.
     """
 
     path: str
@@ -172,15 +172,15 @@ def repair(
 ) -> Repair:
     """Copy the sound records of the log at `path` to a new log at `output`. The log itself is only read.
 
-    The newest generation holds everything that counts, so that one is copied, record by record, with the writers and
-    times of the records. End all processes that use the store before: its writers wait until the copy is done. The
-    copy is opened like any log.
+    Only the newest generation is copied, because it holds everything that counts. Its records are copied one by one,
+    with their writers and times. Before that, end all processes that use the store: its writers wait until the copy is
+    done. The copy is opened like any log.
 
     Args:
         path: the path of a file store.
         output: the path at which the copy appears, complete. No file may be there.
-        salvage: copy the sound records after damage as well, and go on without a header, or without a generation that
-            is missing. The copy may then hold a state that the store never had.
+        salvage: copy the sound records after damage as well, and continue if a header is damaged or a generation is
+            missing. The copy may then hold a state that the store never had.
         write: write the copy. By default the records that would be left out are only reported.
         timeout: how long to wait for the log's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
         on_progress: called with the path of a file, the number of bytes read of it, and its size.
@@ -200,7 +200,7 @@ def repair(
 
 
 def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Repair:
-    """Make a new file store at `output` that holds what the one at `path` holds at this moment.
+    """Make a new file store at `output` with the present contents of the file store at `path`.
 
     The store at `path` is only read. It may be in use, but its writers wait until the copy is done. cp(1) copies one
     file, and a store may have several; this function copies all of the store, and the copy is a store of its own.
@@ -488,7 +488,7 @@ class _RecordCopier:
             self._registered.add(writer)
             self._notes.append(f"the description of session {writer} is lost")
             unknown = Session("unknown", 0).encode()
-            write((record.SESSION, b"", unknown, writer, time_ns))  # or a new session would be given its number
+            write((record.SESSION, b"", unknown, writer, time_ns))  # otherwise a new session would get its number
         write(found)
         self.kept += 1
 
@@ -500,7 +500,7 @@ class _RecordCopier:
             return str(error)
         self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, GenerationRef)
         if self._is_broken and not self._salvage:
-            return "it stands after the damage"
+            return "it comes after the damage"
         return None
 
     def _skip(self, skipped: Skipped) -> None:
@@ -509,7 +509,7 @@ class _RecordCopier:
         self._on_skipped(skipped)
 
     def _describe_damage(self, segment: Damaged, chain: int) -> Skipped:
-        """Describe unreadable bytes. If the length of the record is still known, say what the record claims to be."""
+        """Describe unreadable bytes. If the length of the record is still known, decode its fields unverified."""
         source, size = self._source, segment.end - segment.offset
         skipped = Skipped(source.file, segment.offset, size, segment.reason)
         if record.record_length(torn_tail.read_at(source.fd, segment.offset, record.PREFIX_SIZE), chain) != size:

@@ -1,7 +1,7 @@
-"""`Scan`: read one file of a log from end to end, whatever it holds: sound, voided, torn or damaged segments.
+"""`Scan`: read one file of a log from its first byte to its last, as sound, voided, torn and damaged segments.
 
-A scan takes no lock until something looks unfinished or damaged, because a writer may be appending at that moment. It
-then locks writers out and reads the same bytes again. What looks the same now is what it looks like.
+A scan takes no lock until it finds bytes that look unfinished or damaged. A writer may be appending at that moment. So
+the scan locks writers out and reads the same bytes again. Only this second verdict is reported.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
 """The search for one record may checksum ``_WORK_FACTOR`` bytes for each byte of the file, or ``_WORK_MIN`` if that is
-more. To verify a candidate takes as many bytes as it claims to be long, so without a bound a file made for that purpose
-could take days."""
+more. The cost of verifying a candidate is the length that it claims. Without a bound, the search of a file that was
+made for that purpose could take days."""
 
 _LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
     rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{7}[\0-\x7f].[\0-\x04][A-Za-z])", re.DOTALL
@@ -77,7 +77,7 @@ def _leads_to(fd: int, end: int, chain: int | None) -> bool:
 
 
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the offset of everything that looks like a record, and the length that it claims."""
+    """Yield each offset at which a record may begin, and the length that the bytes there claim."""
     while start <= size - record.RECORD_MIN:
         data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
         for match in _LIKELY.finditer(data):
@@ -169,7 +169,7 @@ class WriterLockout:
         self.is_held = False
 
     def acquire(self) -> None:
-        """Return when no writer can write any more; at once if the lock is held already.
+        """Wait until no writer can write any more. If the lock is held already, return at once.
 
         Raises:
             StoreTimeoutError: another process has kept the lock.
@@ -281,7 +281,7 @@ class Scan:
         return self.size() >= self.place.offset + size
 
     def _classify(self) -> Segment | None:
-        """Return what the unreadable bytes at the place are; None if that takes the lock, which is not held."""
+        """Return the segment that the unreadable bytes at the place are; None if the lock is needed and not held."""
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):

@@ -1,6 +1,6 @@
 """`verify`: report for every file of a log whether it is sound, what is wrong with it, and what is safe to do.
 
-Nothing is changed. The log may be in use: what may only be unfinished is read again while writers are locked out.
+Nothing is changed. The log may be in use: a record that looks unfinished is read again while writers are locked out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EMPTY: Final = "empty"
 DAMAGED: Final = "damaged"
 
 FINDINGS_MAX: Final = 1000
-"""How many findings are listed; of the others only the number is reported."""
+"""The most findings that are listed. Of further findings only the number is reported."""
 _GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 
 _TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
@@ -40,7 +40,7 @@ _DAMAGE_ADVICE = (
 
 
 class Finding(NamedTuple):
-    """Damage in a log, or something that a person may wonder about.
+    """Damage in a log, or another fact about its files.
 
     Attributes:
         file: the path of the file.
@@ -88,7 +88,7 @@ class Report(NamedTuple):
             opened it yet); or ``"damaged"``.
         generations: its files, in their order. Those between the first and the last that still exist are not part of
             the log any more.
-        findings: what was found, in the same order.
+        findings: the damage and other facts that were found, in the same order.
         more: the number of findings that are not listed because there are too many.
     """
 
@@ -106,8 +106,8 @@ def ignore_progress(*_: object) -> None:
 def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Report:
     """Read all files of the log at `path`, and report what is wrong with them. Nothing is changed.
 
-    The store may be in use. What looks unfinished is read again under a shared lock, which keeps writers out until the
-    end of that file is reached. As with ``fsck -n``, it is for people to act on the findings.
+    The store may be in use. A record that looks unfinished is read again under a shared lock, which keeps writers out
+    until the end of that file is reached. As with ``fsck -n``, the user decides what to do about the findings.
 
     Args:
         path: the path of a file store.
@@ -331,7 +331,7 @@ class _FileReader:
 
     def _take(self, segment: Sound) -> None:
         self._records += len(segment.records) + len(segment.others)
-        # Records are looked at one by one only if one of them can be malformed, or if the snapshot ends among them.
+        # Records are decoded one by one only if one of them can be malformed, or if the snapshot ends among them.
         is_special = any(found[0] != record.BELL for found in segment.others) or self._sealed_at
         is_special = is_special or any(found[0] == record.MULTI_SET for found in segment.records)
         if not is_special and (self._is_snapshot_seen or segment.end < self._snapshot_end.offset):

@@ -1,10 +1,10 @@
 """`Cursor`: read a log forward, record by record, and apply each to the state machine.
 
-On a local file system a reader takes no lock: the checksums say whether the last record is complete. Without the lock
-the next bytes are "valid" or "incomplete", never "damaged": that verdict is repeated with it.
+On a local file system a reader takes no lock: the checksums show whether the last record is complete. Without the lock,
+bytes that do not fit may be a record that is being written at this moment. So a verdict of damage counts only under the
+lock, and a reader without it raises `NeedsLock`.
 
-The cursor stops after a seal. To go on in the next generation is for its caller, which knows how generations follow
-one another.
+The cursor stops after a seal. Its caller enters the next generation (`generations.follower`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = ["CHUNK", "Cursor"]
 CHUNK: Final = 1 << 16
 
 SCAN_GRACE_S: Final = 0.03
-"""How long to read what follows a torn record, in seconds, even if the caller does not want to wait."""
+"""How long to examine the bytes after a torn record, in seconds, even with a timeout of 0."""
 
 
 class Cursor:
-    """The position of one handle in its log, and the way forward from there.
+    """The position of one handle in its log. The caller of each method holds the process mutex.
 
     Args:
         handle: the state of the handle.
-        machine: is given every data record once, in order.
-        table: likewise every record about sessions.
-        on_control: is called when records are read that are not data, which concern every waiter.
+        machine: applies every data record once, in order.
+        table: applies every record about sessions, in order.
+        on_control: called when control records are read, because these concern every waiter.
     """
 
     def __init__(
@@ -59,32 +59,39 @@ class Cursor:
         self._on_control = on_control
 
     def seek(self, place: LogPosition) -> None:
-        """Go to `place`, on a descriptor that nothing was read from yet, or whose position does not matter."""
+        """Set the position to `place`, and drop the bytes that were read and not applied."""
         handle = self._handle
         system.os.lseek(handle.reader_fd, place.offset, 0)
         handle.offset, handle.chain = place
         handle.pending, handle.is_torn, handle.seal = b"", False, None
 
     def reset(self) -> None:
-        """Forget all that was read, and begin again after the header of the generation in use."""
+        """Drop the state, and begin again after the header of the generation in use."""
         self._machine.reset()
         self._table.reset()
         self._handle.bell = 0
-        self._handle.path_checked_at = 0.0  # the next check must not be put off when all has been read again
+        self._handle.path_checked_at = 0.0  # a reader that has read all of it again must check the path at once
         self.seek(self._handle.start)
 
     def advance(self, data: bytes, *, locked: bool) -> bool:
-        """Apply `data`, just read, and what follows it in the file, until a read returns nothing.
+        """Apply the records in `data`, which was just read, and then those that follow in the file, to its end.
 
-        A short read is not the end of the file on every file system, and a writer must have read to the end. If the
-        handle has `locked` the log, a verdict of damage is final.
+        The end is reached when a read returns nothing, since on some file systems a short read ends earlier. A writer
+        must have read to the end: otherwise the chain of its record would be wrong.
+
+        ``pending`` holds the bytes between ``offset`` and the position of the descriptor, the beginning of a record
+        whose rest has not been read yet.
+
+        Args:
+            data: bytes that the caller has read from the descriptor, which follow ``pending``.
+            locked: whether the caller holds the log lock, so that a verdict of damage is final.
 
         Returns:
-            Whether a seal was read: then nothing after it was, and ``handle.seal`` names the next generation.
+            Whether a seal was read. Nothing after it is applied, and ``handle.seal`` names the next generation.
 
         Raises:
             NeedsLock: the bytes look damaged, and the lock is not held.
-            CorruptLogError: they are damaged.
+            CorruptLogError: the bytes are damaged.
         """
         handle = self._handle
         asked = CHUNK
@@ -94,11 +101,14 @@ class Cursor:
                 data = handle.pending + data
             records, others, used, chain, missing = record.decode(data, handle.chain)
             if others and record.SEAL in map(itemgetter(0), others):
-                # Nothing after a seal counts, for a handle that read the seal earlier does not see it.
+                # Records after a seal don't count: a handle that has already followed the seal will never read them,
+                # and all handles must have the same state.
                 data = data[: record.end_of_first(data, record.SEAL)]
                 records, others, used, chain, missing = record.decode(data, handle.chain)
             if used:
-                # From here until the offset has moved on, an interruption leaves it open which records were applied.
+                # Set before the first record is applied and replaced only after `offset` has moved past the last. If an
+                # exception comes in between, it is unknown which records were applied: to apply an `add` or a push a
+                # second time would be wrong, so recovery resets the state machine.
                 handle.recovery = APPLYING
                 try:
                     if records:
@@ -109,6 +119,8 @@ class Cursor:
                     raise handle.corrupt(torn_tail.Damage(handle.offset, f"from here on, {error}")) from error
                 handle.offset += used
                 handle.chain, handle.is_torn = chain, False
+                # In a durable log the flag stays until `_sync`. If an exception comes before, recovery reads the
+                # records again, and so syncs them. Otherwise a caller could act on a record that was never synced.
                 if not handle.header.durable:
                     handle.recovery = POSITION
             handle.pending = data[used:]
@@ -131,7 +143,7 @@ class Cursor:
         return False
 
     def apply(self, records: Sequence[Record], data: bytes) -> None:
-        """Apply `records`, all data or all control records, which begin `data` at the offset; the offset stays."""
+        """Apply `records`, all data or all control records, with which `data` begins. The caller moves the offset."""
         if records[0][0] not in record.DATA_KINDS:
             self._apply_control(records)
         elif len(data) <= self._handle.spill_at:
@@ -140,7 +152,7 @@ class Cursor:
             self._machine.apply(self._spill(records, data))
 
     def _spill(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]:
-        """Return `records`, which begin `data`, for the state machine: long values stay in the file."""
+        """Return `records`, with which `data` begins, as the state machine gets them: long values stay in the file."""
         kept, keys = spill.leave_long(records, data, self._handle.offset, self._handle.spill_at)
         if keys:
             self._machine.mark_spilled(keys)
@@ -172,7 +184,7 @@ class Cursor:
                 raise self.finished()
 
     def finished(self) -> StoreGoneError:
-        """End the handle: the life of the log that it has joined is over."""
+        """End the handle because the life of the log that it has joined is over, and return the error."""
         participants = self._table.participants
         count = f"{participants} participants" if participants else "its participants"
         return self._handle.gone(f"is finished: all {count} have closed it")
@@ -182,7 +194,7 @@ class Cursor:
         handle = self._handle
         if not handle.may_lie:
             size = system.os.fstat(handle.reader_fd).st_size
-        else:  # only open(2) has the kernel ask the server for the size
+        else:  # only open(2) makes the kernel request the size from the server
             fd = reopen(handle, handle.read_flags)
             try:
                 size = system.os.fstat(fd).st_size
@@ -191,7 +203,11 @@ class Cursor:
         return bool(size >= handle.offset + len(handle.pending) + missing)
 
     def _sync(self) -> None:
-        """Sync the records that were just read: a caller that sees a record of a durable log may act on it."""
+        """Sync the records that were just read, before the caller acts on them.
+
+        Another process may have written them and died before its own sync. After a failed sync the kernel may drop the
+        pages, so a second fdatasync(2) would succeed without effect. The handle is therefore over.
+        """
         handle = self._handle
         try:
             system.os.fdatasync(handle.reader_fd)
@@ -204,7 +220,7 @@ class Cursor:
     # -- torn tails ------------------------------------------------------------------------------------------------
 
     def _skip_void(self, *, locked: bool) -> bool:
-        """Pass the bad bytes at the offset if a void says that they are torn; False if they may yet be voided."""
+        """Move past the bad bytes at the offset if a void skips them; return False if no void was written yet."""
         verdict = self.examine()
         if isinstance(verdict, torn_tail.Damage):
             if not locked:
@@ -217,12 +233,15 @@ class Cursor:
         return True
 
     def _stay_before_torn_record(self) -> None:
-        """Stay where the last good record ends: the bytes after it are torn, or still being written."""
+        """Move back to the end of the last good record: the bytes after it are torn, or are still being written."""
         self.move(self._handle.offset, self._handle.chain)
         self._handle.is_torn = True
 
     def examine(self) -> torn_tail.Skip | torn_tail.Torn | torn_tail.Damage:
-        """Return the verdict on the bytes after the last good record, read through a descriptor of its own."""
+        """Return the verdict on the bytes after the last good record.
+
+        They are read through another descriptor, because `torn_tail.examine` moves its position.
+        """
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         try:
@@ -242,7 +261,7 @@ class Cursor:
             handle.close_fd(fd)
 
     def move(self, offset: int, chain: int) -> None:
-        """Go on reading at `offset`, on a new descriptor: the position of the old one is unknown, or not wanted."""
+        """Continue at `offset`, on a new descriptor, which is checked to be of the same file."""
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         system.os.lseek(fd, offset, 0)

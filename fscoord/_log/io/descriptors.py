@@ -1,4 +1,4 @@
-"""Open the files of a log again: each must still be the file that the handle knows."""
+"""Open the files of a log again, and check that each is still the file that the handle has used so far."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def reopen(handle: HandleState, flags: int) -> int:
     """Return another descriptor of the generation in use, owned by the handle.
 
     Raises:
-        GenerationUnlinked: the file has no name any more, or a name that another host has removed (NFS).
-        StoreGoneError: another file has its name, or the log was deleted.
+        GenerationUnlinked: the file has no name any more, or only one that another host has removed (NFS).
+        StoreGoneError: another file has the name, or the log was deleted.
     """
     fd = -1
     try:
@@ -31,8 +31,8 @@ def reopen(handle: HandleState, flags: int) -> int:
     except OSError as error:
         raise_if_foreign(error)
         handle.close_fd(fd)
-        # NFS remembers the name of a file that another host has removed. open(2) may succeed by that name if this host
-        # has the file open; then fstat(2) is the first call that the server refuses.
+        # The NFS client caches the name of a file that another host has removed. If this host has the file open,
+        # open(2) may succeed by that name; then fstat(2) is the first call that the server refuses.
         if handle.header.generation and error.errno in FILE_GONE:
             raise GenerationUnlinked from None
         raise
@@ -43,10 +43,10 @@ def reopen(handle: HandleState, flags: int) -> int:
 
 
 def open_root(handle: HandleState) -> int:
-    """Return another descriptor of generation 0, owned by the handle, which must still have the log's name.
+    """Return another descriptor of generation 0, owned by the handle.
 
     Raises:
-        StoreGoneError: it has not.
+        StoreGoneError: generation 0 does not have the log's name any more.
     """
     try:
         fd = safe_files.open_descriptor(handle.path, handle.read_flags, owned_fds=handle.owned_fds)

@@ -1,8 +1,8 @@
-"""`LargeValues`: long values are left in the file, and read when they are asked for.
+"""`LargeValues`: read the long values of one handle, which are left in the file.
 
-The place of a long value is only known in the generation in use. The snapshot of the next generation holds the value,
-too: the frames of the snapshot's records are read, and not the values, and so a generation that was superseded is
-closed at once.
+The offset of a long value counts only in the generation in use. When the handle enters the next generation, it finds
+the value in the snapshot there. For that it reads the heads of the snapshot's records, without the values. So the file
+of a superseded generation can be closed at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from fscoord._runtime.interrupts import raise_if_foreign
 __all__ = ["SERVER_FORGOT", "LargeValues"]
 
 _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
-"""Flags with which the descriptor may be that of another file."""
+"""Recovery flags with which the descriptor may be that of another file."""
 SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
+"""The errors of a file server that has restarted, or whose file another host has removed."""
 TRIES: Final = 4
-"""How often in a row the server may have forgotten the file."""
+"""How many errors in a row are retried; the last is raised."""
 
 
 class LargeValues:
@@ -39,13 +40,16 @@ class LargeValues:
         self._forgotten = 0
 
     def relocate(self, place: LogPosition) -> None:
-        """In a new generation, at `place` after its snapshot: find the long values there, or read it all anew."""
+        """In a new generation, whose snapshot ends at `place`: find the offsets of the long values in it.
+
+        If a value is missing there, read the whole generation again.
+        """
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)
         try:
             is_all_there = self._machine.relocate_spilled(long)
         finally:
-            long.close()  # not by the collector: an exception that interrupts that is lost
+            long.close()  # an exception in a generator that the collector closes would be lost
         if not is_all_there:
             self._cursor.reset()
 
@@ -53,7 +57,7 @@ class LargeValues:
         """Return the bytes of a long value. The caller holds the mutex, by `Log.inspect`, and not the log's lock.
 
         Raises:
-            NeedsLock: they can't be read so; `read_locked` says why.
+            NeedsLock: the read failed, or the bytes have changed. `read_locked` raises the reason.
         """
         if self._handle.recovery & _LOST:
             raise NeedsLock
@@ -67,13 +71,13 @@ class LargeValues:
         return value
 
     def read_locked(self, spilled: Spilled) -> bytes:
-        """Return the bytes of a long value. The caller holds the log's lock: the verdict is final.
+        """Return the bytes of a long value. The caller holds the log's lock, so the verdict is final.
 
         Raises:
-            CorruptLogError: they are not those that were read before.
+            CorruptLogError: the bytes have changed since they were read first.
             StoreGoneError: the file was truncated.
-            StoreUnavailableError: the file system refused.
-            OSError: the server has forgotten the file; the transaction under way reopens it and tries again.
+            StoreUnavailableError: a system call failed.
+            OSError: the server has forgotten the file; the present transaction reopens it and tries again.
         """
         handle = self._handle
         try:
@@ -96,12 +100,12 @@ class LargeValues:
         return value
 
     def _read_past_cache(self, spilled: Spilled) -> bytes | None:
-        """Where a host's cache may lie: read from a new descriptor, and not from the cache."""
+        """On a mount whose cache may not be valid: read from a new descriptor, and not from the cache."""
         handle = self._handle
         try:
             fd = reopen(handle, handle.read_flags)
         except GenerationUnlinked:
-            handle.recovery |= POSITION  # so that the next attempt follows the log to its next generation
+            handle.recovery |= POSITION  # makes the next attempt recover, and so enter the next generation
             raise
         try:
             if not handle.read_flags & system.O_DIRECT:

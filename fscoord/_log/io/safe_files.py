@@ -3,7 +3,7 @@
 Descriptors are never lost to a KeyboardInterrupt. Each is added to a set, ``owned_fds``, in the same chain of C calls
 that opens it (`system.in_one_chain`). Between two lines of Python a signal handler may raise, and a descriptor that
 only a local variable names would then stay open, with its locks, until the process ends. The owner of the set closes
-what is left in it.
+the descriptors that are left in it.
 """
 
 from __future__ import annotations

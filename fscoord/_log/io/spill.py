@@ -1,10 +1,10 @@
-"""Long values that stay in the file: which of a log's records hold them, where they are, and to read them from there.
+"""Long values that are left in the file: find their offsets in records, and read them from there.
 
-What a log tells of a value that is not kept in memory is a `Spilled`: where its bytes are in the generation that is
-read, and their checksum, so that whatever happens to them since is seen. Bytes of a log never change, so that they can
-be read without its lock.
+A value that is not kept in memory is represented by a `Spilled`: the offset of its bytes in the generation in use, and
+their checksum, with which each read verifies them. Bytes of a log never change, so they can be read without its lock.
 
-Only pread(2) is used, which leaves the descriptor where it stands. pyfakefs has none: under it nothing is spilled.
+Only pread(2) is used, which does not move the position of the descriptor. pyfakefs does not have it, so under pyfakefs
+nothing is spilled.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Spot(NamedTuple):
 def leave_long(
     records: Sequence[Record], data: bytes, offset: int, least: int
 ) -> tuple[Sequence[SpilledRecord], set[bytes]]:
-    """Return `records`, with a `Spilled` for each value of `least` bytes or more, and the keys of those.
+    """Return `records`, with a `Spilled` for each value of `least` bytes or more, and the keys of those values.
 
-    `data` begins with the records as they stand in the file from `offset` on, and may hold others between them. One
-    that sets several keys, a long value among them, becomes one for each.
+    `data` holds the bytes of the file from `offset` on: the records, and perhaps control records between them. A
+    MULTI_SET record with a long value is returned as one SET record for each of its keys.
     """
     kept: list[SpilledRecord] = []
     keys: set[bytes] = set()
@@ -91,7 +91,7 @@ def leave_long(
 
 
 def _next_data(data: bytes, start: int) -> tuple[int, int]:
-    """Return where the first data record at or behind `start` begins and ends."""
+    """Return the start and end of the first data record at or after `start`."""
     while True:
         end = start + record.unpack_prefix(data, start)[0]
         if data[start + record.KIND_AT] in record.DATA_KINDS:
@@ -104,9 +104,9 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 
 
 def checksum_of_both(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two strings, one behind the other, from the CRC-32 of each and the `size` of the second.
+    """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
 
-    CRC is linear: what `first` adds to the checksum of `size` bytes it adds to that of as many zeros.
+    CRC is linear: `first` changes the checksum of any `size` bytes by the same difference as that of `size` zeros.
     """
     seeded, plain = first, 0
     while size > 0:
@@ -117,7 +117,7 @@ def checksum_of_both(first: int, second: int, size: int) -> int:
 
 
 def read(fd: int, spilled: Spilled) -> bytes | None:
-    """Return the bytes of `spilled`, or None if they are not, or not any more, those that were read before."""
+    """Return the bytes of `spilled`, or None if they are missing or their checksum is wrong."""
     parts, missing = [], spilled.size
     while missing > 0:
         data = system.os.pread(fd, missing, spilled.offset + spilled.size - missing)
@@ -130,9 +130,9 @@ def read(fd: int, spilled: Spilled) -> bytes | None:
 
 
 def find_long(fd: int, start: LogPosition, end: LogPosition, least: int) -> Generator[Spot]:
-    """Yield where the values of `least` bytes or more are in the generation `fd` from `start` to `end`, in their order.
+    """Yield the spots of all values of `least` bytes or more in the generation `fd`, from `start` to `end`, in order.
 
-    Their bytes are not read. The checks of the lengths are verified; after one that is wrong nothing is found.
+    The bytes of the values are not read. The search stops at the first record whose length has a wrong check.
     """
     window = _Window(fd)
     offset, chain = start
@@ -162,14 +162,14 @@ def _spots(window: _Window, start: int, length: int, least: int) -> Iterator[Spo
 
 
 class _Window:
-    """A small piece of a file, read where it is asked for."""
+    """A small part of a file, which moves to the offset that is requested."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._start, self._data = 0, b""
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """Return the `size` bytes at `offset`; the rest is zeros if the file ends before."""
+        """Return the `size` bytes at `offset`, padded with zeros if the file ends earlier."""
         if not self._start <= offset <= offset + size <= self._start + len(self._data):
             self._data = system.os.pread(self._fd, max(size, _WINDOW), offset)
             self._start = offset

@@ -1,4 +1,4 @@
-"""`examine`: tell a torn tail from damage, and find the VOID after it.
+"""`examine`: distinguish a torn tail from damage, and find the VOID after it.
 
 The writer of a torn record died, or its disk was full. Nothing is ever truncated: the next writer extends the file with
 zeros up to `void_place`, and appends a VOID there. See docs/format.md, "Torn tails".
@@ -62,8 +62,8 @@ class Zeros:
     The bytes of a log below an end of file that a process has seen never change, so a zero stays a zero.
 
     Args:
-        is_sparse: whether to use SEEK_DATA of lseek(2). Where that is wrong, records would be missed, so it is used
-            only on file systems where it is known to be right: see `mount.Mount.reports_holes`.
+        is_sparse: whether to use SEEK_DATA of lseek(2). If a file system reported a hole in the place of data, records
+            would be missed. So it is used only where it is known to be right: see `mount.Mount.reports_holes`.
     """
 
     __slots__ = ("_end", "_start", "deadline", "is_sparse")
@@ -116,10 +116,10 @@ def _next_extent(fd: int, start: int, end: int) -> int:
 
 
 def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) -> Verdict:
-    """Return what the bytes at `offset` are, which follow the last good record with `chain` and are not a good one.
+    """Return the verdict on the bytes at `offset`, which come after the last good record and are not a good record.
 
-    The offset of `fd` is moved, so nothing else may read from it. Without the log's lock, a verdict of `Damage` may be
-    wrong, because a writer may be appending at this moment.
+    `chain` is the chain after the last good record. The position of `fd` is moved, so nothing else may read from it.
+    Without the log's lock, a verdict of `Damage` may be wrong, because a writer may be appending at this moment.
 
     Raises:
         DeadlineReached: the deadline of `zeros` passed.
@@ -129,12 +129,19 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     length = record.record_length(prefix, chain)
     end = offset + (length if length > 0 else record.PREFIX_SIZE)
     place = void_place(end)
+    # A bad record is torn if its writer never wrote the end of it. Otherwise it was complete once, and is damaged. Two
+    # facts decide. The next record begins directly after a complete record, but only zeros and then a VOID come after a
+    # torn one. And a complete record ends with a newline; where that would be, a torn one has a zero or the file ends.
     verdict: Verdict = Damage(offset, "the record's checksum does not match")
-    if zeros.first_data(fd, end, min(place, size)) is None:  # a complete record is followed by the next at once
-        torn = read_at(fd, end - 1, 1) in (b"", b"\0")  # a complete record ends with a newline
-        second = _next_sector(offset + 1)  # a sound prefix shows that the sector in which it begins is not lost
+    if zeros.first_data(fd, end, min(place, size)) is None:
+        torn = read_at(fd, end - 1, 1) in (b"", b"\0")
+        # In a durable log, a power failure may also lose a sector in the middle of the last record, the only one that
+        # was not synced. In another log it may lose sectors of any record, so a lost sector counts as damage there. A
+        # sound prefix shows that the first sector is not lost.
+        second = _next_sector(offset + 1)
         if torn or (durable and length > 0 and _lost_sector(fd, second, end, size)):
             verdict = _follow(fd, offset, place, size, chain, zeros)
+    # If the sector with the length is lost, `end` is a guess, and the VOID may be at any sector boundary after it.
     if durable and length < 0 and isinstance(verdict, Damage) and _lost_sector(fd, offset, end, size):
         verdict = _search(fd, offset, place, size, chain, zeros)
     return verdict

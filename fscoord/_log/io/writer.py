@@ -1,7 +1,7 @@
 """`LogWriter`: append one record at the end of the log, and void a torn tail.
 
-The caller holds the log's lock, and has read to the end. Nothing is ever cut off or overwritten: the bytes that a dying
-writer left torn are voided by the next writer.
+The caller holds the process mutex and the log lock, and has read to the end. Nothing is ever truncated or overwritten.
+If a writer died in the middle of a record, the next writer appends a void after the torn bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class LogWriter:
     Args:
         handle: the state of the handle.
         cursor: its position.
-        machine: is given the record that was appended, as if it had been read.
-        write: writes bytes at the end of the file, in the way of the mount, and syncs them if the log is durable.
+        machine: applies the record that was appended, as if it had been read.
+        write: the `Access.write` of the mount: writes bytes at the end of the file, and syncs them if the log is
+            durable.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class LogWriter:
         self._last_time = 0
 
     def next_time(self) -> int:
-        """Return the time of the next record, in ns by the wall clock: no two records of a session have the same."""
+        """Return the time of the next record, in ns by the wall clock. Two records of a session never have the same."""
         self._last_time = max(system.time.time_ns(), self._last_time + 1)
         return self._last_time
 
@@ -47,7 +48,7 @@ class LogWriter:
         """Write a record, sync it if the log is durable, and apply it.
 
         Raises:
-            StoreUnavailableError: ``maybe_applied`` says whether the record may be there.
+            StoreUnavailableError: ``maybe_applied`` is true if the record may have been written.
         """
         handle = self._handle
         time_ns = system.time.time_ns()
@@ -57,7 +58,9 @@ class LogWriter:
         data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
         self._write(data)
-        # The record counts from here on. The descriptor must step over it before anything else is read.
+        # The record counts from here on, so it is applied only now. The descriptor must skip it before the next read,
+        # or it would be applied twice. The flag covers all of it: after an interruption between any two of these lines,
+        # recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
         system.os.lseek(handle.reader_fd, size, 1)
         records = ((kind, key, value, session, time_ns),)
@@ -70,7 +73,10 @@ class LogWriter:
         handle.recovery = POSITION
 
     def void_tail(self) -> None:
-        """Void the torn record at the end of the log, if there is one: with the lock held, its writer is gone."""
+        """Append a void after the torn record at the end of the log, if there is one.
+
+        The lock is held, so no writer is still writing those bytes.
+        """
         handle = self._handle
         if not handle.pending and not handle.is_torn:
             return
@@ -79,7 +85,8 @@ class LogWriter:
             raise handle.corrupt(verdict)
         if isinstance(verdict, torn_tail.Torn):
             fd = handle.lock.fd
-            # The file is made longer with zeros, never shorter: a reader may have seen its end.
+            # The file is extended by zeros, and never truncated: readers may have read the torn bytes already, and
+            # would take other bytes at their offsets for damage.
             if system.os.fstat(fd).st_size < verdict.place:
                 system.os.ftruncate(fd, verdict.place)
             data, chain = record.encode_void(handle.offset, handle.lock.session, self.next_time(), handle.chain)

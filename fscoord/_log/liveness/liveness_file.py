@@ -1,7 +1,7 @@
 """`LivenessFile`: the side-car in which each living session locks a byte, and the proof that a process is dead.
 
 Session n holds a lock on byte n. The kernel drops the lock when the process dies in any way, and across NFS hosts the
-server does. F_OFD_GETLK tells whether a byte is locked, without locking anything or waiting. An unlocked byte is only
+server does. F_OFD_GETLK reports whether a byte is locked, without locking anything or waiting. An unlocked byte is only
 evidence of a death: see `Log.record_death`.
 
 The file is never replaced. It holds a random id, which the records of sessions name: a byte in a file with another id
@@ -37,7 +37,7 @@ def open_liveness_file(
         mode: the permissions of a new file.
         owned_fds: the open descriptors of the handle; that of the file is added.
         create: create the file if it does not exist. The caller holds the log's lock, so no other process does so too.
-        read_only: open for reading. Such a file can tell which bytes are locked, and can lock none.
+        read_only: open for reading. The bytes can then be probed, but not locked.
 
     Raises:
         OSError: the file can't be opened or created.
@@ -125,6 +125,7 @@ class LivenessFile:
             OSError: the file system has no such locks, or it failed.
         """
         fcntl = system.fcntl
+        # The new byte is locked before the old one is unlocked, so that the handle holds a byte at every moment.
         try:
             self._lock(fcntl.F_WRLCK, number)
         except (BlockingIOError, PermissionError) as error:
@@ -145,7 +146,7 @@ class LivenessFile:
             OSError: the file system failed.
         """
         if number == self.number:
-            return True
+            return True  # F_OFD_GETLK does not report locks of the descriptor that asks
         return _is_locked(self._fd, number, 1)
 
     def locker(self) -> str:

@@ -1,7 +1,7 @@
 """The session of one handle: `Liveness` holds its byte and probes those of others, `Registration` appends its record.
 
-A death is a record, appended with the log's lock after another probe, so that all agree on it: an unlocked byte may
-also be that of a host which was cut off, and comes back.
+An unlocked byte does not prove a death: it may be that of a host that was cut off and comes back. So a process that
+finds one appends a death record, under the log lock and after another probe. All processes agree on the record.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Liveness", "Registration"]
 
 
 BYTE_TRIES: Final = 64
-"""How many bytes of the liveness file are tried for a new session, before it goes on without one."""
+"""How many bytes of the liveness file a new session tries to lock. If all are taken, it has no byte."""
 
 CHECK_S: Final = 1.0
-"""How old the last check of one's own byte, and of the name of the liveness file, may be."""
+"""How long a check of the handle's own byte, and of the name of the liveness file, remains valid, in seconds."""
 
 
 class Liveness:
@@ -51,18 +51,22 @@ class Liveness:
 
     @property
     def is_supported(self) -> bool:
-        """Whether there are bytes that tell which sessions live."""
+        """Whether the log can have a liveness file: it needs open-file-description locks, and no soft lock."""
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
-        """With the log's lock: return the first number never used whose byte is free, and hold that byte."""
+        """Under the log's lock: return the first number never used whose byte is free, and lock that byte.
+
+        The byte is locked before the session record is appended. In the opposite order, a probe between the two would
+        find the new session dead.
+        """
         number = self._table.last + 1
         self.checked_at = system.time.monotonic()
         try:
             alive = self._open(create=True)
             tries = 1
             while alive is not None and not alive.hold(number):
-                # A process that locks all bytes must not keep the others waiting for the log's lock.
+                # A process that locks all bytes must not make this loop endless: the log lock is held meanwhile.
                 if tries == BYTE_TRIES:
                     raise OSError(
                         system.errno.EAGAIN,
@@ -77,7 +81,7 @@ class Liveness:
             if not self._has_warned:
                 self._has_warned = True
                 logger(__name__).warning(
-                    "%s.alive can't be used (%s); other processes can't tell whether this one lives",
+                    "%s.alive can't be used (%s); other processes can't find out whether this one is alive",
                     self._handle.path,
                     str(error),
                 )
@@ -85,7 +89,7 @@ class Liveness:
 
     def _open(self, *, create: bool) -> LivenessFile | None:
         if self.file is None and self.is_supported:
-            self.lose()  # an interruption may have come between opening and use
+            self.lose()  # close a descriptor that an interrupted call has opened and not used
             options = self._handle.options
             self.file = open_liveness_file(
                 self._handle.path, options.mode, self._fds, create=create, read_only=options.read_only
@@ -93,20 +97,21 @@ class Liveness:
         return self.file
 
     def lose(self) -> None:
-        """Close the liveness file, and with that give up the byte."""
+        """Close the liveness file. That unlocks the byte, except in a forked child, whose parent keeps it."""
         self.file = None
         for fd in list(self._fds):
             safe_files.close_owned(fd, self._fds)
 
     def unlock(self) -> None:
-        """Unlock the byte, so that others see the end of the session at once."""
+        """Unlock the byte, so that a probe finds the end of the session at once."""
         if self.file is not None:
             self.file.release()
 
     def check_byte(self, now: float) -> None:
-        """Once in a second: hold the own byte again, which a lost connection may have cost.
+        """At most once every `CHECK_S`: lock the handle's own byte again, since a lost connection drops locks.
 
-        If the liveness file is gone, the handle becomes another session with its next write.
+        If the liveness file is gone or another handle has locked the byte, the handle registers as another session with
+        its next write.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:
@@ -119,12 +124,14 @@ class Liveness:
             keeps = False
         if not keeps:
             self.lose()
-            self._handle.lock.session = 0  # not bound to another range, because the lock may be held with this one
+            # Not `bind`: the log lock may be held, and must be released with the range with which it was acquired.
+            self._handle.lock.session = 0
 
     def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
-        """Return whether session `number` lives; None if that can't be known. The caller holds the mutex.
+        """Probe session `number`: return whether it lives, or None if that can't be known. The caller holds the mutex.
 
-        False without a death record is evidence, not the verdict. Without `home` its byte alone is probed.
+        False is only evidence until a death record exists. With `home`, the process of the session is probed as well:
+        a byte also stays locked if a child has inherited the descriptor of a dead process.
         """
         table = self._table
         session = table.sessions.get(number)
@@ -146,7 +153,7 @@ class Registration:
     """The session record of one handle, which it appends before its first write.
 
     Args:
-        introduce: returns the session record's content: host, process, label.
+        introduce: returns the content of the session record: host, process and label.
 
     Attributes:
         rank: the rank that the next session record names.
@@ -162,7 +169,10 @@ class Registration:
         self.rank: int | None = None
 
     def append(self) -> int:
-        """With the log's lock: register this handle; return its number, which the lock's range shows from now on."""
+        """Under the log's lock: register this handle and return its number, which the lock's range shows from then on.
+
+        The lock is bound last. Until the record is appended, no reader could resolve the number that the range shows.
+        """
         handle, liveness = self._handle, self._liveness
         session = self._introduce()
         if self.rank is not None:

@@ -1,6 +1,6 @@
 """`SessionTable`: the sessions that a log has recorded, their ranks and deaths, and how many participants have left.
 
-It holds what the records say, and does no I/O. The process mutex of the log guards it.
+It applies records, and does no I/O. The process mutex of the log guards it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ class SessionTable:
     """The sessions of one log, as one handle has read them.
 
     Args:
-        participants: the life of the log is over when so many have left; 0 for never.
+        participants: the life of the log ends when this many participants have left it; 0: never.
 
     Attributes:
         sessions: the sessions, by number.
-        ranks: by rank, the sessions that were registered with it.
-        deaths: when (wall time in ns) a session was found dead, by its number.
-        left: how many participants have left for good.
+        ranks: the numbers of the sessions that were registered with a rank, by rank.
+        deaths: the time of the death record of a session (wall time in ns), by number.
+        left: the number of participants that have left for good.
+        last: the highest number of a session so far.
+        is_ended: whether the record of the end of the life was read.
     """
 
     def __init__(self, participants: int) -> None:
@@ -40,7 +42,7 @@ class SessionTable:
         return self.is_ended or 0 < self.participants <= self.left
 
     def reset(self) -> None:
-        """Forget every record: they come again from the first."""
+        """Forget all records: they will be applied again from the first."""
         self.sessions.clear()
         self.ranks.clear()
         self.deaths.clear()
@@ -50,7 +52,7 @@ class SessionTable:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def add(self, number: int, session: Session) -> None:
-        """Apply a session record: a new session, or more of a known one, whose earlier ranks stay valid."""
+        """Apply the record of a new session, or a further record of a known session, whose earlier ranks stay valid."""
         known = self.sessions.get(number)
         if known is not None:
             session = session._replace(since_ns=known.since_ns)
@@ -60,16 +62,17 @@ class SessionTable:
             self.ranks.setdefault(session.rank, set()).add(number)
 
     def add_death(self, number: int, time_ns: int) -> None:
-        """Apply a death record. The first one counts, and all handles that read it agree on the death."""
+        """Apply a death record. The first one counts, so all handles have the same time of death."""
         self.deaths.setdefault(number, time_ns)
 
     # -- what a snapshot keeps -------------------------------------------------------------------------------------
 
     def remembered(self) -> list[tuple[int, Session]]:
-        """Return the sessions that a snapshot keeps, by number: the living, and of a rank's dead the last.
+        """Return the sessions that a snapshot keeps, in order of their numbers.
 
-        The last number is always among them, so that no number is given twice. A session that is missing was dead: see
-        `dead_sessions`.
+        These are the sessions without a death record, and the last session of each rank. The session with the highest
+        number is always kept, so that no number is assigned twice. A number below it that is missing is that of a dead
+        session (see `dead_sessions`).
         """
         ranked = {max(numbers) for numbers in self.ranks.values()}
         return [
@@ -79,7 +82,7 @@ class SessionTable:
         ]
 
     def forget_dead(self) -> None:
-        """Forget the sessions that the snapshot of the next generation leaves out: memory must not grow with deaths."""
+        """Forget the sessions that the snapshot of the next generation leaves out, so that memory does not grow."""
         remembered = dict(self.remembered())
         self.sessions = remembered
         self.deaths = {number: when for number, when in self.deaths.items() if number in remembered}
@@ -93,15 +96,15 @@ class SessionTable:
         return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the sessions `numbers` that are recorded as dead, or were, and are forgotten since."""
+        """Return those of the sessions `numbers` that are dead: recorded as dead, or left out of a snapshot since."""
         known, last = self.sessions, self.last
         return [n for n in numbers if n in self.deaths or (n not in known and 0 < n <= last)]
 
     def presumed_alive(self, ranks: Iterable[int] | None) -> list[int]:
-        """Return the sessions of `ranks`, or all, without those that are recorded as dead."""
+        """Return the sessions of `ranks`, or of all ranks if None, that are not recorded as dead."""
         some = self.sessions if ranks is None else [n for rank in ranks for n in self.ranks.get(rank, ())]
         return sorted(set(some) - self.deaths.keys())
 
     def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the sessions `numbers` that are known, and not recorded as dead."""
+        """Return those of the sessions `numbers` that are known and not recorded as dead."""
         return sorted((self.sessions.keys() & set(numbers)) - self.deaths.keys())

@@ -3,6 +3,6 @@
 `process_mutex` has the mutex of each log. `log_lock` has the log lock in its kinds, and `symlink_lock` the kind for
 mounts without advisory locks. `kernel_wait` blocks in the kernel for a waiter and hands the lock over.
 
-Nothing here reads or writes records, or knows what the lock is for. A caller of `LogLock.try_lock`, `unlock` and `bind`
-holds the process mutex. A caller of `wait_for_lock` holds nothing: it may take long.
+Nothing here reads or writes records. A caller of `LogLock.try_lock`, `unlock` and `bind` holds the process mutex. A
+caller of `wait_for_lock` holds no lock, because the wait may take long.
 """

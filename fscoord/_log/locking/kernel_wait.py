@@ -160,6 +160,9 @@ class _LockThread:
 
     def _hand_over(self) -> bool:
         """Hand the lock and the descriptor over to the first waiter; return False if none is left."""
+        # The order is load-bearing. `adopt` gives the descriptor to the handle while the mutex is held, so the lock has
+        # an owner at each moment: this thread until `self.fd` is -1, then the handle. The waiter is woken after that:
+        # if it woke first, it would find no handover, and wait again for a lock that its own process holds.
         handover = None
         while handover is None:
             waiter = self._first()
@@ -174,7 +177,9 @@ class _LockThread:
                     self.fd = -1
             waiter.gone = True
             waiter.wake.set()
-        # The thread that takes the lock releases the handover. If none does in time, the lock is released here.
+        # The thread that takes the lock releases the handover. If none does within `HANDOVER_S`, because the waiter has
+        # given up or is inside a signal handler, the lock is released here. Otherwise no process could get it. Only
+        # one of the two threads can find `lock.handover` set, because both test it under the mutex.
         if not handover.acquire(timeout=HANDOVER_S):
             with lock.mutex:
                 if lock.handover is handover:

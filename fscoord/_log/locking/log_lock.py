@@ -1,7 +1,7 @@
 """`LogLock`: the advisory lock of a log, in one of three kinds, with a wait that has a deadline, and its holder.
 
 `LogLock.try_lock` and `LogLock.unlock` are attributes. For the kinds of lock that the kernel keeps, ``unlock`` is a C
-function with its arguments bound. A caller that says ::
+function with its arguments bound. A caller of this form ::
 
     try:
         lock.try_lock()
@@ -168,7 +168,7 @@ class LogLock:
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
 
     def is_taken(self, error: OSError) -> bool:
-        """Return whether `error` of `try_lock` says that another has the lock. fcntl(2) allows EAGAIN and EACCES."""
+        """Return whether `error` of `try_lock` means that the lock is held. fcntl(2) allows EAGAIN and EACCES."""
         return isinstance(error, BlockingIOError) or (self.kind == OFD and isinstance(error, PermissionError))
 
     def holder(self) -> int | str | None:
@@ -194,7 +194,7 @@ class LogLock:
             return None
 
     def wait(self, attempt: int, waited: float, left: float, reopen: Callable[[], int], *, patient: bool) -> None:
-        """Return when it is worth trying again.
+        """Wait until another attempt to lock is worthwhile.
 
         Args:
             attempt: the number of tries so far.

@@ -13,8 +13,8 @@ class ProcessMutex:
     """The mutex of one log in this process.
 
     Attributes:
-        mutex: the re-entrant lock itself. It is re-entrant so that a signal handler that calls the store in the middle
-            of an operation of its own thread gets an error, and not a deadlock.
+        mutex: the re-entrant lock itself. If a signal handler calls the store in the middle of an operation of its own
+            thread, a plain lock would deadlock. With this one, the handler finds ``is_inside`` set and gets an error.
         is_inside: whether the thread that holds ``mutex`` is inside an operation. Only that thread reads or writes it.
     """
 

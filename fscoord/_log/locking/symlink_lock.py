@@ -1,16 +1,16 @@
 """`SymlinkLock`: the soft lock of a log, for mounts without locks. It is held while a symbolic link exists.
 
 The link leads nowhere; its text names the holder. symlink(2) creates it as a whole or not at all, and succeeds for one
-process only. Over NFS, that is one request, and so is the removal. Nobody opens the link.
+process only. Over NFS, that is one request, and so is the removal. No process opens the link.
 
 A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
 client needs three requests to remove it. A process that is killed before it has written the file leaves an empty one,
 which names no holder. And the waiters open it again and again to read the holder, so the server gives their host a
 delegation for it, which it must recall before the file can be removed (RFC 8881, 10.4).
 
-An NFS client that gets no reply repeats the request, and the holder is then told that the name exists already. So each
-attempt writes a text of its own, and a process that is refused sometimes reads the link to see whether the text is its
-own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
+An NFS client that gets no reply repeats the request, and the server then answers the holder itself that the name exists
+already. So each attempt writes a text of its own, and a process that is refused sometimes reads the link and compares
+the text with its own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
 
 Emacs locks the files that it edits in the same way.
 """
@@ -200,8 +200,8 @@ class SymlinkLock:
     def _remove_stale(self, text: str) -> None:
         """Remove the link with `text`, whose owner was a process of this host and is dead.
 
-        Between the last read and the removal nobody else can replace the link. Processes of other hosts can't know that
-        the owner is dead, and of this host's processes only the one that has bound `REMOVER` removes links.
+        Between the last read and the removal no other process can replace the link. Processes of other hosts can't find
+        out that the owner is dead, and of this host's processes only the one that has bound `REMOVER` removes links.
         """
         turn = system.import_uninterrupted("fscoord._runtime.network").acquire_host_mutex(REMOVER)
         if turn is not None:

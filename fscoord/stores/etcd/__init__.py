@@ -65,10 +65,9 @@ class EtcdStore(Store):
     configured otherwise. Beyond that `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append`
     and `compare_set` retry when another process changed the key first. Each push wakes a blocked `queue_pop`.
 
-    A handle that announces its rank, or that calls `register` holds a lease of etcd from then on, which a
-    thread renews. A process that dies is reported dead when its lease expires. So is a process that could not renew its
-    lease for `session_ttl` seconds because it was stopped or cut off; its writes raise `~fscoord.SessionDeadError` from
-    then on.
+    A handle that announces its rank or calls `register` holds a lease of etcd from then on, which a thread renews. A
+    process that dies is reported dead when its lease expires. So is a process that could not renew its lease for
+    `session_ttl` seconds because it was stopped or cut off; its writes raise `~fscoord.SessionDeadError` from then on.
 
     Args:
         client_or_url: where the cluster is: ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``, or no scheme),
@@ -243,7 +242,7 @@ class EtcdStore(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether `members` can tell which sessions live: yes."""
+        """Whether `members` reports which sessions are alive: always true."""
         return True
 
     def register(self) -> int:
@@ -323,7 +322,7 @@ class EtcdStore(Store):
     # -- looks and changes -----------------------------------------------------------------------------------------
 
     def _look(self, names: list[bytes], limit: float) -> bool | KeySnapshot:
-        """Return true if each of `names` has a value or a queue, or else what is missing."""
+        """Return true if each of `names` has a value or a queue, or else a snapshot of the missing names."""
         operations = []
         for name in names:
             items = self._queue_range(name)
@@ -412,7 +411,7 @@ class EtcdStore(Store):
             self._revision_cache[name] = (revision, value)
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
-        """Take the oldest value from queue `name`, or return what to wait for.
+        """Take the oldest value from queue `name`, or return a snapshot from which to wait for one.
 
         The deletion requires that the head still has the revision at which it was created, so two handles never take
         one value. If that fails, the answer contains the new heads. If the response is lost, the value may be gone.

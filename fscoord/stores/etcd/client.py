@@ -1,7 +1,7 @@
 """`Client`: one process's connections to the members of an etcd cluster, at the addresses and rights of an `Access`.
 
-The HTTP library is urllib3, on which etcd3gw is built, too. etcd3gw itself takes one address only, does not report the
-revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
+The HTTP library is urllib3, on which etcd3gw is built as well. etcd3gw itself takes one address only, does not report
+the revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Client:
             pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: abandon the inherited connections; two processes on one would mix up their answers.
+        """In a forked child: abandon the inherited connections. Two processes on one connection would mix up answers.
 
         urllib3 empties the queue of a pool when the pool is dropped, and at the end of the process. A thread of the
         parent may have held the lock of that queue during the fork. So the queue is initialized again in place.

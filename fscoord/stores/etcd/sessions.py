@@ -73,7 +73,7 @@ class Lease:
 
 
 class LeaseSession:
-    """The session of one handle, from its first `register` on, and what the store knows of all sessions.
+    """The session of one handle, from its first `register` on, and the records of all sessions of the store.
 
     `_lock` is held while the session is registered or its ranks change, so that two threads don't register twice.
     """
@@ -87,14 +87,14 @@ class LeaseSession:
         _all.add(self)
 
     def reset(self) -> None:
-        """Be unregistered: at the beginning, and in a forked child, which is another session than its parent."""
+        """Set the state without a session: at the beginning, and in a forked child, which is a new session."""
         self._lock = system.threading.Lock()
         self._lease: Lease | None = None
         self._ranks: tuple[int, ...] = ()
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Return the session's number, after registering it unless it is, and recording that it is `rank`, if given."""
+        """Register the session unless it is registered, record its `rank` if that is given, and return its number."""
         system.process_epoch()
         with self._lock:
             ranks = self._ranks if rank is None else (*(each for each in self._ranks if each != rank), rank)

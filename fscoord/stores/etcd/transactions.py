@@ -51,7 +51,7 @@ class WatchRange(NamedTuple):
 
 
 class KeySnapshot(NamedTuple):
-    """What a read at `revision` did not find.
+    """The names that a read at `revision` did not find, and the ranges to watch for them.
 
     Attributes:
         revision: the revision of the read.
@@ -135,7 +135,7 @@ class Transactions:
         with `is_done` false: etcd answered, so nothing was written.
 
         A handle with a session adds the condition that the key of its lease exists. Once etcd has deleted that key,
-        other processes may have been told that the session is dead, so none of its writes may take effect any more.
+        other processes may have read that the session is dead, so none of its writes may take effect any more.
 
         Raises:
             LimitExceededError: there are too many operations for one transaction.
@@ -191,17 +191,17 @@ class KeyWatcher:
         what: str,
         accept: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Return what `look` finds. Look again after each change of what it missed, for up to `limit` seconds.
+        """Call `look` until it returns a result, again after each change of a missing name; return the result.
 
         Args:
-            limit: seconds.
-            look: reads, within the given seconds, and returns a result or what is missing.
-            what: what is waited for, for messages.
-            accept: makes the result of the value that a watch reported, without another look. That is right where
-                the value of a single key was all that was missing: it was written after the look.
+            limit: how long to wait, in seconds.
+            look: reads, within the given seconds, and returns a result or a snapshot of the missing names.
+            what: the kind of the names, for messages.
+            accept: makes the result from the value that a watch reported, without another look. That is correct if
+                only the value of a single key was missing, because the value was written after the look.
 
         Raises:
-            StoreTimeoutError: something was still missing after `limit` seconds.
+            StoreTimeoutError: a name was still missing after `limit` seconds.
         """
         slow_logger = SlowWaitLogger(__name__)
         left = limit
@@ -229,7 +229,7 @@ class KeyWatcher:
         """Watch until everything that `seen` missed has been written, or for `limit` seconds.
 
         The watch starts at the revision after the read, which etcd keeps. So a write between the read and the start
-        of the watch is reported, too. A watch that breaks off is not an error: the caller reads again.
+        of the watch is reported as well. A watch that breaks off is not an error: the caller reads again.
 
         Returns:
             The names that are still missing, and the last value that was written.

@@ -66,7 +66,7 @@ class TCPStore(Store):
 
     A deadline is kept to the millisecond while the server answers. A server that does not answer has 0.1 s more at the
     end of a wait, and 2 s in all where the timeout is shorter. Then `~fscoord.StoreUnavailableError` is raised, with
-    ``maybe_applied`` if a write was sent: it may take effect even later, when the server goes on. The connection is
+    ``maybe_applied`` if a write was sent: it may take effect later, when the server continues. The connection is
     closed, and the next operation makes another, so the store works again as soon as the server does. Nothing else is
     left of a call, except one thread if the resolver does not answer.
 
@@ -182,7 +182,7 @@ class TCPStore(Store):
         """Return whether the server keeps queues.
 
         torch's server without libuv closes the connection instead of answering a request for a queue. A server that has
-        stopped does so, too. So a ping on a new connection tells them apart, and the request is repeated once.
+        stopped does the same. A ping on a new connection distinguishes the two, and the request is repeated once.
         """
         for _ in range(2):
             if self._keeps_queues is None:

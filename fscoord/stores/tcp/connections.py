@@ -30,7 +30,7 @@ QUEUE_WAIT_S: Final = 0.5
 interrupted meanwhile; the others notice the value with their next request."""
 
 RECHECK_S: Final = 0.01
-"""The pause after two looks in vain at a key that exists, as the server says, but has no value: it is a queue."""
+"""The pause after two reads of a key that exists but has no value, in seconds. The key is then that of a queue."""
 
 KEY, VALUE, ITEM = "key", "the value of key", "a value in queue"
 
@@ -79,7 +79,7 @@ class Connections:
         return f"tcp://{self.host}:{self.port}"
 
     def _reset(self) -> None:
-        """Have no connections."""
+        """Set the state of an object without connections."""
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
         self._endpoints: list[object] = []
@@ -169,7 +169,7 @@ class Connections:
             if self._is_closed:
                 self._close_idle()
         else:
-            # An answer may be on its way. And whatever ended this call may have cut off the idle connections, too.
+            # An answer may still arrive on it. The reason that ended this call may also have cut off idle connections.
             channel.abandon()
             self._close_idle()
 
@@ -187,7 +187,7 @@ class Connections:
         return Failure(f"{self}: {error}; {words}", errno, channel)
 
     def after_fork(self) -> None:
-        """In a forked child: close the inherited connections; two processes on one would mix up their answers."""
+        """In a forked child: close the inherited connections. Two processes on one connection would mix up answers."""
         for channel in [*self._idle, *self._busy]:
             channel.close()
         self._reset()
@@ -232,8 +232,8 @@ class BlockingCalls:
     """The calls that wait for keys, over `connections`.
 
     Each raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` if the server is gone or never
-    answered. A server that answered at the beginning of a wait, and not at its end, is reported as a timeout, too; it
-    is then unknown which of the keys are missing.
+    answered. A server that answered at the beginning of a wait but not at its end is also reported as a timeout. It is
+    then unknown which of the keys are missing.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -259,7 +259,7 @@ class BlockingCalls:
         find: Callable[[Channel], T | None],
         started: float | None = None,
     ) -> T:
-        """Return what `find` finds once the server has all of `names`. While `find` returns None the wait goes on.
+        """Wait until the server has all of `names` and `find` returns a result; return it. None is not a result.
 
         The `limit` counts from the moment `started`, by default from now.
         """

@@ -99,7 +99,7 @@ class Channel:
     def abandon(self) -> None:
         """Close a connection that is not whole, and discard what the kernel has not sent yet.
 
-        Otherwise the kernel would send the rest of a write after its deadline, when the server goes on.
+        Otherwise the kernel would send the rest of a write after its deadline, when the server continues.
         """
         system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()

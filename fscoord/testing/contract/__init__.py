@@ -1,4 +1,4 @@
-"""`StoreContract`: the tests that every store must pass, to be run on anybody's store with pytest."""
+"""`StoreContract`: the tests that every store must pass, for pytest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["StoreContract"]
 
 
 class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Members, Interrupts):
-    """The contract of `~fscoord.Store` as a class of tests. A subclass says how to make a store; pytest does the rest::
+    """The contract of `~fscoord.Store` as a class of tests. A subclass makes the store, and pytest runs the tests::
 
         class TestMine(StoreContract):
             def make_store(self, tmp_path):
                 return MyStore(tmp_path / "store")
 
-    What a store claims in its `~fscoord.Store.capabilities` is tested, too. Every test gets a store of its own, and
-    closes the handles that it has opened. It needs pytest (extra ``testing``).
+    The claims in the store's `~fscoord.Store.capabilities` are tested as well. Every test gets a store of its own, and
+    closes the handles that it has opened. The class needs pytest (extra ``testing``).
     """
 
     @abstractmethod
@@ -47,7 +47,7 @@ class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Member
 
     @pytest.fixture
     def place(self, tmp_path: Any) -> Iterator[Place]:
-        """Give a fresh store, and close what was opened on it at the end."""
+        """Give a fresh store, and close all handles on it at the end."""
         first = self.make_store(tmp_path)
         first.set_timeout(HANG_S)
         place = Place(first, self.another, self.name_in_errors)

@@ -1,4 +1,4 @@
-"""Handles on one store: what they share, what each has for itself, and their sessions."""
+"""Handles on one store: they share its data, and each has a timeout, a life and a session of its own."""
 
 from __future__ import annotations
 

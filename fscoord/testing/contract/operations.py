@@ -1,4 +1,4 @@
-"""What each operation means: on one key, on several, on queues and barriers, and called by several threads at once."""
+"""The effect of each operation: on one key, on several, on queues and barriers, and in several threads at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ODD_KEYS = ["", "\0", "a\0b", "-/a", "k/", "/", " ", "ключ", "\U0001f600", "
 
 
 class Values(ContractTests):
-    """Values, counters, comparing, and what is there."""
+    """Values, counters, compare-and-set, and the presence of keys."""
 
     # Values
 
@@ -293,7 +293,7 @@ def at_once(place: Place, work: Callable[[Store, int], Any]) -> list[Any]:
 
 
 class Threads(ContractTests):
-    """Nothing is lost, and nothing happens twice."""
+    """Operations of several threads at once: none is lost, and none takes effect twice."""
 
     def test_sums_are_given_to_one_thread_each(self, place: Place, store: Store) -> None:
         results = at_once(place, lambda handle, _: [handle.add("n", 1) for _ in range(TIMES)])

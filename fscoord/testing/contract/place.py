@@ -61,12 +61,12 @@ def state(store: Store) -> dict[str, Any]:
 
 
 class Thread:
-    """Run `call` in a thread; `join`, or the end of the ``with``, returns its result or raises what it raised."""
+    """Run `call` in a thread. `join` returns its result or raises its exception; so does the end of the ``with``."""
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.result: Any = None
         self._error: BaseException | None = None
-        # A daemon: one that hangs, on a store that is wrong, must not keep the process of the tests from ending.
+        # A daemon thread: if a faulty store makes it hang, the process of the tests can end all the same.
         self._thread = system.threading.Thread(target=self._run, args=(call, arguments), daemon=True)
         self._thread.start()
 
@@ -81,7 +81,7 @@ class Thread:
         return self._thread.is_alive()
 
     def join(self) -> Any:
-        """Return what the call returned, or raise what it raised."""
+        """Return the result of the call, or raise its exception."""
         self._thread.join(2 * HANG_S)
         assert not self._thread.is_alive(), "the thread hangs"
         if self._error:

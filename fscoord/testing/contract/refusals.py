@@ -59,11 +59,11 @@ ON_KEYS: dict[str, Call] = {
 
 
 class Refusals(ContractTests):
-    """What is refused, and how."""
+    """Arguments that are refused, and the errors."""
 
     @pytest.fixture
     def refused(self, place: Place, store: Store) -> Callable[..., BaseException]:
-        """Give `refused(kind, call)`: the call raises just that kind, and two handles see what they saw before."""
+        """Give `refused(kind, call)`: the call raises that kind, and the state in two handles is unchanged."""
         store.set("k", "v")
         store.set("n", "1")
         store.queue_push("q", "item")

@@ -1,4 +1,4 @@
-"""Waits: what wakes them, when they time out, the errors that they raise, and Ctrl-C, which loses nothing."""
+"""Waits: their wake-ups, time-outs and errors, and Ctrl-C, which ends a wait and loses no value."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LATE_S = 10
 
 
 def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
-    """Call it, and return the time-out in which it must end."""
+    """Make the call, which must end in a time-out, and return the error."""
     with pytest.raises(StoreTimeoutError) as caught:
         call()
-    assert "timeout" in str(caught.value)  # the word that callers of torch's stores look for
+    assert "timeout" in str(caught.value)  # the word for which callers of torch's stores search
     return caught.value
 
 
@@ -205,9 +205,9 @@ class Waiting(ContractTests):
 
 
 class CtrlC:
-    """A Ctrl-C that raises in one call only: one that comes after that call would end the whole run of pytest.
+    """A Ctrl-C that raises in one call only: if it arrived after that call, it would end the whole run of pytest.
 
-    In the ``with`` it is this object that handles SIGINT.
+    In the ``with`` this object handles SIGINT.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class CtrlC:
             finally:
                 self._is_armed = False
         except KeyboardInterrupt:
-            self._is_armed = False  # it may have come just before the same line above
+            self._is_armed = False  # the signal may have arrived directly before the same line above
             return True
         until(lambda: self._has_come)
         assert not self._raised, "the store caught a KeyboardInterrupt and went on"
@@ -259,7 +259,7 @@ class CtrlC:
 
     def _lost(self, lost: sys.UnraisableHookArgs) -> None:
         if isinstance(lost.exc_value, KeyboardInterrupt):
-            self._raised -= 1  # raised in a finalizer, where Python drops it: it comes again
+            self._raised -= 1  # raised in a finalizer, where Python drops it: the signal is sent again
         self._hook(lost)
 
 
@@ -268,7 +268,7 @@ class Interrupts(ContractTests):
 
     @pytest.fixture
     def ctrl_c(self) -> Iterator[CtrlC]:
-        """Give a Ctrl-C; none is lost, whatever this process was told to do about it."""
+        """Give a Ctrl-C, which is not lost whatever handler this process has for SIGINT."""
         with CtrlC() as ctrl_c:
             yield ctrl_c
 
@@ -286,7 +286,7 @@ class Interrupts(ContractTests):
         rescuer = place.open()
 
         def rescue() -> None:
-            with suppress(Exception):  # whatever the store does, what it does wrong is what is told
+            with suppress(Exception):  # the test reports the failure of the store itself, and not of this rescue
                 rescuer.set("k", "1")
                 rescuer.queue_push("k", "2")
                 rescuer.barrier("k", 2)
@@ -310,7 +310,8 @@ class Interrupts(ContractTests):
         assert store.get("k") == b"1"
         assert store.queue_pop("k") == b"2"
 
-    # The signal may come in the end of an object, such as a file, where Python reports it and drops it. It comes again.
+    # The signal may arrive in the finalizer of an object, such as a file. There Python reports the exception and drops
+    # it, and the signal is sent again.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_value_pushed_while_a_pop_is_interrupted_reaches_another_pop(
         self, place: Place, store: Store, ctrl_c: CtrlC
