@@ -1,5 +1,7 @@
 """`HandleState`: the state of one handle, in one object that the parts of the handle share.
 
+`reopen` and `open_root` open the files of its log again: each must still be the file that the handle knows.
+
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds it reads or
 changes them. Three are also read without it, each by a single load: ``bell`` after a write, and ``file`` and ``lock``
 by a thread that waits for the log's lock.
@@ -7,7 +9,7 @@ by a thread that waits for the log's lock.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
@@ -19,9 +21,10 @@ from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import LogKey, ProcessMutex
 from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
 
-__all__ = ["GenerationUnlinked", "HandleState", "NeedsLock", "Root"]
+__all__ = ["FILE_GONE", "GenerationUnlinked", "HandleState", "NeedsLock", "Root", "open_root", "reopen"]
 
 
 class Root(NamedTuple):
@@ -173,3 +176,52 @@ class HandleState:
     def fds_in_use(self) -> set[int]:
         """Return the descriptors that are in use. An interruption may have left others in ``owned_fds``."""
         return {self.reader_fd, self.lock.fd, self.root_fd}
+
+
+FILE_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
+
+
+def reopen(handle: HandleState, flags: int) -> int:
+    """Return another descriptor of the generation in use, owned by the handle.
+
+    Raises:
+        GenerationUnlinked: the file has no name any more, or only one that another host has removed (NFS).
+        StoreGoneError: another file has the name, or the log was deleted.
+    """
+    fd = -1
+    try:
+        fd = safe_files.open_descriptor(handle.file, flags, owned_fds=handle.owned_fds)
+        found = system.os.fstat(fd)
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
+        raise handle.unlinked() from None
+    except OSError as error:
+        raise_if_foreign(error)
+        handle.close_fd(fd)
+        # The NFS client caches the name of a file that another host has removed. If this host has the file open,
+        # open(2) may succeed by that name; then fstat(2) is the first call that the server refuses.
+        if handle.header.generation and error.errno in FILE_GONE:
+            raise GenerationUnlinked from None
+        raise
+    if (found.st_dev, found.st_ino) != handle.file_identity:
+        handle.close_fd(fd)
+        raise handle.gone("was replaced by another file")
+    return fd
+
+
+def open_root(handle: HandleState) -> int:
+    """Return another descriptor of generation 0, owned by the handle.
+
+    Raises:
+        StoreGoneError: generation 0 does not have the log's name any more.
+    """
+    try:
+        fd = safe_files.open_descriptor(handle.path, handle.read_flags, owned_fds=handle.owned_fds)
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
+        raise handle.gone("was deleted") from None
+    found = system.os.fstat(fd)
+    if (found.st_dev, found.st_ino) != handle.root.identity:
+        handle.close_fd(fd)
+        raise handle.gone("was replaced by another file")
+    return fd

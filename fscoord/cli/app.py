@@ -11,12 +11,11 @@ from click.shell_completion import get_completion_class
 
 import fscoord
 from fscoord.cli import exit_codes, output
-from fscoord.cli.collectives import barrier, once
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
+from fscoord.cli.groups import barrier, group, join, members, once
 from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, sem
 from fscoord.cli.log_files import compact, cp, dump, repair, verify
-from fscoord.cli.members import group, join, members
 from fscoord.cli.options import common
 from fscoord.cli.queues import items, length, pop, push, put, take
 from fscoord.cli.run import run as launch

@@ -10,21 +10,350 @@ files and leaves the mailbox. So no file remains, however the asking process end
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+from fscoord._log.access.mount import find_mount
 from fscoord._log.io import safe_files
-from fscoord.doctor.mailbox import Mailbox
-from fscoord.doctor.operations import ProbeOperations
+from fscoord._log.locking.log_lock import KINDS
+from fscoord._runtime import system
+from fscoord._runtime.file_events import LOG_CHANGED, watch_file
+from fscoord.doctor import probe_file
+from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file
+from fscoord.doctor.probe_file import ProbeFile
+from fscoord.stores.file import FileStore
 
-__all__ = ["Agent", "main"]
+__all__ = ["LINES_MAX", "Agent", "main"]
+
+LINES_MAX: Final = 500
+SUMS_MAX: Final = 2000
+TURNS: Final = 4
+"""How many times an agent must find a record of the other agent after its own. With fewer, the two did not overlap."""
+MEET_S: Final = 5.0
+NAP_S: Final = 0.0005
 
 
-class Agent(ProbeOperations):
-    """All operations that a question can name: those on files and those on the mailbox."""
+class Agent:
+    """All operations that can be asked for: those on the files in `directory`, and those on the mailbox.
+
+    The arguments and the result of each are JSON. A file is named by one word.
+    """
 
     mailbox: Mailbox
+
+    def __init__(self) -> None:
+        self.directory = ""
+        self.mode = OWN_MODE
+        self.files: dict[str, ProbeFile] = {}
+        self._watch: Any = None
+
+    def settle(self, directory: str) -> None:
+        """Use files in `directory` from now on."""
+        self.directory = directory
+        self.mode = file_mode(directory)
+        if self.mode != OWN_MODE:
+            system.os.umask(GROUP_UMASK)
+
+    def facts(self, path: str) -> dict[str, Any]:
+        """Return the properties of `path` and of this host that are known without a trial."""
+        real = system.os.path.realpath(path)
+        found = system.os.stat(real)
+        if not system.stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(system.errno.ENOTDIR, "name the directory, not a file in it", path)
+        mount = find_mount(real)
+        return {
+            "path": real,
+            "kind": mount.kind,
+            "point": mount.point,
+            "options": list(mount.options),
+            "is_local": mount.is_local,
+            "coherence": mount.coherence,
+            "objections": {kind: mount.objection(kind) for kind in KINDS},
+            "caution": mount.caution,
+            "device": found.st_dev,
+            "group": group_of(found),
+            "host": system.hostname(),
+            "boot_id": system.boot_id().hex(),
+            "network": system.namespace("net"),
+            "kernel": system.os.uname().release,
+        }
+
+    def lock(self, name: str, kind: str, shared: bool = False) -> bool:
+        """Take the lock of the file if it is free; return whether it was taken."""
+        return self.file(name).take(kind, shared=shared)
+
+    def unlock(self, name: str, kind: str, shared: bool = False) -> None:
+        """Release the lock of the file."""
+        self.file(name).lock(kind, shared=shared).unlock()
+
+    def block(self, name: str, kind: str) -> float:
+        """Wait for the lock, in the kernel if the kind allows it; return how many seconds that took."""
+        file = self.file(name)
+        start = system.time.monotonic()
+        if kind == "soft":
+            file.await_lock(kind)
+        else:
+            file.lock(kind).block(file.writer)
+        return system.time.monotonic() - start
+
+    def time_lock(self, name: str, kind: str, seconds: float) -> float:
+        """Return the median of the seconds that it takes to acquire and release a free lock."""
+        lock = self.file(name).lock(kind)
+        took: list[float] = []
+        deadline = system.time.monotonic() + seconds
+        while not took or system.time.monotonic() < deadline:
+            start = system.time.perf_counter()
+            lock.try_lock()
+            lock.unlock()
+            took.append(system.time.perf_counter() - start)
+        return sorted(took)[len(took) // 2]
+
+    def tally(self, name: str, kind: str) -> dict[str, Any]:
+        """Return the summary of the whole file, read under the lock."""
+        file = self.file(name)
+        file.await_lock(kind)
+        try:
+            return probe_file.summarize(file.read_all())._asdict()
+        finally:
+            file.lock(kind).unlock()
+
+    def append(self, name: str, kind: str, number: int, writer: str) -> None:
+        """Append one record under the lock."""
+        file = self.file(name)
+        file.await_lock(kind)
+        try:
+            file.append(kind, probe_file.encode(number, writer))
+        finally:
+            file.lock(kind).unlock()
+
+    def look(self, name: str, kind: str, how: str) -> list[int]:
+        """Return the numbers of the new records, 0 for a damaged one; ``[-1]`` if the mount refuses such reads."""
+        try:
+            return [0 if line is None else line.number for line in self.file(name).read(how, kind)]
+        except OSError as error:
+            if how != "direct" or error.errno != system.errno.EINVAL:
+                raise
+            return [-1]
+
+    def watch(self, name: str) -> bool:
+        """Start to watch the file for events; return whether that is possible."""
+        self.file(name)
+        try:
+            self._watch = watch_file(self.path(name), LOG_CHANGED, lambda: None)
+        except (OSError, ImportError):
+            return False
+        return bool(self._watch.is_pollable)
+
+    def watched(self, seconds: float) -> bool:
+        """Return whether an event has come, or comes within `seconds`."""
+        try:
+            return bool(self._watch.wait(seconds))
+        finally:
+            self._watch.close()
+            self._watch = None
+
+    def replace(self, name: str, number: int) -> None:
+        """Rename another file, which holds one record with `number`, over the file."""
+        draft = self.path(f".{name}.{system.os.getpid()}")
+        fd = new_file(draft, self.mode)
+        try:
+            safe_files.write_all(fd, probe_file.encode(number, "replaced"))
+            system.os.fsync(fd)
+        finally:
+            system.close_quietly(fd)
+        system.os.rename(draft, self.path(name))
+
+    def reopened(self, name: str, number: int, seconds: float) -> float | None:
+        """Return after how many seconds an open by name finds the record `number`; None if not within `seconds`."""
+        start = system.time.monotonic()
+        while True:
+            file = ProbeFile(self.path(name), mode=self.mode)
+            try:
+                found = probe_file.decode(file.read_all())
+            except OSError as error:
+                if error.errno != system.errno.ESTALE:
+                    raise
+                found = []
+            finally:
+                file.close()
+            waited = system.time.monotonic() - start
+            if found and found[-1] is not None and found[-1].number == number:
+                return waited
+            if waited > seconds:
+                return None
+            system.time.sleep(NAP_S)
+
+    def claim(self, stem: str, how: str, count: int) -> list[int]:
+        """Try to create each of the names ``STEM.0`` to ``STEM.COUNT-1``; return the numbers created by this agent."""
+        won = []
+        source = self.path(f".{stem}.{system.random_bytes(4).hex()}")
+        system.close_quietly(new_file(source, self.mode))
+        for number in range(count):
+            path = self.path(f"{stem}.{number}")
+            try:
+                if how == "link":
+                    system.os.link(source, path)
+                elif how == "mkdir":
+                    system.os.mkdir(path)
+                else:
+                    system.close_quietly(new_file(path, self.mode))
+                won.append(number)
+            except FileExistsError:
+                pass
+        safe_files.unlink_quietly(source)
+        return won
+
+    def race(self, name: str, kind: str, writer: str, seconds: float) -> dict[str, Any]:
+        """Append records under the lock for `seconds`. The number of each is one more than the last in the file.
+
+        A store appends in the same way. The time begins when the file has a record of another writer, or after 5 s. It
+        is extended by up to 5 s until the two writers have taken turns a few times.
+
+        Returns:
+            ``written``, the number of records; ``met``, whether there was another writer; ``garbled``, how many records
+            were damaged when they were read under the lock.
+        """
+        file = self.file(name)
+        last, garbled, written = 0, 0, 0
+        others: set[str] = set()
+        turns = 0
+        met = system.time.monotonic() + MEET_S
+        while True:
+            now = system.time.monotonic()
+            if others:
+                met = min(met, now)
+            enough = now > met + seconds or written >= LINES_MAX
+            if enough and (turns >= TURNS or now > met + seconds + MEET_S):
+                break
+            file.await_lock(kind)
+            try:
+                foreign = False
+                for line in _new_lines(file, kind):
+                    if line is None:
+                        garbled += 1
+                        continue
+                    last = line.number
+                    others |= {line.writer} - {writer}
+                    foreign = foreign or line.writer != writer
+                turns += foreign
+                if not written % 3:
+                    system.time.sleep(2 * NAP_S)  # gives a second holder of the lock, or a stale read, time to show
+                if not written or others or now > met:  # the first record announces this agent
+                    file.append(kind, probe_file.encode(last + 1, writer))
+                    written += 1
+            finally:
+                file.lock(kind).unlock()
+            system.time.sleep(random.uniform(0, 4) * NAP_S)  # so that the other agent gets the lock
+        return {"written": written, "met": bool(others), "garbled": garbled}
+
+    def answer(self, name: str, kind: str, how: str, turn: int, rounds: int, seconds: float) -> dict[str, Any]:
+        """Take turns with another agent: append a record as soon as the other's record is read.
+
+        Args:
+            name: the file.
+            kind: the kind of the lock under which records are appended.
+            how: the kind of read, see `ProbeFile.read`.
+            turn: 0 for the agent that begins, 1 for the one that answers.
+            rounds: the number of records that each agent appends.
+            seconds: the time limit.
+
+        Returns:
+            ``waits``, the seconds from each record of this agent to the other's answer; ``garbled``, how many reads
+            returned bytes that no agent wrote; ``done``, whether all rounds were finished; ``possible``, whether the
+            mount has this kind of read.
+        """
+        seen, garbled = 0, 0
+        waits: list[float] = []
+        start = system.time.monotonic()
+        sent = 0.0
+        while True:
+            if seen % 2 == turn and seen < 2 * rounds:
+                self.append(name, kind, seen + 1, f"turn{turn}")
+                sent = system.time.monotonic()
+                seen += 1
+            for number in self.look(name, kind, how):
+                if number < 0:
+                    return {"waits": [], "garbled": 0, "done": False, "possible": False}
+                garbled += number == 0
+                if number > seen:
+                    seen = number
+                    waits += [system.time.monotonic() - sent] if sent else []
+            if seen >= 2 * rounds or system.time.monotonic() - start > seconds:
+                return {"waits": waits, "garbled": garbled, "done": seen >= 2 * rounds, "possible": True}
+            if seen % 2 != turn:
+                system.time.sleep(NAP_S)
+
+    def scatter(self, name: str, writer: str, count: int) -> int:
+        """Append records without a lock; return how many."""
+        file = self.file(name)
+        for number in range(count):
+            safe_files.write_all(file.writer, probe_file.encode(number + 1, writer))
+            system.time.sleep(NAP_S)
+        return count
+
+    def scattered(self, name: str) -> int:
+        """Return how many sound records the file holds."""
+        return probe_file.summarize(self.file(name).read_all()).sound
+
+    def count(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Add 1 to one number of a real store for `seconds`.
+
+        Returns:
+            ``sums``, the result of every add; ``operations``, how many adds per second; ``error``, the text of the
+            error that ended it early.
+        """
+        sums: list[int] = []
+        took = 0.0
+        try:
+            with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
+                store.add("ready", 1)
+                deadline = system.time.monotonic() + MEET_S
+                while store.add("ready", 0) < 2 and system.time.monotonic() < deadline:
+                    system.time.sleep(10 * NAP_S)
+                began = system.time.monotonic()
+                turns = 0
+                while (took < seconds and len(sums) < SUMS_MAX) or (turns < TURNS and took < seconds + MEET_S):
+                    sums.append(store.add("sum", 1))
+                    turns += len(sums) > 1 and sums[-1] > sums[-2] + 1
+                    if len(sums) >= SUMS_MAX:
+                        system.time.sleep(NAP_S)  # so that the other agent gets the lock
+                    took = system.time.monotonic() - began
+        except (OSError, RuntimeError) as error:
+            return {"sums": sums, "operations": 0.0, "error": f"{type(error).__name__}: {error}"}
+        return {"sums": sums, "operations": len(sums) / took, "error": ""}
+
+    def speed(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, float]:
+        """Return the median seconds of a set, a get and an add of a real store that no other process uses."""
+        with FileStore(self.path(name), timeout=MEET_S + seconds, mode=self.mode, **options) as store:
+            return {
+                "set": _median(lambda: store.set("k", b"v" * 32), seconds / 3),
+                "get": _median(lambda: store.get("k"), seconds / 3),
+                "add": _median(lambda: store.add("n", 1), seconds / 3),
+            }
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
+
+    def file(self, name: str) -> ProbeFile:
+        """Return the file of this name, open."""
+        if name not in self.files:
+            path = self.path(name)
+            self.files[name] = ProbeFile(path, is_nfs=find_mount(path).is_nfs, mode=self.mode)
+        return self.files[name]
+
+    def path(self, name: str) -> str:
+        """Return the path of the file of this name."""
+        # Questions from other hosts arrive as files, and must not name a file outside of the mailbox directory.
+        if not name or "/" in name or not self.directory:
+            raise ValueError(f"{name!r} names no file of the examination")
+        return system.os.path.join(self.directory, name)
+
+    # -- the mailbox -----------------------------------------------------------------------------------------------
 
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
         """See `Mailbox.enter`."""
@@ -52,6 +381,25 @@ class Agent(ProbeOperations):
         self.close()
         if "mailbox" in vars(self):
             self.mailbox.leave()
+
+
+def _new_lines(file: ProbeFile, kind: str) -> list[probe_file.ProbeRecord | None]:
+    way = file.way(kind)
+    found = more = file.read(way, kind)
+    while more and None not in more:
+        more = file.read(way, kind)
+        found = found + more
+    return found
+
+
+def _median(call: Any, seconds: float) -> float:
+    took: list[float] = []
+    deadline = system.time.monotonic() + seconds
+    while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):
+        start = system.time.perf_counter()
+        call()
+        took.append(system.time.perf_counter() - start)
+    return sorted(took)[len(took) // 2]
 
 
 def main(questions: Iterable[bytes], answers: int) -> None:

@@ -67,7 +67,7 @@ class Findings:
     """The input of the verdict.
 
     Attributes:
-        facts: the properties of the mount, from `ProbeOperations.facts`.
+        facts: the properties of the mount, from `Agent.facts`.
         checks: the results of the probes.
         lock: the kind of lock that the store will use.
         other: the other host of the probes between hosts, None if there was none.

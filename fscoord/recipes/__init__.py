@@ -1,12 +1,10 @@
 """Recipes on the contract of `~fscoord.Store` alone: what several processes need to take turns and share work."""
 
 from fscoord.recipes._hold import Contender
-from fscoord.recipes.breaking import force_release
-from fscoord.recipes.double_barrier import DoubleBarrier
+from fscoord.recipes._line import force_release
 from fscoord.recipes.election import Election, Leader
-from fscoord.recipes.fenced import Fenced
-from fscoord.recipes.latch import Latch
-from fscoord.recipes.lock import Lock, ReadWriteLock, RLock, Semaphore
+from fscoord.recipes.latch import DoubleBarrier, Latch
+from fscoord.recipes.lock import Fenced, Lock, ReadWriteLock, RLock, Semaphore
 from fscoord.recipes.membership import Membership, Participant
 from fscoord.recipes.once import once
 from fscoord.recipes.queue import Item, PriorityQueue, Queue

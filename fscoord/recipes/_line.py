@@ -1,24 +1,27 @@
-"""A line of people who wait for something: who comes first is served first, and nobody else is woken.
+"""A line: processes that wait for a recipe, in the order in which they came, and are woken one by one.
 
-The whole line is one value of the store, changed by compare-and-set alone, so it is never seen half changed and its
-order is that of the store. A policy says how many of the first in line are served at once. Who is served gets a
-*token*, a number that only rises, also after everybody has gone. Who finds nobody in line enters it served, in one
-write, and leaves it in another: that can overtake nobody, because it succeeds only on the very value in which nobody
-stood.
+The whole line is one value of the store, changed by compare-and-set alone. So no reader sees a line that is half
+changed, and its order is that of the store. A policy says how many entries at the head of the line are served at once.
+An entry that is served gets a *token*, a number that only rises, also while the line is empty. A process that finds
+the line empty enters it as served, by one write, and leaves it by another. The second write overtakes no entry, because
+it succeeds only on the value in which there was no other.
 
-Whoever changes the line serves those whose turn has come in the same write, and then sets a key of each, for which that
-one alone waits. Each who waits also looks after the one before it: if that one's session is dead, it is taken out; the
-store tells of deaths. One who dies between serving the next and waking it is before that one, and so delays it by no
-more; of several who were served at once the others look for themselves after `SLOW_LOOK_S`. The order of arrival, and
-looking after one's predecessor only, are those of ZooKeeper's lock recipe; a queue in one value is possible here
-because a value changes by compare-and-set, which costs one write.
+The process that changes the line serves the entries whose turn has come in the same write. Then it sets a key for each
+of them, for which the process of that entry alone waits. Each waiting process also watches the session of the entry
+before its own. If that session is dead, the process removes the entry. A process that dies between serving the next
+entry and waking it is the one before that entry, and so delays it by no more than a death is noticed. If several
+entries were served at once, the others read the line again after `SLOW_LOOK_S`. The order of arrival, and the watch on
+the predecessor alone, are those of ZooKeeper's lock recipe. Here the queue can be one value, because a value changes by
+compare-and-set, which costs one write.
 
-No wake key outlives its use, whoever dies when: the write that serves an entry also names in the line who is about to
-set its key. The name stays until the key was seen and deleted, or its setter is dead, or has said that it is through.
-Each change of the line does that for entries that have left.
+No wake key outlives its use, at whatever moment a process dies. The write that serves an entry also records in the line
+which process is about to set its key. That record stays until the key was seen and deleted, or the setter is dead, or
+the setter has recorded that it is done. Each change of the line removes what is due of entries that have left.
 
-The value is text: the last token, a stamp that no two writes share, so that a writer knows its own from one that looks
-the same, and the wake-ups that are under way; then a line for each `~fscoord.recipes._entry.Entry`.
+The value is text: the last token, a stamp that differs in every write, by which a writer recognises its own, and the
+wake-ups that are under way; then a line for each `~fscoord.recipes._entry.Entry`.
+
+`force_release` removes entries of other processes.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import count, takewhile
 from typing import Final
 
-from fscoord._arguments import Key, MalformedText, key_bytes, key_text, parse_uint63
+from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
@@ -39,7 +42,8 @@ from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store
 
-__all__ = ["Entry", "Line", "not_acquired"]
+__all__ = ["Entry", "Line", "force_release", "not_acquired"]
+
 
 SLOW_LOOK_S: Final = 1.0
 """How often one who waits looks by itself: somebody may have died after serving us and before waking us."""
@@ -383,3 +387,35 @@ def _in_line(holders: Sequence[str], waiting: int) -> str:
     held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"
+
+
+def force_release(store: Store, name: Key, token: int) -> bool:
+    """Release the hold with the fencing token `token`, whichever process has it; the next in line gets it.
+
+    This is for a holder that hangs, or that can't be told dead. It is not asked, and finds out only at its next
+    ``check`` or ``release``, which raises `~fscoord.LockLostError`. Until then it may write at the same time as the
+    next holder. Only a resource that refuses its token, such as `Fenced`, is safe from it. ``holders`` of any recipe
+    returns the tokens of a name.
+
+    Args:
+        store: where the hold is.
+        name: the name of a `Lock`, `RLock`, `ReadWriteLock`, `Semaphore` or `Election`, or of work under `once`.
+        token: which of its holds: so it can't be another one's, who came meanwhile.
+
+    Returns:
+        Whether there was such a hold.
+    """
+    check_positive("token", token)
+    line = Line(store, name, _admitted)
+    held = [entry for entry in line.entries() if entry.token == token]
+    entry = held[0] if held else None
+    return entry is not None and line.leave(entry.id)
+
+
+def _admitted(entries: list[Entry]) -> int:
+    """Return how many of these are served: what the recipe would say that their modes are of."""
+    mode = entries[0].mode if entries else ""
+    if mode.isdigit():  # a semaphore's value
+        return min(int(mode), len(entries))
+    readers = sum(1 for _ in takewhile(lambda entry: entry.mode == "r", entries))
+    return readers or min(1, len(entries))

@@ -22,12 +22,11 @@ from fscoord.errors import (
     RendezvousTimeoutError,
     StoreTimeoutError,
 )
-from fscoord.rendezvous.backend import RendezvousBackend
+from fscoord.rendezvous.backend import POLL_INTERVAL_S, RendezvousBackend, SharedState, store_errors_as_rendezvous
 from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
-from fscoord.rendezvous.shared import POLL_INTERVAL_S, SharedState, store_errors_as_rendezvous
 from fscoord.rendezvous.state import Limits, Observed, State, Verdict, close, decide, evict
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore

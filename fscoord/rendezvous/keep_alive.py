@@ -14,8 +14,8 @@ from weakref import WeakSet
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord.errors import RendezvousError
+from fscoord.rendezvous.backend import POLL_INTERVAL_S, SharedState, store_errors_as_rendezvous
 from fscoord.rendezvous.parameters import RendezvousSettings
-from fscoord.rendezvous.shared import POLL_INTERVAL_S, SharedState, store_errors_as_rendezvous
 from fscoord.rendezvous.state import State, evict
 from fscoord.store import Store
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fscoord.doctor import probe_file
+from fscoord.doctor.agent_process import Agent
 from fscoord.doctor.agents import FailedError, StuckError
-from fscoord.doctor.operations import ProbeOperations
 
 PATIENCE_S = 60
 
@@ -20,7 +20,7 @@ class ThreadAgent:
 
     def __init__(self, directory: Path, opened: type[probe_file.ProbeFile] = probe_file.ProbeFile):
         self.label = opened.__name__
-        self._acts = ProbeOperations()
+        self._acts = Agent()
         self._acts.settle(str(directory))
         self._opened = opened
         self._thread: threading.Thread | None = None

@@ -15,7 +15,7 @@ import pytest
 from doctor import lying_agents
 from support.shared_os import shared_os
 
-from fscoord.doctor import operations, probe_file, probes
+from fscoord.doctor import agent_process, probe_file, probes
 from fscoord.doctor.agents import FailedError
 from fscoord.doctor.probes import Pair
 from fscoord.doctor.verdict import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
@@ -79,8 +79,8 @@ class Steps:
 
 
 def test_data_that_is_old_under_the_lock_fails_the_race_and_each_look(pair, monkeypatch):
-    monkeypatch.setattr(operations, "system", SimpleNamespace(time=Steps(), os=os))
-    monkeypatch.setattr(operations, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
+    monkeypatch.setattr(agent_process, "system", SimpleNamespace(time=Steps(), os=os))
+    monkeypatch.setattr(agent_process, "MEET_S", 0.5)  # who sees old data seldom sees the other at all
     liars = pair(lying_agents.OldData)
     race = probes.race(liars, "ofd")
     assert (race.outcome, probes.exclusion(liars, "ofd").outcome) == (BAD, OK)
@@ -104,7 +104,7 @@ def test_appends_that_are_lost_are_bad(pair):
 
 def test_agents_that_never_meet_prove_nothing(pair, monkeypatch):
     one, other = pair()
-    monkeypatch.setattr("fscoord.doctor.operations.MEET_S", 0.0)
+    monkeypatch.setattr("fscoord.doctor.agent_process.MEET_S", 0.0)
     question = {"name": "file-processes-race-ofd", "kind": "ofd", "seconds": 0.01}
     one.ask("race", 1, **question, writer="one")
 
@@ -175,7 +175,7 @@ def test_marker_file_on_nfs_makes_an_agent_bypass_the_cache_as_a_store_does(tmp_
 
 
 def test_name_that_both_made_is_bad(pair, monkeypatch):
-    monkeypatch.setattr(operations.ProbeOperations, "claim", lambda *_, count, **__: list(range(count)))
+    monkeypatch.setattr(agent_process.Agent, "claim", lambda *_, count, **__: list(range(count)))
     check = probes.claims(pair())
     assert check.outcome == BAD
     assert "made by both (link)" in check.says
@@ -183,7 +183,7 @@ def test_name_that_both_made_is_bad(pair, monkeypatch):
 
 def test_sums_that_a_store_gave_twice_are_bad(pair, monkeypatch):
     answer = {"sums": [1, 2, 4], "operations": 1.0, "error": ""}
-    monkeypatch.setattr("fscoord.doctor.operations.ProbeOperations.count", lambda *_, **__: dict(answer))
+    monkeypatch.setattr("fscoord.doctor.agent_process.Agent.count", lambda *_, **__: dict(answer))
     assert probes.store(pair(), "ofd", {}).outcome == BAD
     answer["error"] = "CorruptLogError: damaged"
     assert "damaged" in probes.store(pair(), "ofd", {}).says

@@ -23,9 +23,9 @@ from fscoord.rendezvous import (
     RendezvousStoreInfo,
     parse_rendezvous_endpoint,
 )
+from fscoord.rendezvous.backend import SharedState
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import parse_rendezvous_config
-from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
 from fscoord.stores import url as urls
 from fscoord.stores.etcd.sessions import parse_record

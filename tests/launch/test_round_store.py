@@ -10,7 +10,7 @@ import pytest
 from conftest import GROUP
 
 from fscoord import FileStore, HashStore, StoreUnavailableError, open_store
-from fscoord.launch.round_store import RoundStore
+from fscoord.launch.agent import RoundStore
 
 ALICE, BOB = 64001, 64002
 

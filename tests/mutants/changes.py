@@ -138,7 +138,7 @@ MUTANTS = (
     ),
     Mutant(
         "a file that was opened again need not be the same",
-        "descriptors.reopen",
+        "handle.reopen",
         "    if (found.st_dev, found.st_ino) != handle.file_identity:",
         "    if found.st_dev != handle.file_identity[0]:",
         ("tests/faults/test_paths.py::test_handle_that_was_interrupted_does_not_go_on_in_a_replacement_file",),
@@ -464,7 +464,7 @@ MUTANTS = (
         "who waits for the lock concludes that the log was replaced, from what another thread is changing",
         "Log._reopen_for_lock",
         "        return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)\n",
-        "        from fscoord._log.io.descriptors import reopen\n"
+        "        from fscoord._log.handle import reopen\n"
         "        fd = reopen(self.handle, self.handle.write_flags)\n"
         "        self.handle.owned_fds.discard(fd)\n"
         "        return fd\n",
@@ -486,7 +486,7 @@ MUTANTS = (
     ),
     Mutant(
         "a token that is over is taken",
-        "fenced.Fenced.set",
+        "lock.Fenced.set",
         "            if seen > token:\n",
         "            if seen < 0:\n",
         ("tests/contract/test_leases.py::test_value_written_with_a_token_refuses_lower_tokens",),

@@ -32,8 +32,8 @@ from fscoord.rendezvous import (
     create_handler,
     get_rendezvous_handler,
 )
+from fscoord.rendezvous.backend import SharedState
 from fscoord.rendezvous.keep_alive import KeepAliveThread
-from fscoord.rendezvous.shared import SharedState
 from fscoord.rendezvous.state import State, evict
 
 HOUR = 3600

@@ -16,7 +16,7 @@ from fscoord.rendezvous import (
     RendezvousSettings,
     RendezvousTimeout,
 )
-from fscoord.rendezvous.shared import SharedState
+from fscoord.rendezvous.backend import SharedState
 from fscoord.rendezvous.state import State, close, evict
 
 KEY = "torch.rendezvous.id"

@@ -26,7 +26,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.generations import forwarding
-from fscoord._log.io.descriptors import open_root
+from fscoord._log.handle import open_root
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, _nothing
 from fscoord._log.log import Log

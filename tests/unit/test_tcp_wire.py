@@ -13,8 +13,7 @@ import pytest
 from support.places import HANG_S, start_thread
 
 from fscoord.stores.tcp import wire
-from fscoord.stores.tcp.deadline import Deadline, Unanswered
-from fscoord.stores.tcp.wire import Channel, Disconnected
+from fscoord.stores.tcp.wire import Channel, Deadline, Disconnected, Unanswered
 
 HELLO = struct.pack("=BI", 0, 0x3C85F7CE)
 PING, ECHO = b"\x0dfsco", b"fsco"

@@ -26,7 +26,7 @@ from fscoord.errors import (
     StoreUnavailableError,
 )
 from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
-from fscoord.stores.tcp.deadline import Deadline
+from fscoord.stores.tcp.wire import Deadline
 
 pytestmark = pytest.mark.torch
 

@@ -25,10 +25,9 @@ from fscoord._log.access.local import FileAppender
 from fscoord._log.access.mount import DIRECT, LOCKED, Mount
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import MalformedRecord
-from fscoord._log.handle import HandleState, NeedsLock
+from fscoord._log.handle import HandleState, NeedsLock, open_root, reopen
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
-from fscoord._log.io.descriptors import open_root, reopen
 from fscoord._log.io.large_values import SERVER_FORGOT
 from fscoord._log.io.opening import read_header
 from fscoord._log.liveness.own_session import Liveness

@@ -17,9 +17,8 @@ from fscoord._log.format.header import Header, LogIdentity, Run, supersede
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import GenerationFollower
-from fscoord._log.handle import HandleState
+from fscoord._log.handle import HandleState, open_root
 from fscoord._log.io import safe_files
-from fscoord._log.io.descriptors import open_root
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.safe_files import copy_permissions
 from fscoord._log.io.writer import LogWriter

@@ -14,10 +14,9 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header, Provenance, Run, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
-from fscoord._log.handle import GenerationUnlinked, HandleState, Root
+from fscoord._log.handle import FILE_GONE, GenerationUnlinked, HandleState, Root, open_root, reopen
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.descriptors import FILE_GONE, open_root, reopen
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.opening import open_log, read_header
 from fscoord._log.liveness.session_table import SessionTable

@@ -17,9 +17,8 @@ from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
-from fscoord._log.handle import HandleState, NeedsLock
+from fscoord._log.handle import HandleState, NeedsLock, reopen
 from fscoord._log.io import safe_files, spill, torn_tail
-from fscoord._log.io.descriptors import reopen
 from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.recovery import APPLYING, POSITION

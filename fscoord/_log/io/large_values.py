@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from fscoord._log.format.record import LogPosition
-from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
+from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock, reopen
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.descriptors import reopen
 from fscoord._log.io.spill import Spilled
 from fscoord._log.recovery import CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
 from fscoord._log.state_machine import StateMachine

@@ -35,9 +35,8 @@ from fscoord.errors import (
 )
 from fscoord.store import Capabilities, Store
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
-from fscoord.stores.tcp.deadline import GRACE_S, Deadline
 from fscoord.stores.tcp.server import Server
-from fscoord.stores.tcp.wire import Channel
+from fscoord.stores.tcp.wire import GRACE_S, Channel, Deadline
 
 __all__ = ["TCPStore"]
 

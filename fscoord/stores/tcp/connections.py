@@ -14,8 +14,7 @@ from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreTimeoutError, StoreUnavailableError
-from fscoord.stores.tcp.deadline import ANSWER_MIN_S, GRACE_S, Deadline, Unanswered
-from fscoord.stores.tcp.wire import Channel, Disconnected
+from fscoord.stores.tcp.wire import ANSWER_MIN_S, GRACE_S, Channel, Deadline, Disconnected, Unanswered
 
 __all__ = ["BlockingCalls", "Connections", "Failure"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord.errors import StoreUnavailableError, missing_extra
-from fscoord.stores.tcp.deadline import ANSWER_MIN_S, Deadline, Unanswered
+from fscoord.stores.tcp.wire import ANSWER_MIN_S, Deadline, Unanswered
 
 __all__ = ["Server"]
 
