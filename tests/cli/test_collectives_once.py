@@ -8,7 +8,7 @@ import pytest
 from support.places import until
 
 from fscoord import FileStore
-from fscoord.cli import collectives as verb
+from fscoord.cli import groups as verb
 from fscoord.recipes import Lock, once
 
 PATIENCE_S = 60

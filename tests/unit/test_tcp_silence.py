@@ -18,7 +18,7 @@ from support.played_server import PlayedServer
 from fscoord import StoreError, StoreTimeoutError, StoreUnavailableError, TCPStore
 from fscoord._runtime import network
 from fscoord._waiting import timing
-from fscoord.stores.tcp import connections, deadline
+from fscoord.stores.tcp import connections, wire
 
 LIMIT = 0.3
 SLACK_S = 30.0
@@ -325,7 +325,7 @@ def test_tcp_wait_that_lasts_long_is_logged(
     server: PlayedServer, store: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(timing, "FIRST_S", 0.01)
-    monkeypatch.setattr(deadline, "FIRST_SLEEP_MAX_S", 0.01)
+    monkeypatch.setattr(wire, "FIRST_SLEEP_MAX_S", 0.01)
     with caplog.at_level(logging.WARNING), pytest.raises(StoreTimeoutError):
         store.wait(["k"], 0.1)
     assert f"still waiting for key 'k' in tcp://127.0.0.1:{server.port}" in caplog.text
