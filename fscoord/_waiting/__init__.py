@@ -1,8 +1,8 @@
 """How an operation waits, for threads and for tasks of an event loop alike.
 
-A wait is a generator: it says what it waits for, or how long it would sleep, and its driver sleeps. `request` is for
-code that waits for keys of a store, `parking` for a store that waits for events. `backoff` has the pauses between
-tries, and `slow_wait` the warnings of a long wait.
+A store makes one object of each wait, which is armed, looks, and returns for how long it may sleep; a driver sleeps.
+Code that waits for keys of a store, such as a recipe, is a generator that yields requests. Both are in `wait`. `timing`
+has the pauses between the tries of an operation, and the warnings of a long wait.
 
 Nothing here knows a store, a log or a file system. Callers hold no lock: a sleep may last as long as its deadline
 allows.
