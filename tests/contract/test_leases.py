@@ -214,7 +214,7 @@ def test_value_written_with_a_token_refuses_lower_tokens(place: Place, store: St
     assert (value.get(), value.token()) == (b"two three", 3)
     other = Fenced(place.open(how="clone"), "v")
     other.set(b"", 7)
-    with pytest.raises(StaleTokenError, match=r"'.*v' was written with token 7, so 3 is over"):
+    with pytest.raises(StaleTokenError, match=r"'.*v' was written with token 7, so token 3 is stale"):
         value.set("three", 3)
     assert (value.get(), value.token()) == (b"", 7)
 

@@ -259,7 +259,7 @@ def test_default_list_of_the_directory_serves_all_files_of_a_log(directory: Path
     def write_only() -> None:
         with opened(path) as store:
             store.set("b", "1")
-            with pytest.raises(fscoord.StoreUnavailableError, match="the group and access control list of this one"):
+            with pytest.raises(fscoord.StoreUnavailableError, match="copying the group and access control list"):
                 store.compact()  # Bob is not of Alice's group
             store.set("c", "1")
 

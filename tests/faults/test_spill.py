@@ -21,6 +21,7 @@ from support.shared_os import SharedOs, shared_os
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
 from fscoord._log.access import network
 from fscoord._runtime import system
+from fscoord.stores.file.waits import read_consistent
 
 LIMIT_S = 60
 LEAST = 100
@@ -198,7 +199,7 @@ def test_zeros_from_a_cache_are_not_taken_for_a_long_value_nor_for_damage(
                 open_now = len(log_of(other).handle.owned_fds)
                 inspect = log_of(other).inspect
                 assert inspect(lambda: state_of(other).has(b"k"))
-                value = other._look_into(LIMIT_S, lambda fetch: state_of(other).get(b"k", fetch))
+                value = read_consistent(log_of(other), LIMIT_S, lambda fetch: state_of(other).get(b"k", fetch))
                 assert value == VALUE
                 assert kernel.zeros == 0
                 assert len(log_of(other).handle.owned_fds) == open_now
@@ -214,7 +215,7 @@ def test_long_value_whose_file_name_is_missing_is_looked_for_again(
         kernel.zeros = 2  # so that not even with the lock the cache is believed
         with kernel.fail(0, errno.ENOENT, names=("open",)) as failed:
             kernel.calls.clear()
-            assert store._look_into(LIMIT_S, lambda fetch: state_of(store).get(b"k", fetch)) == VALUE
+            assert read_consistent(log_of(store), LIMIT_S, lambda fetch: state_of(store).get(b"k", fetch)) == VALUE
         assert failed == ["open"]
         read = [fd for name, fd in kernel.calls if name == "pread"]
         assert read[0] != read[-1], "it was looked where the log goes on"

@@ -22,7 +22,7 @@ from fscoord.stores.file.death_watch import DeathWatch
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
 
-__all__ = ["AnyChange", "Condition", "FileWait", "condition_of", "pop_item"]
+__all__ = ["AnyChange", "Condition", "FileWait", "condition_of", "pop_item", "read_consistent"]
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ class _Values(Condition["list[bytes]"]):
         self._keys = keys
 
     def look(self, timeout: float) -> list[bytes] | NotYet:
-        self.missing, found = _read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
+        self.missing, found = read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
         return NOT_YET if self.missing else found
 
 
@@ -272,7 +272,7 @@ def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> byt
     return NOT_YET if value is None else bytes(value)
 
 
-def _read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
+def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
     """Return `answer` of one moment; long values that can't be read without the log's lock are read with it."""
     log.refresh(timeout)
     try:
