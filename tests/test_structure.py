@@ -49,14 +49,9 @@ PRIVATE_READS = {
     "Membership: self._core._unjoin",
     "Queue: self._core._items",
     "Queue: self._core._taking",
-    "_after_fork_in_child: store._log",
     "_do_under_lock: lock._enter",
     "_do_under_lock: lock._mode",
     "_do_under_lock: lock._undo",
-    "_path_and_options: urls._parse",
-    "file_path: urls._parse",
-    "recipes.lock: fscoord.recipes._hold._Held",
-    "recipes.once: fscoord.recipes._hold._Held",
 }
 FOREIGN_PRIVATE_MODULES = {
     "aio.groups: recipes._cleanup",

@@ -142,7 +142,7 @@ def absolute_url(ctx: click.Context) -> str:
 
 def file_path(url: str) -> str | None:
     """Return the path of the file store that `url` names, or None if it names another kind of store."""
-    scheme, host, path, _ = urls._parse(url)
+    scheme, host, path, _ = urls.parse_url(url)
     return path if scheme == "file" and host in {"", "localhost"} else None
 
 

@@ -268,7 +268,7 @@ def _path_and_options(url: str) -> tuple[str, dict[str, str]]:
     """
     from urllib.parse import urlsplit, urlunsplit
 
-    _, host, path, options = urls._parse(url)
+    _, host, path, options = urls.parse_url(url)
     if host not in ("", "localhost"):
         four = f"{SCHEME}:////{host}{path}"
         is_ambiguous = urlunsplit(urlsplit(four)) != four

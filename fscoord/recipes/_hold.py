@@ -19,11 +19,11 @@ from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line
 from fscoord.store import Store, run_blocking
 
-__all__ = ["Contender", "Exclusive", "Holder"]
+__all__ = ["Contender", "Exclusive", "HeldEntry", "Holder"]
 
-_Held = tuple[int, Entry, "LeaseRenewer | None"]
+HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """What is held: the `system.process_epoch` of the process that holds it, its entry, and what renews its lease."""
-_POP: Final = list[_Held].pop
+_POP: Final = list[HeldEntry].pop
 H = TypeVar("H", bound="Exclusive")
 
 
@@ -64,7 +64,7 @@ class Holder:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
         self._line = Line(store, name, policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
-        self._held: list[_Held] = []
+        self._held: list[HeldEntry] = []
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class Holder:
                     raise_unless_absent(error)
             self._line.leave_quietly(name)
 
-    def _stop(self, held: _Held) -> None:
+    def _stop(self, held: HeldEntry) -> None:
         if held[2] is not None:
             held[2].end()
 
@@ -155,7 +155,7 @@ class Holder:
         if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
-    def _release(self, gone: list[_Held | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
+    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
         """Give back what was acquired last, and put it into `gone` first; `here` stands for the calling thread.
 
         Returns:
@@ -179,7 +179,7 @@ class Holder:
             raise self._line.lost(held[1])
         return True
 
-    def _finish(self, gone: list[_Held | str], here: object) -> None:
+    def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
         """Do what `_release`, which put what it gave back into `gone`, was interrupted in. It may be called twice."""
         if not gone:
             with suppress(FscoordError):
@@ -245,7 +245,7 @@ class Exclusive(Holder):
             RuntimeError: this object does not hold it, or did so in the process that this one was forked from.
             LockLostError: it was taken away meanwhile. What was done under it may have been done beside another.
         """
-        gone: list[_Held | str] = []
+        gone: list[HeldEntry | str] = []
         over: list[object] = []
         here = HERE.__dict__
         try:
@@ -307,7 +307,7 @@ class Exclusive(Holder):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        gone: list[_Held | str] = []
+        gone: list[HeldEntry | str] = []
         over: list[object] = []
         here = HERE.__dict__
         try:

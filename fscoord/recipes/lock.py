@@ -24,7 +24,7 @@ from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StaleTokenError
 from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._hold import Contender, Exclusive, _Held
+from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
 from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.store import Store
 
@@ -107,7 +107,7 @@ class RLock(Lock):
         else:
             super()._undo(got)
 
-    def _release(self, gone: list[_Held | str], here: object) -> bool:
+    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:
         if not self._is_owned_by(here):
             return False
         if len(self._levels) == 1:

@@ -11,7 +11,7 @@ from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_b
 from fscoord._runtime import system
 from fscoord.errors import LockLostError, WorkFailedError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._hold import _Held
+from fscoord.recipes._hold import HeldEntry
 from fscoord.recipes._keys import foreign_value_error
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store
@@ -30,7 +30,7 @@ class OnceLock(Lock):
 
     _what = "the result of"
 
-    def _release(self, gone: list[_Held | str], here: object) -> bool:
+    def _release(self, gone: list[HeldEntry | str], here: object) -> bool:
         with suppress(LockLostError):
             return super()._release(gone, here)
         return True

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fscoord._runtime import system
 from fscoord.store import Store
 
-__all__ = ["ENVIRONMENT_VARIABLE", "open_store", "register_scheme"]
+__all__ = ["ENVIRONMENT_VARIABLE", "open_store", "parse_url", "register_scheme"]
 
 ENTRY_POINTS = "fscoord.stores"
 """The group of entry points by which other packages add schemes."""
@@ -61,7 +61,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
         ValueError: there is no address, or its scheme or an option is unknown or invalid. Other packages may add
             schemes, see `~fscoord.stores.url.register_scheme`.
     """
-    scheme, host, path, query = _parse(_address(url))
+    scheme, host, path, query = parse_url(_address(url))
     known = _scheme(scheme)
     unknown = sorted((query.keys() | options.keys()) - known.options.keys())
     if unknown:
@@ -108,7 +108,7 @@ def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathL
     return address
 
 
-def _parse(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
+def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
     """Return scheme, host, path and options, decoded."""
     if not isinstance(address, str):
         path = system.os.fspath(address)

@@ -44,7 +44,7 @@ def used(path: Path, compactions: int = 0) -> FileStore:
 def is_killed(store: FileStore) -> None:
     """Leave the log as one whose process was killed; what keeps participants until the process exits forgets it."""
     log_of(store).close()
-    lifecycle.unregister(store)
+    lifecycle.unregister(store, log_of(store))
 
 
 def close_unremoved(store: FileStore) -> None:

@@ -42,7 +42,7 @@ WORDS = st.one_of(SIGNS, st.text(max_size=40))
 @example("[::1:1", "tcp://")
 def test_address_is_parsed_or_refused(text: str, scheme: str) -> None:
     try:
-        parts = urls._parse(scheme + text)
+        parts = urls.parse_url(scheme + text)
     except ValueError as error:
         assert str(error)
         return
@@ -300,7 +300,7 @@ def test_barrier_configuration_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [urls._parse, lambda text: parse_rendezvous_endpoint(text, 1), parse_rendezvous_config]
+    "call", [urls.parse_url, lambda text: parse_rendezvous_endpoint(text, 1), parse_rendezvous_config]
 )
 def test_parsers_take_linear_time_for_a_megabyte_of_words(call: Any) -> None:
     """No expression that is matched against them backtracks without end: this would go on for hours."""

@@ -286,7 +286,7 @@ class FileStore(Sessions):
     def close(self) -> None:
         """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
         self._log.refuse_reentry()
-        if not lifecycle.unregister(self):
+        if not lifecycle.unregister(self, self._log):
             return
         session = self._log.session
         try:
@@ -302,7 +302,7 @@ class FileStore(Sessions):
                 notifier.close(0)
             if self._remove_temporary is not None:
                 self._remove_temporary()
-            lifecycle.mark_closed(self)
+            lifecycle.mark_closed(self._log)
 
     # -- between the contract and the log --------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ ATTEMPTS: Final = 20
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
-_closing: weakref.WeakSet[FileStore] = weakref.WeakSet()
+_closing: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def check_platform() -> None:
@@ -108,25 +108,25 @@ def register(store: FileStore, *, is_participant: bool) -> None:
         _participants.add(store)
 
 
-def unregister(store: FileStore) -> bool:
-    """Begin to close `store`; return whether it was open. If it was, the caller closes its log."""
+def unregister(store: FileStore, log: Log) -> bool:
+    """Begin to close `store`; return whether it was open. If it was, the caller closes its `log`."""
     _participants.discard(store)
-    _closing.add(store)
+    _closing.add(log)
     if _open_stores.pop(store, None) is not None:
         return True
-    _closing.discard(store)
+    _closing.discard(log)
     return False
 
 
-def mark_closed(store: FileStore) -> None:
-    """The caller of `unregister` has closed the log of `store`."""
-    _closing.discard(store)
+def mark_closed(log: Log) -> None:
+    """The caller of `unregister` has closed `log`."""
+    _closing.discard(log)
 
 
 def _after_fork_in_child() -> None:
-    """Close the stores that other threads of the parent were closing: those threads do not exist in the child."""
-    for store in list(_closing):
-        store._log.be_closed_by_fork()
+    """Close the logs that other threads of the parent were closing: those threads do not exist in the child."""
+    for log in list(_closing):
+        log.be_closed_by_fork()
     _closing.clear()
 
 
