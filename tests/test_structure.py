@@ -288,12 +288,11 @@ def test_package_has_no_more_modules_than_it_had() -> None:
 
 
 def names_of_tests() -> Iterator[tuple[str, str]]:
-    """Yield the path and the name of each test, also of those that the package offers for other stores."""
-    root = PACKAGE.parent
-    for path in (*root.glob("tests/**/*.py"), *PACKAGE.glob("testing/**/*.py")):
+    """Yield the file and the name of each test, also of those that the package offers for other stores."""
+    for path in (*TESTS.rglob("*.py"), *PACKAGE.glob("testing/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                yield path.relative_to(root).as_posix(), node.name
+                yield path.name, node.name
 
 
 def test_names_of_tests_begin_with_their_subject_and_are_short() -> None:
