@@ -191,10 +191,10 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
 
 
 def parse_uint63(text: str | bytes) -> int:
-    """Return the integer from 0 to 2**63 - 1 that `text` is in decimal digits.
+    """Parse `text` as decimal digits, and return the integer, which must be between 0 and 2**63 - 1.
 
     Raises:
-        MalformedText: it is not one.
+        MalformedText: `text` has other characters, or the integer is too large.
     """
     number = int(text) if len(text) < 20 and text.isascii() and text.isdigit() else -1
     if not 0 <= number <= INT64_MAX:
@@ -203,10 +203,10 @@ def parse_uint63(text: str | bytes) -> int:
 
 
 def words_in(text: bytes, separator: str, count: int) -> list[str]:
-    """Return the `count` fields of `text`, UTF-8 split at `separator`.
+    """Decode `text` as UTF-8, split it at `separator`, and return its `count` fields.
 
     Raises:
-        MalformedText: it has more or fewer fields, or is not UTF-8.
+        MalformedText: `text` has more or fewer fields, or is not UTF-8.
     """
     found = utf8(text).split(separator)
     if len(found) != count:
@@ -295,7 +295,7 @@ def to_timedelta(value: float) -> timedelta:
 
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
-    """Return the message of a time-out: `what` was waited for at which `keys`, and for how many seconds."""
+    """Return the message of a time-out: it names the missing `keys` and the seconds `waited`."""
     after = f"did not come within {waited:.3g} s" if waited >= 0.001 else "is not there"
     return f"{what} {key_names(keys)} {after}"
 

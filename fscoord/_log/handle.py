@@ -1,6 +1,6 @@
 """`HandleState`: the state of one handle, in one object that the parts of the handle share.
 
-`reopen` and `open_root` open the files of its log again: each must still be the file that the handle knows.
+`reopen` and `open_root` open a file of the log again, and check that it is still the same file.
 
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds it reads or
 changes them. Three are also read without it, each by a single load: ``bell`` after a write, and ``file`` and ``lock``
@@ -34,7 +34,7 @@ class Root(NamedTuple):
         header: its header.
         start: the position of its first record.
         identity: its device and inode number.
-        inode: the inode number if these last on this file system; otherwise 0.
+        inode: the inode number if the file system keeps inode numbers; otherwise 0.
     """
 
     header: Header
@@ -72,7 +72,7 @@ class HandleState:
         root_fd: a descriptor of generation 0, open while a later generation is in use, so that the file system gives
             the inode number of generation 0 to no other file; -1 in generation 0.
         lock: the log's lock, on a descriptor of its own.
-        shared: the mutex, and the mark of re-entry, that all handles of this process on this log share.
+        shared: the mutex and the flag of re-entry, which all handles of this process on this log share.
         mutex: `shared.mutex`, for brevity.
         owned_fds: every descriptor that the handle must close.
         offset: the end of the last good record that was applied.
@@ -82,18 +82,19 @@ class HandleState:
         seal: the seal that was read, until the handle has entered the next generation.
         recovery: the flags of the invariants that the next operation must restore (see `recovery`); 0 at the end of an
             operation that succeeds.
-        final_error: with `CLOSED`: the type and message of the error that every operation raises.
+        final_error: the type and message of the error that every operation raises once `recovery` is `CLOSED`.
         path_checked_at: when the path was last compared with the file (monotonic, in seconds).
         time_left: how many seconds the present operation may take.
-        bell: the number of bell records that were read; 0 if no process has waited yet.
-        is_settled: whether the handle has joined a run and life of the log, whose end ends the handle.
-        is_copy: whether the files are a copy of a log to which nothing was written yet: see `Provenance`.
+        bell: the number of BELL records that were read; 0 if no process has waited yet.
+        is_settled: whether the handle has joined a run and a life of the log. The end of either ends the handle.
+        is_copy: whether the files are a copy of another log, and no record was written to the copy yet (see
+            `Provenance`).
         compact_at: the length in bytes from which a writer considers a compaction; 0 for a copy.
         spill_at: the size in bytes from which a value is left in the file.
         zeros: the range after a torn record that is known to hold zeros.
         is_shared: whether other hosts write to the log. No event of this host's file system reports their appends.
-        may_lie: whether a read may return bytes of a cache that is not valid, so that zeros prove nothing.
-        short_read_is_end: whether a read that returns less than was asked for has reached the end of the file.
+        may_lie: whether a read may return bytes from a cache that is out of date, so that zeros are not evidence.
+        short_read_is_end: whether a read that returns fewer bytes than requested proves the end of the file.
         read_flags: the flags of open(2) to read the generation in use.
         write_flags: the flags of open(2) to write to it.
     """
@@ -185,7 +186,7 @@ def reopen(handle: HandleState, flags: int) -> int:
     """Return another descriptor of the generation in use, owned by the handle.
 
     Raises:
-        GenerationUnlinked: the file has no name any more, or only one that another host has removed (NFS).
+        GenerationUnlinked: the file has no name any more, or (NFS) only a cached name, which another host has removed.
         StoreGoneError: another file has the name, or the log was deleted.
     """
     fd = -1

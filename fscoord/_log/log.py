@@ -3,8 +3,8 @@
 This module imports all the parts of the log, and no part imports this module. A writer holds the log's lock, has read
 to the end, and appends each record with one write(2).
 
-The module is long, and one thing: its methods are the steps of one sequence, which is to recover, lock, catch up,
-decide, append and unlock, and what to do when a step fails.
+The module is long, but one thing: its methods are the steps of one sequence (recover, lock, catch up, decide, append,
+unlock) and the treatment of a step that fails.
 
 A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
 log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the
@@ -414,10 +414,10 @@ class Log:
         handle.recovery = 0
 
     def _recover_parts(self) -> None:
-        """Repair what each flag names, from the outermost invariant to the innermost.
+        """Restore the invariant of each flag that is set.
 
-        First the descriptors, then the generation that they are of, then the records that were applied, and at last the
-        position. Each step relies on the one before: a seek is useful only on a descriptor of the right file.
+        The order is: the descriptors, the generation in use, the records that were applied, and the position. Each step
+        relies on the one before. For example, a seek is useful only on a descriptor of the right file.
         """
         handle = self.handle
         try:
@@ -520,7 +520,7 @@ class Log:
         )
 
     def read_ahead(self) -> None:
-        """Read on without the lock while another process holds it: the log may name the holder, or be gone.
+        """Read on without the lock while another process holds it, to name that process, or see that the log is gone.
 
         Errors are dropped, because the next operation raises them again.
         """
@@ -580,8 +580,8 @@ class Log:
     def leave(self, participants: int, limit: float, clear: Callable[[str], object]) -> None:
         """Record that this participant has left for good. The last of `participants` ends the life of the log.
 
-        The record of that end is what counts. Then the files of the log are removed as far as possible, after
-        ``clear(path)`` has removed the files beside it. Errors as in `update`.
+        The FINISHED record ends the life. Then ``clear(path)`` removes the files beside the log, and the files of the
+        log are removed as far as possible. Errors as in `update`.
         """
         handle, table = self.handle, self.table
         table.participants = 0
@@ -622,9 +622,10 @@ class Log:
         self._change_generation(decide, done, limit)
 
     def _change_generation(self, decide: Decide, done: list[bool], limit: float) -> None:
-        """Like `update`. `decide` adds to `done` once a new generation exists, which this handle must still enter.
+        """Run a transaction in which `decide` begins a new generation, and which ends when this handle has entered it.
 
-        An error after that point is raised with ``maybe_applied``, because the seal has been written.
+        `decide` appends to `done` when it has sealed the old generation. An error after that is raised with
+        ``maybe_applied`` set, because the seal stays.
         """
         try:
             self.update(0, b"", b"", decide, limit)
@@ -641,7 +642,7 @@ class Log:
 
     @property
     def deaths(self) -> dict[int, int]:
-        """When a session was found dead (wall time in ns), by its number."""
+        """The time at which each dead session was recorded as dead (wall time in ns), by its number."""
         return self.table.deaths
 
     @property

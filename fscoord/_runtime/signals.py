@@ -1,6 +1,6 @@
-"""Signals of a program: none is lost, and the program cleans up before one ends it.
+"""Signal handling for programs: no signal is lost, and a termination signal lets the program clean up.
 
-Only programs use this module, such as the command and the demonstration. A library does not change its caller's
+Only programs use this module, such as the command line and the demonstration. The library does not change its caller's
 signal handlers.
 """
 
@@ -19,7 +19,7 @@ from fscoord._runtime import system
 __all__ = ["Terminated", "defer_signals", "forward_signals", "raise_on_termination", "resend_lost_signals"]
 
 RESEND_AFTER_S = 0.01
-"""Delay before a lost signal is sent again. If it is lost again, it is sent again."""
+"""The delay in seconds before a lost signal is sent again. This is repeated until the signal arrives."""
 
 
 class Terminated(SystemExit):

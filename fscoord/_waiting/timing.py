@@ -11,17 +11,18 @@ from fscoord._runtime.logging import logger
 __all__ = ["FIRST_S", "FREE_TRIES", "Backoff", "SlowWaitLogger"]
 
 FREE_TRIES: Final = 16
-"""How many tries may fail before there are pauses and the time counts: each failure means another's success."""
+"""How many tries may fail before the pauses begin and the limit applies. Each failure means that another caller has
+succeeded."""
 
 FIRST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 0.05
 
 FIRST_S: Final = 30.0
-"""How long a wait lasts before the first warning; the next one comes when it has lasted twice as long, and so on."""
+"""How long a wait lasts before the first warning, in seconds. The duration doubles before each further warning."""
 
 
 class Backoff:
-    """The tries of one operation, from now on.
+    """Counts the tries of one operation, and pauses between them.
 
     Args:
         limit: for how many seconds the operation may be tried.
@@ -51,13 +52,13 @@ class Backoff:
 
 
 class SlowWaitLogger:
-    """The warnings about one wait.
+    """Logs the warnings about one wait.
 
     Args:
         name: the name of the logger.
-        describe: returns what is waited for, where no call of `warn_if_due` gives it. It is called for a warning only,
-            and never under a lock of the store, so it may ask the store.
-        started: when the wait began, by the monotonic clock; now, unless it is given.
+        describe: returns the object of the wait, for calls of `warn_if_due` without an argument. It is called only when
+            a warning is logged, and never under a lock of the store, so it may use the store.
+        started: when the wait began, by the monotonic clock; None: now.
     """
 
     def __init__(self, name: str, describe: Callable[[], str] = str, started: float | None = None) -> None:
@@ -71,7 +72,7 @@ class SlowWaitLogger:
         return max(0.0, self._next - system.time.monotonic())
 
     def warn_if_due(self, describe: Callable[[], str] | None = None) -> None:
-        """Warn, if it is time, that what `describe` returns is still waited for."""
+        """If a warning is due, log that the wait continues, with the text that `describe` returns."""
         now = system.time.monotonic()
         if now >= self._next:
             waited = now - self.started

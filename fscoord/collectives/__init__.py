@@ -9,7 +9,7 @@ prefix can be used once: its keys stay in the store, and a second use raises `~f
 - ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. It is `Store.barrier`, whose keys
   are those of c10d, so that processes of torch can take part. Some stores do it in one round trip.
 - ``{prefix}{i}`` with the data of `get_all`, because its callers write that data, and ``{prefix}/finished``, the prefix
-  of the barrier with ranks that follows.
+  of the barrier with ranks by which `get_all` ends.
 
 A barrier with ranks can't use a counter: a rank that tries again would count twice, and the missing ranks would be
 unknown. Instead, each arrival appends one token to ``{prefix}/arrivals``, from which every process can read at any time
@@ -18,7 +18,7 @@ which ranks have arrived. The last arrival sets ``{prefix}/complete``, the only 
 needed. Those keys collided for some prefixes (``a1`` + ``0`` = ``a`` + ``10``).
 
 `synchronize` and `gather` write their data to ``{prefix}{rank}``. If the prefix ends in a digit or a colon, a colon
-comes between, ``a1:0``, so that no two prefixes share a key; otherwise the keys are torch's. `synchronize` also sets
+is inserted (``a1:0``), so that no two prefixes share a key; otherwise the keys are torch's. `synchronize` also sets
 ``{prefix}/given`` when all data is there, because a wait for N keys would be woken N times.
 """
 
@@ -79,9 +79,9 @@ def barrier(
 ) -> None:
     """Wait until `world_size` callers have called this with `key_prefix`.
 
-    With `rank`, arriving is idempotent: a rank that calls again, here or in a new process, counts once. After a
-    time-out it passes even if the others have passed meanwhile. Without `rank` every call counts. Either all callers of
-    a barrier give a rank, or none does.
+    With `rank`, arriving is idempotent: a rank that calls again, in the same process or a new one, counts once. A rank
+    whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`, every
+    call counts. Either all callers of a barrier give a rank, or no caller does.
 
     Each rank does one write, one read and one wait; the last rank does one more write.
 
@@ -97,13 +97,14 @@ def barrier(
         key: another name of `key_prefix`.
         timeout: another name of `barrier_timeout`.
         fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead (see `Store.dead_ranks`). All
-            ranks that have arrived raise, with the same lists of ranks. For ranks that arrive later a new round of the
-            barrier begins, so that a restarted rank can meet the others there. Either all callers of a barrier ask for
-            it, or none does. It has no effect on a store that can't tell the dead (see `Store.has_liveness`).
+            ranks that have arrived raise, with the same lists of ranks. A new round of the barrier then begins, where a
+            restarted rank can meet the others. Either all callers of a barrier give `fail_fast`, or no caller does.
+            It has no effect on a store that can't detect dead sessions (see `Store.has_liveness`).
 
     Raises:
         StoreTimeoutError: not all arrived. The message has rank, key prefix, world size, timeout and the first 16
-            missing ranks, with the dead and the late apart if the store can tell. It is the same on every store.
+            missing ranks. If the store can detect dead sessions, the message lists dead ranks apart from late ones. The
+            message is the same on every store.
         BrokenBarrierError: with `fail_fast`, missing ranks are dead.
         BarrierError: more than `world_size` callers arrived, the barrier has been used before, the callers disagree
             about `world_size`, or `rank` is not below it.
@@ -148,7 +149,7 @@ def get_all(
 
     Raises:
         StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
-        BarrierError: this rank has called it before with this prefix, and all ranks had finished.
+        BarrierError: this rank has called `get_all` with this prefix before, and all ranks had finished.
     """
     if world_size is None:
         raise TypeError("world_size is missing")
@@ -264,7 +265,7 @@ def gather(
         target: the rank that receives.
 
     Raises:
-        StoreTimeoutError: on the target; it names the ranks without data.
+        StoreTimeoutError: only on the target. The error names the ranks without data.
         BarrierError: the key has been used before. Nothing was overwritten.
     """
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

@@ -1,10 +1,11 @@
-"""The arrivals at a barrier: the roll that ranks keep in a store, and the time-out that names the missing ranks.
+"""The arrivals at a barrier: the list of them in a store (`Roll`), and the time-out that names the missing ranks.
 
-A roll is one key, ``{prefix}/arrivals``, to which every arrival appends a token ``RANK/WORLD_SIZE`` and a space. A
-token with a minus sign in front means that the rank has raised a time-out: it still counts, and may come again even
-after all have passed. A token ``!N:R,R`` is a verdict: the ranks R are dead. If one of them had not arrived, and N
-barriers were broken before, the barrier is broken for all ranks that had arrived, and a new one begins after that
-token. The key ``{prefix}/complete`` is set when all have arrived, so every waiting rank waits for one key.
+Each rank appends its arrival to one key, ``{prefix}/arrivals``, as a token ``RANK/WORLD_SIZE`` and a space. A rank
+whose call times out appends the same token after a minus sign, its sign-off. Its arrival still counts, and the rank may
+call again, even after all ranks have passed. A token ``!N:R,R`` is a verdict: the ranks R are dead. It counts only if N
+rounds were broken before it, and one of the ranks R had not arrived. Then the round is broken for all ranks that had
+arrived, and a new round begins after the token. The rank that completes the round sets ``{prefix}/complete``, so that
+each waiting rank waits for one key only.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class MissingRanks(NamedTuple):
     """The missing ranks of a barrier or an exchange.
 
     Attributes:
-        dead: those that are known dead, as text.
+        dead: the ranks that are known dead, as text.
         words: the description for the message, beginning with ``"; "``; empty if nothing is known.
     """
 
@@ -61,7 +62,7 @@ class MissingRanks(NamedTuple):
 
 
 def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
-    """Describe the ranks `missing`; without anything if `store` can't tell which sessions are dead, or fails."""
+    """Describe the ranks `missing`. If `store` can't detect dead sessions, or fails, the description is empty."""
     if not store.has_liveness:
         return MissingRanks((), "")
     try:
@@ -102,32 +103,32 @@ MISSING_MAX = 16
 """How many missing ranks a time-out names, as in torch."""
 
 SIGN_OFF_S = 0.05
-"""How late a time-out may be in order to leave a word in the store, where no trace timeout says more."""
+"""The default trace timeout in seconds: how long after its deadline a call may still write its sign-off."""
 
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
 
 
 class UsedBeforeError(BarrierError):
-    """All have come, and this rank among them; a barrier that knows that this rank was never told lets it pass."""
+    """All ranks, this one included, had arrived before this call. `StoreBarrier` catches this error and passes."""
 
 
 class Verdict(NamedTuple):
-    """Why a barrier is broken: the ranks that had not arrived, and those of them that are dead."""
+    """The reason why a round is broken: the ranks that had not arrived, and the dead ranks among them."""
 
     missing: list[int]
     dead: list[int]
 
 
 class Course(NamedTuple):
-    """The arrivals and sign-offs of the present barrier, in order, and the verdicts on the broken ones before it."""
+    """The arrivals and sign-offs of the present round, in order, and the verdicts on the broken rounds before it."""
 
     events: list[Event]
     breaks: list[Verdict]
 
 
 class Attempt(NamedTuple):
-    """One rank's call, and how long it may take, in seconds."""
+    """The arguments of one rank's call, checked, and the time at which it began. The timeouts are in seconds."""
 
     prefix: bytes
     rank: int
@@ -142,7 +143,7 @@ class Attempt(NamedTuple):
         return system.time.monotonic() - self.start
 
     def left(self) -> float:
-        """Return how long it may still wait."""
+        """Return how long the call may still wait."""
         return max(0.0, self.timeout - self.waited())
 
     def trace_left(self) -> float:
@@ -189,7 +190,7 @@ class Attempt(NamedTuple):
         return self.prefix + b":" if ambiguous else self.prefix
 
     def used_before(self) -> UsedBeforeError:
-        """Return the error for a prefix that has served already."""
+        """Return the error for a prefix that was used before."""
         return UsedBeforeError(
             f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
             " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
@@ -226,13 +227,13 @@ def check_rank(rank: int, world_size: int) -> None:
 
 
 class Roll:
-    """The roll at `prefix`, for the rank that makes `call`."""
+    """The arrivals under `prefix`, as the rank that makes `call` reads and appends them."""
 
     def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
         self._store = store
         self._call = call
         self._arrivals = prefix + b"/arrivals"
-        self._complete = prefix + b"/complete"  # as long as the other: a prefix that is too long fails at the first
+        self._complete = prefix + b"/complete"  # as long as the first key, whose append fails if the prefix is too long
 
     def arrive(self) -> bool:
         """Append this rank's arrival; return whether all ranks have arrived.
@@ -257,10 +258,10 @@ class Roll:
         return self._arrive_among(self._events(text))
 
     def _arrive_among(self, events: list[Event]) -> bool:
-        """Do as `arrive` does, where a rank came twice, or signed off and came again, or has another world size."""
+        """Finish `arrive` if a rank has arrived twice, has signed off and arrived again, or has another world size."""
         rank, world_size = self._call.rank, self._call.world_size
         own = max((index for index, event in enumerate(events) if event == (rank, True)), default=-1)
-        if own < 0:  # it was broken since
+        if own < 0:  # the round was broken since
             return False
         before = _present(events[:own])
         if len(before) == world_size:
@@ -318,7 +319,7 @@ class Roll:
             fatal = [rank for rank in missing if rank in dead]
             if fatal:
                 self._store.append(self._arrivals, b"!%d:%s " % (joined, b",".join(b"%d" % rank for rank in fatal)))
-                if not backoff.pause():  # it never counted: there was always an arrival before it
+                if not backoff.pause():  # the verdict did not count: each time, an arrival preceded it
                     raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
             else:
                 dead = yield from self._wait_for_all(missing, slow_logger)
@@ -333,9 +334,9 @@ class Roll:
         return [rank for rank in range(self._call.world_size) if rank not in present]
 
     def sign_off(self, timed_out: bool, timeout: float) -> None:
-        """Append that this rank gives up for now; if all have arrived, set the key that the last rank did not set.
+        """If `timed_out`, append this rank's sign-off. Otherwise set ``complete``, which the last rank has not set.
 
-        It takes at most `timeout` seconds, and uses a clone, because a handle's timeout holds for all its threads.
+        It takes at most `timeout` seconds. It uses a clone, because a handle's timeout holds for all its threads.
         """
         try:
             with self._store.clone() as handle:
@@ -366,14 +367,14 @@ class Roll:
         return self._store.get(self._arrivals) if self._store.check([self._arrivals]) else b""
 
     def _events(self, text: bytes) -> list[Event]:
-        """Return every arrival as (rank, True) and every sign-off as (rank, False), since it was last broken."""
+        """Return each arrival in the present round as (rank, True), and each sign-off as (rank, False)."""
         return self._course(text.split()).events
 
     def _course(self, tokens: list[bytes]) -> Course:
-        """Return the course that `tokens` record.
+        """Return the arrivals, sign-offs and verdicts in `tokens`, the contents of ``{prefix}/arrivals``.
 
         Raises:
-            BarrierError: one is not an arrival, or has another world size.
+            BarrierError: a token has another form, or another world size than this rank's.
         """
         events: list[Event] = []
         breaks: list[Verdict] = []

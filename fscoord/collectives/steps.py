@@ -1,6 +1,7 @@
-"""What `collectives` does, as code that says where it would wait: for threads and for tasks of an event loop.
+"""The functions of `collectives` as generators, which yield a request where they must wait.
 
-Arguments, results and errors are those of the functions of the same names there.
+A driver carries out the requests, in a thread or in an event loop. Arguments, results and errors are those of the
+functions of the same names in `collectives`.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
 
 
 def _meet(store: Store, call: Attempt, prefix: bytes) -> WaitSteps[None]:
-    """Wait until all ranks have set their data, for one key: a wait for all the keys would wake at each of them."""
+    """Wait until all ranks have set their data. Each waits for one key: a wait for all keys would wake at each."""
     all_given = prefix + b"/given"
     if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
         store.set(all_given, b"1")

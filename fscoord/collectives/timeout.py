@@ -19,10 +19,10 @@ __all__ = ["store_timeout"]
 def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     """Set the timeout of `store` for the body of the ``with``, and restore the previous one at its end.
 
-    The timeout is the handle's and holds for all its threads. If several threads do this on one handle, or on
-    `PrefixStore` views of it, the timeout that was set last holds among those whose body is still running. After the
-    last body, in whatever order they end, the handle has the timeout that it had before the first. A thread that needs
-    a timeout of its own uses a `Store.clone`.
+    The timeout belongs to the handle, and holds for all threads that use it. Several threads may do this on one handle,
+    or on `PrefixStore` views of it: then the timeout that was set last holds, among those whose body is still running.
+    After the last body, in whatever order the bodies end, the handle has the timeout that it had before the first. A
+    thread that needs a timeout of its own uses a `Store.clone`.
 
     Args:
         store: the handle.

@@ -1,8 +1,8 @@
-"""Report calls that hang in the kernel, such as on a hard NFS mount whose server does not answer.
+"""Report system calls that hang in the kernel, for example because the server of a hard NFS mount does not answer.
 
-Such a call can't be interrupted, and keeps no deadline. So while a log on a shared mount is open, a thread checks the
-calls of its handles, and logs a warning with the path and the duration: after `FIRST_S` seconds, and then each time
-after twice as long.
+Such a call can't be interrupted, so no deadline can end it. While a log on a shared mount is open, a thread checks the
+calls of its handles. It logs a warning with the path and the duration when a call has taken `FIRST_S` seconds, and
+another one each time the duration has doubled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fscoord._runtime.logging import logger
 __all__ = ["KernelCall"]
 
 FIRST_S = 10.0
-"""How long a call may take before the first warning, in seconds. Each further warning comes after twice as long."""
+"""How long a call may take before the first warning, in seconds. The duration doubles before each further warning."""
 
 
 class KernelCall:
@@ -51,7 +51,7 @@ class KernelCall:
             _watchdog[0].wake.set()
 
     def warn_if_stuck(self, now: float) -> None:
-        """Log a warning if the call takes too long. Called by the watchdog's thread, without a lock.
+        """Log a warning if the call takes too long. The watchdog's thread calls this, without a lock.
 
         The handle's thread may end the call, or begin another, between any two lines. The only effect is one warning
         too many or too few.

@@ -10,7 +10,7 @@ from fscoord._runtime.interrupts import raise_if_foreign
 __all__ = ["COHERENCES", "Mount", "Objection", "find_mount"]
 
 LOCAL, DIRECT, LOCKED = COHERENCES = ("local", "direct", "locked")
-"""How a log is read: through this host's cache; past it (O_DIRECT); or under a lock, which makes the cache valid."""
+"""How a log is read: through the cache of this host, directly (O_DIRECT), or under a lock, which empties the cache."""
 
 LOCAL_KINDS: Final = frozenset(
     "bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs ubifs vfat xfs"
@@ -23,7 +23,7 @@ SMB_KINDS: Final = frozenset(("cifs", "smb3"))
 
 
 HOLES_REPORTED: Final = frozenset(("btrfs", "ext4", "tmpfs", "xfs"))
-"""File systems whose SEEK_DATA (lseek(2)) is known to see the latest writes. That of ZFS did not."""
+"""File systems whose SEEK_DATA (lseek(2)) is known to reflect the latest writes. The SEEK_DATA of ZFS did not."""
 
 FUSE_WITH_INODES: Final = frozenset(
     "fuse.ceph fuse.ceph-fuse fuse.fuse-overlayfs fuse.glusterfs fuse.juicefs fuseblk".split()
@@ -34,7 +34,7 @@ after the next mount."""
 
 
 class Objection(NamedTuple):
-    """Why a mount is refused, as a clause, and what the user can do about it."""
+    """The reason to refuse a mount, as a clause, and the remedy."""
 
     reason: str
     remedy: str
@@ -69,10 +69,11 @@ class Mount(NamedTuple):
 
     @property
     def coherence(self) -> str:
-        """How a log on it is read by default: one of `COHERENCES`.
+        """The default way to read a log on this mount: one of `COHERENCES`.
 
-        Without a lock, the NFS client may return zeros in the place of data while any process of the host writes. A
-        direct read returns the data of the server, in one request. Elsewhere only a lock is known to make caches valid.
+        On NFS it is a direct read, which returns the data of the server, in one request. A read through the cache may
+        return zeros instead of data while a process of the host writes. On other shared file systems only a lock is
+        known to make the cache valid.
         """
         if self.is_local:
             return LOCAL
@@ -113,9 +114,9 @@ class Mount(NamedTuple):
         return None
 
     def _objection_to_nfs(self, lock: str) -> Objection | None:
-        """Return the objection to NFS with a lock that the server must know.
+        """Return the objection to this NFS mount if it may not send locks of the kind `lock` to the server.
 
-        With the options of local_lock that nfs(5) warns of, two hosts were seen to hold one lock.
+        With such an option (``nolock`` or ``local_lock``, see nfs(5)), two hosts were seen to hold the same lock.
         """
         local = self.option("local_lock")
         touched = {"ofd": ("all", "posix"), "flock": ("all", "flock")}[lock]

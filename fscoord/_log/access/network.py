@@ -94,7 +94,7 @@ class NetworkAccess:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`. The NFS client may cache the name of a log that is gone; then its first use fails."""
+        """See `Access.open`. The NFS client may have cached the name of a removed log. The first use then fails."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -255,7 +255,7 @@ class NetworkAccess:
             raise handle.gone("was replaced by another log")
 
     def _reopen_writer(self) -> None:
-        """Open the descriptor for writing again, under a soft lock.
+        """Under a soft lock: replace the descriptor for writing by a new one.
 
         The kernel appends at the size that it has cached. Only a lock of the kernel or open(2) updates that size.
         """

@@ -69,7 +69,7 @@ class Compactor:
         self._refused_by: int | None = None  # the error number of the last failure, which was logged
 
     def compact_if_due(self, more: int) -> bool:
-        """Before `more` bytes are written: compact if that is worth its cost; return whether it was tried.
+        """Before `more` bytes are written: compact if that is worth its cost; return whether a compaction was tried.
 
         A compaction that fails, for example on a full disk, is logged and does not fail the write. The exception is a
         copy of a log: it must continue in a file of its own before anything is written to it.
@@ -147,9 +147,11 @@ class Compactor:
         )
 
     def _snapshot(self, session: int) -> Iterator[Entry]:
-        """Yield the records that lead to the present state; `session` is the writer of all but session records.
+        """Yield records from which a reader rebuilds the present state.
 
-        The sessions and deaths that the table keeps come first, then the bells and leaves, then the data.
+        The order is: the sessions and deaths that the table keeps, a BELL record for each so far, a LEAVE record for
+        each participant that has left, and the data. The writer of a session record is that session. The writer of
+        every other record is `session`.
         """
         now = system.time.time_ns()
         table = self._table
@@ -189,8 +191,8 @@ class Compactor:
 
         - Before the seal: the old generation is in use. The new file is an orphan, which no record names. A later
           compaction removes it once its lock is free.
-        - After the seal, before the forward record: every opener comes to the new generation by following the seals. A
-          later compaction appends a forward record past it.
+        - After the seal, before the forward record: every opener follows the seals to the new generation. The next
+          compaction appends a forward record, which names a generation that is newer still.
         - After the forward record, before the removal: the superseded file stays. A later compaction removes it.
         """
         handle = self._handle
@@ -247,7 +249,7 @@ class Compactor:
     def _forward(self, successor: GenerationRef, session: int, owner: LogIdentity) -> None:
         """After the seal: append a forward record to generation 0, and remove superseded files.
 
-        Nothing depends on either, so an error is only logged: the next compaction of any process does both again.
+        No reader depends on either, so an error is only logged. The next compaction of any process does both again.
         """
         handle, follower = self._handle, self._follower
         before = system.os.fsencode(system.os.path.basename(handle.file)) if handle.header.generation else None

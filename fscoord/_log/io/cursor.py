@@ -65,7 +65,7 @@ class Cursor:
         handle.pending, handle.is_torn, handle.seal = b"", False, None
 
     def reset(self) -> None:
-        """Drop the state, and begin again after the header of the generation in use."""
+        """Reset the state machine and the session table, and seek to the first record of the generation."""
         self._machine.reset()
         self._table.reset()
         self._handle.bell = 0
@@ -75,11 +75,12 @@ class Cursor:
     def advance(self, data: bytes, *, locked: bool) -> bool:
         """Apply the records in `data`, which was just read, and then those that follow in the file, to its end.
 
-        The end is reached when a read returns nothing, since on some file systems a short read ends earlier. A writer
-        must have read to the end: otherwise the chain of its record would be wrong.
+        Where ``handle.short_read_is_end`` is false, only a read of 0 bytes proves the end: on some file systems a read
+        may return fewer bytes than requested before the end. A writer must have read to the end: otherwise the chain of
+        its record would be wrong.
 
-        ``pending`` holds the bytes between ``offset`` and the position of the descriptor, the beginning of a record
-        whose rest has not been read yet.
+        ``handle.pending`` holds the bytes between ``handle.offset`` and the position of the descriptor. They are the
+        beginning of a record that has not been read completely.
 
         Args:
             data: bytes that the caller has read from the descriptor, which follow ``pending``.
@@ -205,7 +206,7 @@ class Cursor:
         """Sync the records that were just read, before the caller acts on them.
 
         Another process may have written them and died before its own sync. After a failed sync the kernel may drop the
-        pages, so a second fdatasync(2) would succeed without effect. The handle is therefore over.
+        pages, so a second fdatasync(2) would succeed without effect. A failed sync therefore ends the handle.
         """
         handle = self._handle
         try:

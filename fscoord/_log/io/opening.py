@@ -31,13 +31,13 @@ class LogOptions(NamedTuple):
         lock_kind: a value of `log_lock.KINDS`. The header of an existing log must name the same kind.
         durable: make a new log durable, and refuse an existing log that is not.
         read_only: open for reading. Nothing is ever written.
-        mode: the permissions of a new log. An existing log must not allow more.
+        mode: the permissions of a new log. An existing log must not let more users write.
         limit: how long to wait for the lock of an empty file, in seconds.
         coherence: how the writes of other hosts are read, one of `mount.COHERENCES`; None: the default of the mount.
         compact_bytes: the size from which the log is compacted automatically; 0: never.
         run: the run of the handle; None: the run of the log, whichever it is.
         spill_bytes: the size from which values are left in the file and not kept in memory; 0: all are kept.
-        inodes_last: whether the inode numbers of the file system last, so that they identify a file.
+        inodes_last: whether a file keeps its inode number for as long as it exists, so that the number identifies it.
     """
 
     lock_kind: int
@@ -53,11 +53,11 @@ class LogOptions(NamedTuple):
 
     @property
     def is_soft(self) -> bool:
-        """Whether the lock is a soft lock. The kernel's locks on this mount are then not to be relied on."""
+        """Whether the lock is a soft lock. The kernel's locks on this mount may then be unreliable."""
         return self.lock_kind == SOFT
 
     def inode(self, fd: int) -> int:
-        """Return the inode number of the open file `fd`; 0 where inode numbers do not last."""
+        """Return the inode number of the open file `fd`; 0 if the file system does not keep inode numbers."""
         return int(system.os.fstat(fd).st_ino) if self.inodes_last else 0
 
     def header(self, fd: int) -> bytes:

@@ -50,7 +50,7 @@ SpilledRecord = tuple[int, bytes, bytes | Spilled, int, int]
 
 
 class Spot(NamedTuple):
-    """Where a long value is: the ``kind`` of its record, its ``key``, ``offset`` and ``size``."""
+    """The place of a long value: the ``kind`` of its record, its ``key``, ``offset`` and ``size``."""
 
     kind: int
     key: bytes
@@ -106,7 +106,8 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 def checksum_of_both(first: int, second: int, size: int) -> int:
     """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
 
-    CRC is linear: `first` changes the checksum of any `size` bytes by the same difference as that of `size` zeros.
+    CRC is linear: to prepend the first string changes the checksum of any `size` bytes by the same XOR. So the
+    difference can be computed for `size` zeros, and applied to `second`.
     """
     seeded, plain = first, 0
     while size > 0:

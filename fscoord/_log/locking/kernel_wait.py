@@ -3,11 +3,12 @@
 A lock call that blocks in the kernel can't be given a deadline: Python repeats it after a signal. So a thread makes
 that call. There is one such thread for each log and process, however many threads of the process wait.
 
-The thread blocks on a descriptor of its own. On a shared descriptor, a request whose waiters have all given up would
-be granted to the thread that holds the lock through that descriptor by then. When the lock has come, the thread hands
-it over to the first waiter together with the descriptor, or unlocks it if no waiter is left.
+The thread blocks on a descriptor of its own. Suppose that it used the descriptor of a handle, and all waiters gave up.
+When another thread then acquired the lock on that descriptor, the kernel would grant the blocked request as well, and
+two threads would have the lock. When the kernel grants the lock, the thread hands it over to the first waiter, together
+with the descriptor. If no waiter is left, the thread unlocks it.
 
-Which thread may hold what: `_guard` protects `_requests` and the list of waiters of each. It is held for a few lines
+The order of the locks: `_guard` protects `_requests` and the list of waiters of each. It is held for a few lines
 only, in which nothing blocks. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and no thread
 does so in the opposite order: the thread that hands over a lock takes the process mutex without holding `_guard`.
 """
@@ -58,7 +59,7 @@ class WaitableLock(Protocol):
 
 
 def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int]) -> None:
-    """Return when `lock` has been handed over, when it is worth trying again, or after `left` seconds.
+    """Return when `lock` has been handed over, when another attempt to lock is worthwhile, or after `left` seconds.
 
     `reopen` opens the log once more and returns the descriptor.
 
@@ -160,7 +161,7 @@ class _LockThread:
 
     def _hand_over(self) -> bool:
         """Hand the lock and the descriptor over to the first waiter; return False if none is left."""
-        # The order is load-bearing. `adopt` gives the descriptor to the handle while the mutex is held, so the lock has
+        # The order matters. `adopt` gives the descriptor to the handle while the mutex is held, so the lock has
         # an owner at each moment: this thread until `self.fd` is -1, then the handle. The waiter is woken after that:
         # if it woke first, it would find no handover, and wait again for a lock that its own process holds.
         handover = None

@@ -1,15 +1,15 @@
-"""`Doorbell`: a side-car of 4 KiB with which a waiter arms the bucket of its key, and a writer wakes the waiters of it.
+"""`Doorbell`: a file of 4 KiB beside the log. A waiter arms the bucket of its key, and a writer rings that bucket.
 
 Each byte stands for a bucket of keys and is a counter. An odd byte is armed. A waiter arms the byte of its key, looks
 at the log once more, and sleeps on inotify of the bell. A writer reads the byte of its key after its append; if it is
 odd, the writer adds one and rings. A waiter that is woken looks at the log if its byte has changed.
 
-A flag that is set and cleared would not do: the first of two waiters that wakes would set it again before the second
-has looked. With the bell a write for which nobody waits wakes nobody. If all waiters watched the log itself, a barrier
-of N processes would cost N^2 wake-ups.
+A flag that is set and cleared would not suffice: the first of two waiters to wake would set it again before the second
+has looked. With the bell, a write wakes only the waiters of its bucket. If all waiters watched the log itself, a
+barrier of N processes would cost N^2 wake-ups.
 
 A byte is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(2), which raises IN_ATTRIB. Waiters
-watch for IN_ATTRIB alone, so arming wakes nobody. The bytes are read and written by positional I/O (under pyfakefs
+watch for IN_ATTRIB alone, so arming wakes no waiter. The bytes are read and written by positional I/O (under pyfakefs
 there is no bell), and not through mmap(2), which kills the process if the disk is full.
 
 A waiter that depends on a session also arms a byte for the end of the session, and a process rings that byte when it
@@ -44,17 +44,17 @@ def session_end_bucket(session: int) -> int:
 
 
 class Doorbell:
-    """The bell at `path`, open. If it does not exist, it is created whole, unless `create` is false.
+    """An open bell. If no file is at `path`, a complete one is created, unless `create` is false.
 
-    A new bell gets the group and the access control list of the file `like`, the log.
+    A new bell gets the group and the access control list of the log, whose path is `like`.
 
     Attributes:
-        is_new: whether it was created here.
+        is_new: whether this object created the file.
         fd: its descriptor; -1 after `close`, and in a forked child.
 
     Raises:
-        OSError: it can't be opened or created.
-        InsecurePathError: the file at `path` is not one that only this user, or those of `mode`, can write.
+        OSError: the bell can't be opened or created.
+        InsecurePathError: the file at `path` is not a regular file, or users whom `mode` does not allow can write it.
     """
 
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
@@ -100,7 +100,7 @@ class Doorbell:
 
     def ring(self, number: int) -> None:
         """Wake the waiters of bucket `number`, if its byte is odd."""
-        seen = system.os.pread(self.fd, 1, number)  # the only call on the path of a write for which nobody waits
+        seen = system.os.pread(self.fd, 1, number)  # the only call if the write has no waiter
         if seen and seen[0] & 1:
             system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
             system.os.utime(self.fd)

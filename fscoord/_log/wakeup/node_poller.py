@@ -5,10 +5,10 @@ processes of a host would send the same request a hundred times. Instead they sh
 directory of the host, and one of them, the poller, asks the server and rings that bell for the others.
 
 The poller is the process that holds the lock on one byte of that bell. When it leaves or dies, the kernel grants the
-lock to another process at once. The new poller rings all buckets, because its predecessor may not have passed on its
-last news.
+lock to another process at once. The new poller rings all buckets, because its predecessor may have died after a
+poll and before the ring.
 
-The poller counts its polls in the bell. A waiter that sees the count stand still (the poller may be stopped) polls by
+The poller counts its polls in the bell. If the count stops (the poller's process may be stopped), each waiter polls by
 itself. As with every bell, all of this is a hint: each poll reads the log from the server.
 """
 
@@ -40,12 +40,12 @@ POLLER_BYTE: Final = 1 << 20
 
 
 def node_bell_path(key: LogKey) -> str:
-    """Return the path of the bell of the log `key` that the processes of this user on this host share.
+    """Return the path of the bell that the processes of this user on this host share for the log `key`.
 
-    The name contains the host and its boot, because hosts may share one /tmp.
+    The name depends on the host name and the boot id, because hosts may share one /tmp.
 
     Raises:
-        OSError: no directory for it is local to this host and private to this user.
+        OSError: no directory is local to this host and private to this user.
     """
     log_id, device, inode = key
     uid = system.os.geteuid()
@@ -86,11 +86,11 @@ def _make_private(directory: str, uid: int) -> None:
 class PollerElection:
     """This process's part in the election of the host's poller, and the waiter that polls if this process was elected.
 
-    `_guard` protects the descriptors, the poller and the set of waiters. The thread that blocks in the kernel for the
-    poller's lock takes it only after it has the lock.
+    `_guard` protects the descriptors, the poller and the set of waiters. A thread may block in the kernel for the
+    poller's lock. That thread takes `_guard` only after the kernel has granted the lock.
 
     Args:
-        bell: the host's bell. It is closed by the watch to which it belongs.
+        bell: the host's bell. The watcher closes it.
         recheck: wakes all waiters of this process, so that each calls `try_elect` again.
     """
 
@@ -189,7 +189,7 @@ class PollerElection:
         """Start a thread that blocks until the present poller leaves or dies, when the kernel grants it the lock."""
         try:
             system.start_thread("fscoord-poller", self._wait_for_lock, fd)
-        except RuntimeError as error:  # no thread is left: waiters poll when the heartbeat stands still
+        except RuntimeError as error:  # no thread is left: waiters poll when the heartbeat stops
             safe_files.close_owned(fd, self._requested)
             raise_if_foreign(error)
 

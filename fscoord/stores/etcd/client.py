@@ -96,7 +96,7 @@ def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str
     """Return the access that `client_or_url` describes; see `~fscoord.EtcdStore`.
 
     Raises:
-        ValueError: the text is not an address, or contradicts itself.
+        ValueError: the text is not an address, or two of its parts contradict each other.
         TypeError: it is neither text nor a client of etcd3gw.
     """
     if isinstance(client_or_url, Access):
@@ -178,8 +178,8 @@ class Client:
 
         A read is repeated, at one member after the other, until one answers. A write is repeated only if the failed
         try can't have had an effect: there was no connection, or the member refused it. If the response of a write is
-        lost, etcd may commit the write then, later, or never, and no later request can find out. The error is the
-        only honest answer, and the caller decides.
+        lost, etcd may commit the write then, later, or never, and no later request can determine which. So the write
+        is not repeated, and the error has `maybe_applied` set.
 
         Raises:
             StoreUnavailableError: no member answered within `limit` seconds, or the server refuses. For a write whose

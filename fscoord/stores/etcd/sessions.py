@@ -1,9 +1,9 @@
 """`LeaseSession`: the session of one `~fscoord.EtcdStore` handle, kept alive by a lease, and the records of all.
 
-A session has a number, a record key that stays, and a key that etcd deletes when it has received no sign of life for
-`session_ttl` seconds: a lease (https://etcd.io/docs/v3.5/learning/api/#lease-api). That deletion is the death of the
-session, at one revision for all readers. The session itself can't write any more from then on, because each of its
-writes requires that key in the same transaction (see `Transactions.write`).
+A session has a number, a record key that stays, and a lease key. etcd deletes the lease key when the lease has not been
+renewed for `session_ttl` seconds (https://etcd.io/docs/v3.5/learning/api/#lease-api). The deletion is the death of the
+session, at one revision for all readers. From then on the session can't write, because each of its writes requires the
+lease key in the same transaction (see `Transactions.write`).
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ class LeaseSession:
     def _begin(self, record: bytes, limit: float) -> int:
         """Register a session with `record`, and return its number.
 
-        The counter, the record and the lease key are written in one transaction: no reader finds a session without a
-        lease key, which it would take for dead. If the response is lost, or others always take the next number first,
-        the lease that was granted has no thread that renews it, and so it expires.
+        One transaction writes the counter, the record and the lease key. Otherwise a reader could find a session
+        without a lease key, and take it for dead. The registration may fail, because the response is lost or because
+        other processes take each next number first. Then no thread renews the lease that was granted, and it expires.
         """
         lease = int(self._client.call("lease/grant", {"TTL": str(self.ttl)}, limit)["ID"])
         counter = self._keys.counter

@@ -51,45 +51,50 @@ __all__ = ["FileStore"]
 T = TypeVar("T")
 
 TYPICAL_CALL_S: Final = 0.001
-"""How long a call usually takes at most that only touches the page cache."""
+"""The usual upper limit, in seconds, of a call that only uses the page cache."""
 
 
 class FileStore(Sessions):
     """A store in one file: an append-only log under advisory locks, replayed to serve reads.
 
-    Every process that opens the same path shares the store. There is no server; when all are gone the file is what is
-    left. The design is that of torch's c10d ``FileStore``; what it adds is listed in the documentation, "Promises".
+    Every process that opens the same path shares the store. There is no server, and the file remains when all processes
+    have ended. The design is that of torch's c10d ``FileStore``. "Promises" in the documentation lists the additions.
 
     Args:
-        path: the file, created if it is not there (its directory must be). Without it the store is a private temporary
-            file, gone when this handle is closed or its process exits.
-        world_size: how many participants will close the store; the last one to do so removes the file. ``None`` (or -1,
-            as in c10d): it stays. Only `close`, or the end of a ``with``, counts; ``del`` does not.
+        path: the path of the file. A missing file is created, in a directory that must exist. None: a private temporary
+            file, which is removed when this handle is closed or its process exits.
+        world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
+            -1, as in c10d): the file remains. Only `close`, or the end of a ``with``, counts; ``del`` does not.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
-        rank: shown where others name this participant. With a rank or a label a handle introduces itself when it is
-            opened, otherwise when it first writes.
-        label: shown likewise.
+        rank: the rank of this participant, which appears in messages and in `members`. A handle with a rank or a label
+            registers its session when it is opened. Any other handle registers with its first write.
+        label: a name for this participant, which appears in the same places.
         lock: ``"ofd"`` (open-file-description locks), ``"flock"`` or ``"soft"`` (a marker file, for mounts without
-            advisory locks; a holder that died on another host must be removed by hand). All participants must agree.
-        watch: ``"auto"`` (events where there are any), ``"inotify"`` (or else an error), ``"poll"``.
-        durable: what is acknowledged survives a power loss: the log is synced before each operation returns. All
-            participants of a new log must agree; on a log that is durable every handle is.
-        read_only: write nothing, and need no permission to. Writing operations raise `~fscoord.StoreError`.
-        mode: the permissions of a new file, and the most that an old one may have for others to write.
-        coherence: how to read what other hosts wrote: ``"direct"`` (not from a cache), ``"locked"`` (under a lock) or
-            ``"local"`` (from the cache). Without it the file system decides, and one where locks lie is refused.
-        compact_bytes: a log that is shorter is not compacted; ``None`` or 0: none is, unless `compact` is called.
-        run_id: a job and its restart count, or an id without order. A new run begins with an empty store, and a
-            handle of an older one gets `~fscoord.StaleRunError`. ``None``: whichever run there is.
-        spill_bytes: values of so many bytes or more are not kept in memory, but read from the file when they are asked
-            for; ``None`` or 0: all are kept.
+            advisory locks; the marker of a process that died on another host must be removed by hand). All participants
+            must give the same kind.
+        watch: how a wait learns of writes: ``"auto"`` (by file-system events if there are any, otherwise by polls),
+            ``"inotify"`` (by events, or raise an error) or ``"poll"``.
+        durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. An
+            existing log that is not durable is refused. On a durable log every handle is durable.
+        read_only: never write, and need no write permission. Writing operations raise `~fscoord.StoreError`.
+        mode: the permissions of a new file. An existing file must not let more users write.
+        coherence: how to read the writes of other hosts: ``"direct"`` (not from a cache), ``"locked"`` (under a lock)
+            or ``"local"`` (from the cache). None: the mount's default, and a mount with unreliable locks is refused.
+        compact_bytes: the size in bytes from which the log is compacted automatically. ``None`` or 0: only `compact`
+            compacts it.
+        run_id: a job id and a restart count, or an id without order. A new run begins with an empty store, and the
+            handles of an older run raise `~fscoord.StaleRunError`. ``None``: the present run of the log.
+        spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file when it is
+            requested. ``None`` or 0: all values are kept in memory.
 
     Raises:
-        StoreUnavailableError: the file can't be opened or created; at once, not after a time-out.
-        InsecurePathError: the path is a link, not a regular file, or owned by another user.
-        CorruptLogError: the file is no log of fscoord's.
-        UnsupportedFilesystemError: the platform or file system has no such locks, or its mount options make them lie.
+        StoreUnavailableError: the file can't be opened or created. The error is raised at once, not after a time-out.
+        InsecurePathError: the path is a symbolic link or not a regular file, or users whom `mode` does not allow own it
+            or can write it.
+        CorruptLogError: the file is not a log of fscoord.
+        UnsupportedFilesystemError: the platform or file system has no locks of this kind, or its mount options make
+            them unreliable.
     """
 
     capabilities = Capabilities(processes=True, hosts=True, durable=True, survives_handles=True, sessions=True)
@@ -143,7 +148,7 @@ class FileStore(Sessions):
 
     @property
     def place_options(self) -> dict[str, Any]:
-        """The options of this handle that another store on the same file system needs, too; those left out are none."""
+        """The options that another store on the same file system needs as well, except those with their default."""
         given = {name: self._options[name] for name in ("lock", "coherence")}
         return {name: value for name, value in given.items() if value not in (None, "ofd")}
 
@@ -265,20 +270,22 @@ class FileStore(Sessions):
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> FileStore:
-        """See `Store.clone`. A clone is no participant: closing it does not count towards `world_size`."""
-        self._log.refresh(self._timeout)  # says so if this handle is over
+        """See `Store.clone`. A clone is not a participant: closing it does not count towards `world_size`."""
+        self._log.refresh(self._timeout)  # raises if this handle has ended
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
-        twin._options.update(self._options)  # it introduces itself when it writes
+        twin._options.update(self._options)  # the clone registers with its first write
         return twin
 
     def compact(self) -> None:
-        """Let the log go on in a new file that holds only what the store holds now; the old one is removed.
+        """Continue the log in a new file that holds the present contents only, and remove the superseded file.
 
-        Logs are compacted unasked, too: see ``compact_bytes``. Every handle follows by itself.
+        A log is also compacted automatically: see ``compact_bytes``. Every other handle continues in the new file with
+        its next operation.
 
         Raises:
-            StoreUnavailableError: the file system refused, mostly for want of space; all is as it was.
-            StoreTimeoutError: the log's lock did not come.
+            StoreUnavailableError: a system call failed, for example because the disk is full. The log is unchanged,
+                unless ``maybe_applied`` is true.
+            StoreTimeoutError: the log's lock was not released in time.
         """
         self._log.compact(self._timeout)
 
@@ -313,6 +320,6 @@ class FileStore(Sessions):
         return result
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
-        """Return `answer` of one moment in the life of the store, and of no moment before this call."""
+        """Return ``answer()`` about the state of the store at one moment, which is not before this call."""
         self._log.refresh(limit)
         return self._log.inspect(answer)

@@ -1,4 +1,4 @@
-"""`DeathWatch`: watch over sessions during a wait, so that a death ends it at once and a life costs nothing."""
+"""`DeathWatch`: watch the sessions on which a wait depends, so that the death of one of them ends the wait."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fscoord.stores.file.notifier import ChangeNotifier
 __all__ = ["DeathWatch"]
 
 BEGIN_S: Final = 0.004
-"""How long a wait lasts before it checks on the others: most end sooner, and cost nothing more."""
+"""How long a wait lasts before it checks the sessions, in seconds. Most waits end sooner, without a check."""
 
 DEATH_POLL_S: Final = 0.05
-"""How often sessions are checked whose processes are not watched."""
+"""The interval in seconds at which sessions are checked whose processes the kernel does not watch."""
 
 PROBE_S: Final = 0.5
-"""How often even those are checked whose processes are watched: a handle may be closed, and its process live on."""
+"""The interval for sessions whose processes the kernel watches: a process may close its handle and continue."""
 
 
 class DeathWatch:
-    """One wait's watch over some sessions.
+    """The death watch of one wait.
 
     The kernel reports the death of a process of this host (pidfd_open(2)). The sessions of other processes, on other
-    hosts or in other containers, are checked at each look, which the waiter takes 20 times a second.
+    hosts or in other containers, are checked at each look. The waiter looks 20 times a second then.
 
     Args:
         log: the handle that waits.
         notifier: wakes the wait.
-        dead: returns those of the awaited ranks, or sessions, that are recorded as dead.
-        undead: returns the sessions that stand for the others.
-        known_sessions: all sessions that are watched over, if they are known from the beginning. Then the waiter may
-            sleep for longer, as long as the kernel reports each of their deaths, and the bell their ends.
+        dead: returns the ranks, or sessions, that the wait needs and that are recorded as dead.
+        undead: returns the sessions that the wait needs and that are not recorded as dead.
+        known_sessions: all sessions that the wait needs, if they are known from the beginning. The waiter may then
+            sleep for longer, as long as the kernel reports each process's death, and the bell the end of each session.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class DeathWatch:
         return PROBE_S if self._are_known and self._are_all_watched else DEATH_POLL_S
 
     def find_dead(self, timeout: float) -> list[int]:
-        """Return those that are recorded as dead, after recording the deaths that show now.
+        """Check the sessions, record the deaths that are found, and return the ranks or sessions that are dead.
 
         Raises:
-            StoreTimeoutError: the log's lock, to record one, did not come within `timeout` seconds.
+            StoreTimeoutError: the log's lock, which a death record needs, was not free within `timeout` seconds.
         """
         dead = self._dead()
         self._are_all_watched = False
@@ -93,7 +93,7 @@ class DeathWatch:
 
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of this session's process would end the sleep."""
-        # It is None if the session is dead, and another thread has followed a compaction meanwhile.
+        # The session is missing if it is dead, and another thread has followed a compaction meanwhile.
         session = self._log.sessions.get(number)
         return number in self._watched and session is not None and self._notifier.watches(session.pid)
 

@@ -1,6 +1,6 @@
 """`Channel`: one connection to a server of torch's `TCPStore`, and the requests over it, each with a deadline.
 
-`Deadline` is the time limit of one call, whatever the call waits for.
+`Deadline` is the time limit of one call.
 
 torch's own client is not used. Its calls wait for a stopped server without limit, ignore Ctrl-C, and `list_keys` blocks
 all other threads of Python meanwhile. The format of the requests was observed between the client of torch 2.13.0 and
@@ -35,13 +35,13 @@ SLEEP_MAX_S: Final = 1e6
 
 
 class Unanswered(Exception):
-    """The deadline passed first."""
+    """The deadline passed before the answer came."""
 
 
 class Deadline:
     """The moment, `limit` seconds from now, by which a call must be over.
 
-    Until then, a call that takes long is reported in the log now and then, as a wait for what `waiting_for` returns.
+    A call that takes long is logged as a wait, with the text that `waiting_for` returns (see `SlowWaitLogger`).
 
     Attributes:
         started: when the call began.
@@ -74,13 +74,13 @@ class Deadline:
         self._slow_logger.warn_if_due()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which a thread of its own executes: no signal and no deadline interrupts `work`.
+        """Call `work` in a thread of its own, which no signal and no deadline interrupts, and return its result.
 
         Args:
-            work: what to do. If it ends after the deadline, its result is dropped.
+            work: the function to call. If it returns after the deadline, its result is dropped.
 
         Raises:
-            Unanswered: the deadline came first.
+            Unanswered: the deadline passed before `work` returned.
         """
         outcome: list[tuple[T | None, BaseException | None]] = []
 
@@ -135,7 +135,7 @@ WORKERS: Final = b"init/"
 """torch's own key, the counter of the stores that have connected. It has no slash, so it equals no caller's key."""
 
 PIPELINED_MAX: Final = 256
-"""How many requests are sent before the first answer is read. So few fill the buffers of neither side."""
+"""How many requests are sent before the first answer is read: few enough that the buffers of neither side fill."""
 
 
 class Disconnected(Exception):
@@ -185,9 +185,9 @@ class Channel:
     __del__ = close
 
     def abandon(self) -> None:
-        """Close a connection that is not whole, and discard what the kernel has not sent yet.
+        """Close a connection with an unfinished request, and discard the bytes that the kernel has not sent yet.
 
-        Otherwise the kernel would send the rest of a write after its deadline, when the server continues.
+        Otherwise the kernel could send the rest of a write after its deadline, when the server reads again.
         """
         system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()
@@ -249,10 +249,10 @@ class Channel:
         return self.value_of_each([name])[0]
 
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each of `names`, or None; not all read at one moment.
+        """Return the value of each of `names`, or None for a name without one. The values may be of different moments.
 
-        It is a compare-and-set whose expectation, a random text, is never met: the server writes nothing, and returns
-        the value, or the random text if there is none.
+        Each read is a compare-and-set that never succeeds, because it expects a random text: the server writes nothing,
+        and returns the value, or the random text if there is none.
         """
         nonce = system.random_bytes(16)
         found = self._request_each([_compare_set_request(name, nonce, nonce) for name in names], self._read_text)
