@@ -17,7 +17,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.(Items|Claim)))",
     ),
-    ("py:class", r"fscoord\.aio\.opening\.Opening"),
+    ("py:class", r"fscoord\.aio\.store\.Opening"),
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),
 ]
 default_role = "py:obj"
