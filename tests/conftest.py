@@ -90,9 +90,14 @@ def pytest_report_header() -> str:
     return f"fscoord: FSCOORD_SEED={SEED} FSCOORD_SCALE={SCALE:g}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _python_in_report(record_testsuite_property: Callable[[str, object], None]) -> None:
-    record_testsuite_property("python", f"{sys.version_info.major}.{sys.version_info.minor}")
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Record the version of Python in the report.
+
+    The fixture `record_testsuite_property` calls the same method, but in a worker of pytest-xdist, which has no report.
+    """
+    for plugin in session.config.pluginmanager.get_plugins():
+        if hasattr(plugin, "add_global_property"):
+            plugin.add_global_property("python", f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 @pytest.hookimpl(wrapper=True)

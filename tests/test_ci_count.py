@@ -139,3 +139,20 @@ def test_count_fails_for_a_failed_stage_although_each_test_passed(run: Run) -> N
     good, said = run.count()
     assert not good
     assert "stage failed: lint   3 s  failed" in said
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_report_of_a_run_names_its_python_and_the_markers(processes: str, tmp_path: Path) -> None:
+    """With pytest-xdist the tests run in other processes than the one that writes the report."""
+    test = f"{__file__}::test_count_is_good_when_each_version_ran_its_tests"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "-p", "no:cacheprovider", test]
+    done = subprocess.run(
+        [*command, f"--junit-xml={tmp_path / 'junit.xml'}", f"--basetemp={tmp_path / 'inside'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = (tmp_path / "junit.xml").read_text()
+    assert f'<property name="python" value="{sys.version_info.major}.{sys.version_info.minor}" />' in written
+    assert '<property name="marker" value="once" />' in written
