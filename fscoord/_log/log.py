@@ -358,9 +358,7 @@ class Log:
         return result
 
     def inspect(self, answer: Callable[[], T]) -> T:
-        """Call `answer` under the mutex and return its result. No thread or signal handler changes the state
-        meanwhile.
-        """
+        """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self.handle.shared
@@ -378,9 +376,7 @@ class Log:
         return self.inspect(lambda: (self.handle.header.generation, self.handle.offset))
 
     def refuse_reentry(self) -> None:
-        """Raise `StoreError` if the caller is a signal handler or finalizer that interrupted an operation of its
-        thread.
-        """
+        """Raise `StoreError` if the caller is a signal handler or finalizer that interrupted an operation."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         with self.handle.mutex:
@@ -671,15 +667,13 @@ class Log:
 
     @property
     def session_if_ready(self) -> int:
-        """The value of `session`, read without the mutex. Also 0 if the handle needs recovery, is closed, or was
-        inherited by fork(2).
+        """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and in a forked
+        child.
         """
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def register(self, limit: float, rank: int | None = None) -> int:
-        """Register this handle as a session, with `rank` if given. Return the session's number. Errors as in
-        `update`.
-        """
+        """Register this handle as a session, with `rank` if given. Return its number. Errors as in `update`."""
         table = self.table
         if rank is not None:
             self.registration.rank = rank

@@ -1,9 +1,8 @@
 """`Header`: the first bytes of every file of a log, which identify the log to which the file belongs. Pure.
 
 Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. An inode
-number alone does not prove it either, because file systems reuse inode
-numbers. The header therefore holds the lineage of the log, and the inode
-numbers of the file and of generation 0. See docs/format.md, "Identity".
+number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the lineage
+of the log, and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
 
 The header also holds the runs of the log: the present one, and those that it superseded. They determine whether a
 handle joins the present run, begins a new run, or belongs to a superseded run.
@@ -141,9 +140,7 @@ class Header(NamedTuple):
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
-        """Return whether `data`, the whole content of a file, is empty, or an incomplete header too short to hold a
-        record.
-        """
+        """Return whether `data`, all bytes of a file, is empty, or an incomplete header too short to hold a record."""
         if len(data) >= HEADER_SIZE + 4:
             return False
         return not data or (data.startswith(MAGIC) and _START.startswith(data[: len(_START)]))

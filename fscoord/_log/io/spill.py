@@ -43,7 +43,7 @@ class Spilled:
 
 
 Fetch = Callable[[Spilled], bytes]
-"""Reads a value from the file."""
+"""A function that reads a value from the file."""
 
 SpilledRecord = tuple[int, bytes, bytes | Spilled, int, int]
 """A record whose value may be left in the file."""
@@ -106,7 +106,7 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 def checksum_of_both(first: int, second: int, size: int) -> int:
     """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
 
-    CRC is linear: to prepend the first string changes the checksum of any `size` bytes by the same XOR. So the
+    CRC is linear: prepending the first string changes the checksum of any `size` bytes by the same XOR. So the
     difference can be computed for `size` zeros, and applied to `second`.
     """
     seeded, plain = first, 0
