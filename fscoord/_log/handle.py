@@ -145,7 +145,7 @@ class HandleState:
         self.recovery |= CLOSED
 
     def gone(self, how: str) -> StoreGoneError:
-        """End the handle because its log is gone, and return the error; `how` says what happened to the log."""
+        """End the handle because its log is gone, and return the error. `how` says what happened to the log."""
         return self.over(StoreGoneError, f"{how}; open the store again")
 
     def over(self, kind: type[StoreGoneError], message: str) -> StoreGoneError:

@@ -235,7 +235,7 @@ class Log:
         self.refresh_locked(limit)
 
     def refresh_locked(self, limit: float) -> None:
-        """Like `refresh`, but under the lock, so that a verdict of damage is final."""
+        """Do what `refresh` does, under the lock, so that a verdict of damage is final."""
         self.update(0, b"", b"", None, limit)
 
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
@@ -503,11 +503,11 @@ class Log:
         handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not handle.is_shared)
 
     def _reopen_for_lock(self) -> int:
-        """Return another descriptor of the file in use, for the thread that waits for its lock in the kernel.
+        """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.
 
         The thread calls this method without the mutex. Meanwhile other threads use the handle, and may enter another
-        generation. So this method changes nothing in the handle, and `_LockThread` checks that the file is the one
-        whose lock its waiters want.
+        generation. So this method changes nothing in the handle. `_LockThread` checks that the file is still the one
+        that the waiters want to lock.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -652,7 +652,7 @@ class Log:
 
     @property
     def deaths(self) -> dict[int, int]:
-        """The time at which each dead session was recorded as dead (wall time in ns), by its number."""
+        """The time of the death record of each dead session (wall time in ns), by the session's number."""
         return self.table.deaths
 
     @property
@@ -667,9 +667,7 @@ class Log:
 
     @property
     def session_if_ready(self) -> int:
-        """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and in a forked
-        child.
-        """
+        """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and after a fork."""
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def register(self, limit: float, rank: int | None = None) -> int:

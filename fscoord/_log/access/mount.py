@@ -49,7 +49,7 @@ class Mount(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this host mounts the file system. Also true if its kind is unknown, as under pyfakefs."""
+        """Whether only this host mounts the file system. Also true if the file system is unknown, as under pyfakefs."""
         return self.kind in LOCAL_KINDS or not self.kind
 
     @property
@@ -90,7 +90,7 @@ class Mount(NamedTuple):
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
             coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, so there
-                is no objection then. GlusterFS is an exception: only ``"locked"`` can be right there.
+                is no objection then. GlusterFS is an exception: there only ``"locked"`` can return current data.
         """
         if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
             return None

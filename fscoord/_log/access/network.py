@@ -89,7 +89,7 @@ class NetworkAccess:
         handle.short_read_is_end = is_direct
         handle.read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
         # With O_RDWR the kernel fetches the page in which an append begins, which is one more request. A reader under a
-        # lock needs O_RDWR all the same, because a shared lock needs a descriptor that is open for reading.
+        # lock still needs O_RDWR, because a shared lock needs a descriptor that is open for reading.
         handle.write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
 
     # -- opening ---------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class NetworkAccess:
             system.os.posix_fadvise(handle.reader_fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
 
     def _check_path(self, now: float) -> None:
-        """Check that the path still leads to the file. open(2) asks the server; fstat(2) and stat(2) may not."""
+        """Check that the path still leads to the file. Only open(2) is sure to ask the server."""
         self._bypass_cache()
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
@@ -244,7 +244,7 @@ class NetworkAccess:
         return False
 
     def _check_identity(self) -> None:
-        """Raise `StoreGoneError` if the path leads to another log, whose file has the same inode number."""
+        """Raise `StoreGoneError` if the path leads to another log whose file has the same inode number."""
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         try:

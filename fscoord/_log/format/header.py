@@ -4,7 +4,7 @@ Users rename, copy, archive and restore logs, so the name of a file does not pro
 number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the lineage
 of the log, and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
 
-The header also holds the runs of the log: the present one, and those that it superseded. They determine whether a
+The header also holds the runs of the log: the present run, and the runs that it superseded. They determine whether a
 handle joins the present run, begins a new run, or belongs to a superseded run.
 """
 
@@ -101,7 +101,7 @@ class Header(NamedTuple):
     """The header of one file of a log.
 
     Attributes:
-        log_id: the id of this generation. The id of generation 0 is that of the log.
+        log_id: the id of this generation. The id of generation 0 is also the id of the log.
         lock_kind: a value of `log_lock.KINDS`.
         durable: whether every record is synced.
         generation: the number of this file.
@@ -225,7 +225,7 @@ class Provenance(Enum):
 
 
 def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
-    """Return how the file with `header` and inode number `inode` relates to the generation 0 with `root_inode`.
+    """Return how the file with `header` and inode number `inode` relates to generation 0 with inode `root_inode`.
 
     A number of 0, in the header or as an argument, stands for inode numbers that do not last. It is not compared.
     """

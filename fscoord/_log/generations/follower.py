@@ -33,13 +33,13 @@ NEVER: Final = float("inf")
 
 
 class GenerationFollower:
-    """Moves one handle from one generation to the next. The caller of each method holds the process mutex.
+    """The part of a handle that goes from one generation to the next. Callers hold the process mutex.
 
     Attributes:
         run: the run that the handle has joined: empty, or one run. Set by `settle`.
         life: the life of the log that the handle has joined. Set by `settle`.
-        forwarded: the position in generation 0, after its seal, up to which this handle has read or appended. None if
-            the handle has not read or appended there.
+        forwarded: the position in generation 0 up to which this handle has read or appended forward records; None
+            before the handle has read the seal.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, large_values: LargeValues) -> None:
@@ -123,7 +123,7 @@ class GenerationFollower:
         self.restart()
 
     def restart(self) -> None:
-        """Drop all state, and read the newest generation that generation 0 names, from its first record."""
+        """Drop all state, find the newest generation in generation 0, and read it from its first record."""
         handle = self._handle
         handle.recovery |= GENERATION
         last: GenerationRef | None = None
@@ -150,9 +150,11 @@ class GenerationFollower:
         handle.recovery = POSITION
 
     def _newest(self, fd: int) -> GenerationRef | None:
-        """Return the generation that `fd`, generation 0, names last, or None.
+        """Return the generation that the last seal or forward record of generation 0 names, or None. `fd` is generation
+        0.
 
-        Read from the position `forwarded` on. Read from the beginning only if no record after `forwarded` names one.
+        Read from the position `forwarded` on. If no record after `forwarded` names a generation, read from the
+        beginning.
         """
         for start in (self.forwarded, self._handle.root.start):
             if start is not None:
@@ -260,7 +262,7 @@ class GenerationFollower:
     def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, its end, and whether the file is a copy.
 
-        A reference is a hint, so the id and number in the header must be those of `successor`.
+        A reference is a hint. So the header must have the id and the number that `successor` names.
         """
         handle = self._handle
         try:

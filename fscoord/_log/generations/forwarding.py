@@ -3,7 +3,7 @@
 Generation 0 keeps the log's own name and is never removed. Each later generation is a file of its own, which the seal
 of its predecessor names. After the seal of a later generation, a forward record is appended to generation 0. So an
 opener need not follow every seal, and superseded generations can be removed. A forward record is a hint: a process that
-follows one checks the id of the file that it finds, and follows the seals from there.
+follows a forward record checks the id of the file, and then follows the seals from that file.
 
 Whether the log is durable or not, generation 0 is synced before a forward record is written, and again after it. So a
 power failure can tear only the last forward record, and its torn bytes can be distinguished from damage as in a durable
@@ -61,7 +61,7 @@ def hint(fd: int) -> GenerationRef | None:
 def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPosition, bool]:
     """Read the log `fd` from `start` on, to its end or to the first bytes that are not a good record.
 
-    Damage is not reported here: a handle that reads the log itself reports it.
+    This function does not report damage. A handle that reads the log reports it.
 
     Returns:
         The generation that is named last, or None; the end of the last good record; and whether other bytes come after
@@ -107,7 +107,7 @@ def post(
 ) -> LogPosition | None:
     """Append a forward record to generation 0 that names `successor`, and sync it.
 
-    Nothing is appended if a record for this or a later generation is there already.
+    If generation 0 already names this or a later generation, nothing is appended.
 
     Args:
         path: the log's own name.

@@ -30,8 +30,8 @@ class Entry(NamedTuple):
         writer: the number of the session that wrote it.
         time: the time by the writer's wall clock, in seconds since the epoch. It is for people only.
         key: the key, empty for a record without one.
-        value: the value. For a ``void`` record it is the offset that the record skips, for a ``session`` its
-            description, and for a ``seal`` or a ``forward`` the name of the next file, each as text.
+        value: the value. For some kinds it is a text: for ``void`` the offset that is skipped, for ``session`` a
+            description of the session, and for ``seal`` and ``forward`` the name of the next file.
         generation: the number of the file; 0 has the log's own name.
     """
 

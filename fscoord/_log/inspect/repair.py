@@ -188,7 +188,7 @@ def repair(
 
     Raises:
         ValueError: a file exists at `output`.
-        CorruptLogError: nothing can be copied, or nothing without `salvage`.
+        CorruptLogError: the log can't be copied at all, or only with `salvage`.
         StoreUnavailableError: a file can't be opened, read or written.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
         StoreTimeoutError: the log's lock was not released in time. The error names its holder.

@@ -199,7 +199,7 @@ class WriterLockout:
         return self._lock.fd
 
     def release(self) -> None:
-        """Let writers write again. Without the lock this does nothing."""
+        """Let writers write again. Do nothing if the lock is not held."""
         if self.is_held:
             self.is_held = False
             self._lock.unlock()

@@ -208,8 +208,8 @@ class Cursor:
     def _sync(self) -> None:
         """Sync the records that were just read, before the caller acts on them.
 
-        Another process may have written them and died before its own sync. After a failed sync the kernel may drop the
-        pages, so a second fdatasync(2) would succeed without effect. A failed sync therefore ends the handle.
+        Another process may have written these records and died before its own sync. After a failed sync the kernel may
+        drop the pages, so a second fdatasync(2) would succeed without effect. A failed sync therefore ends the handle.
         """
         handle = self._handle
         try:

@@ -53,7 +53,7 @@ class LargeValues:
             self._cursor.reset()
 
     def read_unlocked(self, spilled: Spilled) -> bytes:
-        """Return the bytes of a long value. The caller holds the mutex, by `Log.inspect`, and not the log's lock.
+        """Return the bytes of a long value. `Log.inspect` calls this under the mutex, and without the log's lock.
 
         Raises:
             NeedsLock: the read failed, or the bytes have changed. `read_locked` raises the reason.

@@ -1,10 +1,10 @@
 """Long values that are left in the file: find their offsets in records, and read them from there.
 
-A value that is not kept in memory is represented by a `Spilled`: the offset of its bytes in the generation in use, and
-their checksum, with which each read verifies them. Bytes of a log never change, so they can be read without its lock.
+A `Spilled` represents a value that is not kept in memory. It holds the offset of the bytes in the generation in use,
+and their checksum. Each read verifies the checksum. Bytes of a log never change, so they can be read without its lock.
 
-Only pread(2) is used, which does not move the position of the descriptor. pyfakefs does not have it, so under pyfakefs
-nothing is spilled.
+Only pread(2) is used, because it does not move the position of the descriptor. pyfakefs has no pread(2), so under
+pyfakefs no value is spilled.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Zeros:
         self._start = self._end = 0
 
     def forget(self) -> None:
-        """Forget the range, which was of another file, or may have been read from a stale cache."""
+        """Forget the range, because it belongs to another file or may have been read from a stale cache."""
         self._start = self._end = 0
 
     def first_data(self, fd: int, start: int, end: int) -> int | None:

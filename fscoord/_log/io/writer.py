@@ -48,7 +48,7 @@ class LogWriter:
         """Write a record, sync it if the log is durable, and apply it.
 
         Raises:
-            StoreUnavailableError: ``maybe_applied`` is true if the record may have been written.
+            StoreUnavailableError: the write failed; ``maybe_applied`` is true if the record may have been written.
         """
         handle = self._handle
         time_ns = system.time.time_ns()

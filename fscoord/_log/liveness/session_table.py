@@ -91,12 +91,12 @@ class SessionTable:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` that have sessions, all of which are recorded as dead."""
+        """Return each of `ranks` that has sessions and whose sessions are all recorded as dead."""
         deaths, known = self.deaths, self.ranks
         return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the sessions `numbers` that are recorded as dead, or that a snapshot has left out since."""
+        """Return each of the sessions `numbers` that is recorded as dead, or that a snapshot has left out since."""
         known, last = self.sessions, self.last
         return [n for n in numbers if n in self.deaths or (n not in known and 0 < n <= last)]
 
@@ -106,5 +106,5 @@ class SessionTable:
         return sorted(set(some) - self.deaths.keys())
 
     def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the sessions `numbers` that are known and not recorded as dead."""
+        """Return each of the sessions `numbers` that is known and not recorded as dead."""
         return sorted((self.sessions.keys() & set(numbers)) - self.deaths.keys())

@@ -98,7 +98,7 @@ class _Waiter:
 
 
 class _LockThread:
-    """A thread that blocks in the kernel for the lock of one log, and hands it over to the first of its waiters.
+    """A thread that blocks in the kernel for the lock of one log, and hands the lock over to the first waiter.
 
     This thread, and not the waiter, stores the handover in the waiter's lock. No KeyboardInterrupt can reach this
     thread, because Python raises one in the main thread only.

@@ -246,7 +246,7 @@ class LogLock:
         if self.kind == OFD:
             try:
                 self.try_lock()  # only byte L is locked so far; this call adds the range that names the session
-            except OSError as error:  # the lock is held all the same; its holder is then not named
+            except OSError as error:  # the lock is held nevertheless, but waiters can't name its holder
                 raise_if_foreign(error)
         self.handover = handover
         self._descriptors.discard(old)

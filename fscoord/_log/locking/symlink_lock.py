@@ -59,7 +59,7 @@ class _Owner(NamedTuple):
         """Return the owner of the link with `text`.
 
         Raises:
-            MalformedRecord: `text` is not that of a soft lock.
+            MalformedRecord: `text` is not the text of a soft lock's link.
         """
         found = _TEXT.fullmatch(text)
         if found is None:
@@ -89,8 +89,8 @@ class SymlinkLock:
     """The symbolic link at `path`, as one handle uses it. The caller keeps other threads out with the process mutex.
 
     A `KeyboardInterrupt` may come between any two lines of `acquire` and `release`. So `_may_hold` is set before the
-    link is created, and cleared after it has been removed. While it is set, `release` reads the link, and removes it
-    if its text is that of this handle's last attempt.
+    link is created, and cleared after it has been removed. While `_may_hold` is set, `release` reads the link, and
+    removes the link if its text is the text of this handle's last attempt.
     """
 
     _identity: ProcessIdentity

@@ -9,8 +9,8 @@ has looked. With the bell, a write wakes only the waiters of its bucket. If all 
 barrier of N processes would cost N^2 wake-ups.
 
 A byte is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(2), which raises IN_ATTRIB. Waiters
-watch for IN_ATTRIB alone, so arming wakes no waiter. The bytes are read and written by positional I/O (under pyfakefs
-there is no bell), and not through mmap(2), which kills the process if the disk is full.
+watch for IN_ATTRIB alone, so arming wakes no waiter. The bytes are read and written by positional I/O. mmap(2) is not
+used, because it kills the process if the disk is full. Under pyfakefs there is no bell.
 
 A waiter that depends on a session also arms a byte for the end of the session, and a process rings that byte when it
 closes the session.

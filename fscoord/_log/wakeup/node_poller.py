@@ -1,8 +1,8 @@
 """`PollerElection`: one process of a host polls the file server for all processes of the host that wait on one log.
 
 On a mount that several hosts share, nothing reports the write of another host, so a waiter must poll. A hundred waiting
-processes of a host would send the same request a hundred times. Instead they share a bell (see `doorbell`) in a
-directory of the host, and one of them, the poller, asks the server and rings that bell for the others.
+processes of a host would send the same request a hundred times. Instead these processes share a bell (see `doorbell`)
+in a directory of the host. One process, the poller, asks the server and rings that bell for the others.
 
 The poller is the process that holds the lock on one byte of that bell. When the poller leaves or dies, the kernel
 grants the lock to another process at once. The new poller rings all buckets, because its predecessor may have died
@@ -67,7 +67,7 @@ def node_bell_path(key: LogKey) -> str:
 
 
 def _make_private(directory: str, uid: int) -> None:
-    """Make `directory` if it does not exist, and check that it is a directory, private to this user, and local."""
+    """Make `directory` if it does not exist. Check that it is a directory, private to this user, and local."""
     try:
         system.os.mkdir(directory, 0o700)
     except FileExistsError as error:
@@ -235,7 +235,7 @@ class PollerElection:
         return self._poller is waiter
 
     def notify(self, buckets: Iterable[int]) -> bool:
-        """Ring those of `buckets` that are armed. Return whether any of them was armed."""
+        """Ring each of `buckets` that is armed. Return whether any of them was armed."""
         fd = self._bell.fd
         counters = system.os.pread(fd, SIZE, 0)
         armed = [number for number in buckets if number < len(counters) and counters[number] & 1]

@@ -8,9 +8,9 @@ One of the waiting threads of a process reads the inotify descriptor, and wakes 
 takes over. An event loop reads the descriptor itself.
 
 A signal handler may also wait, and interrupt another wait of its thread. The handler must never block on a lock that
-the interrupted code holds. Therefore `_sleeping` has no mutex: single C calls change it, and code that iterates over it
-copies it first. No thread blocks for `_reader_mutex`; a thread only tries to lock it. `_guard`, which guards the table
-of watchers, is reentrant.
+the interrupted code holds. Therefore `_sleeping` has no mutex: single C calls change it, and code that iterates over
+the set copies it first. No thread blocks for `_reader_mutex`; a thread only tries to lock it. `_guard`, which guards
+the table of watchers, is reentrant.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ChangeWatcher:
         bell: the bell that is watched, or None.
         mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which is an error if there is no inotify.
         is_local: whether every writer is on this host, so that inotify reports all changes.
-        is_node: whether the bell is that of a node, on which one process polls for all processes.
+        is_node: whether the bell belongs to a node, on which one process polls for all processes.
         backend: how the waiters sleep.
 
     Attributes:
@@ -201,7 +201,7 @@ class ChangeWatcher:
         return is_watched
 
     def watches(self, pid: int) -> bool:
-        """Return whether the death of process `pid` still ends sleeps."""
+        """Return whether process `pid` is still watched, so that its death ends sleeps."""
         events = self._events
         return events is not None and events.is_pollable and pid in events.processes
 
@@ -242,7 +242,7 @@ class ChangeWatcher:
     def _read_events(self, events: Any, sleeper: Sleeper, seconds: float) -> bool:
         """Wait for an event. Return False if another thread reads the events.
 
-        That thread then wakes this one, or leaves the reading to it.
+        That thread then wakes this thread, or leaves the reading to this thread.
         """
         try:
             if not self._reader_mutex.acquire(blocking=False):
