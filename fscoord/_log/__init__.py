@@ -14,8 +14,8 @@ The parts, from the bottom up. No part imports one that comes later (``LAYERS`` 
 - `format`: bytes to records and back. `recovery`: which invariants of a handle may not hold.
 - `io`: open, read and append files. `locking`: exclude threads and processes. `state_machine`: apply records.
 - `handle`: the state of one handle, which the parts below share.
-- `liveness`: sessions and their deaths. `access`: coherent reads on each mount. `generations`: continue a log in a new
-file.
+- `liveness`: sessions and their deaths. `access`: coherent reads on each mount.
+- `generations`: continue a log in a new file.
 - `wakeup`: wake the waiters of a log. It reads no records.
 - `log`: one transaction, or one read, from lock to unlock. It imports every part, and no part imports it.
 - `opened`: choose the access for a mount. `inspect`: read logs that may be damaged, without a handle.

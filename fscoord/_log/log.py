@@ -423,7 +423,7 @@ class Log:
         """Restore the invariant of each flag that is set.
 
         The order is: the descriptors, the generation in use, the records that were applied, and the position. Each step
-        relies on the one before. For example, a seek is useful only on a descriptor of the right file.
+        relies on the previous step. For example, a seek is useful only on a descriptor of the right file.
         """
         handle = self.handle
         try:

@@ -1,4 +1,4 @@
-"""`KernelCall`: a system call that may hang in the kernel, and is then reported by a thread.
+"""`KernelCall`: a system call that may hang in the kernel. A thread reports a call that hangs.
 
 A call hangs, for example, while the server of a hard NFS mount does not answer. Such a call can't be interrupted, so no
 deadline can end it. While a log on a shared mount is open, the thread checks the calls of its handles. When a call has

@@ -80,7 +80,7 @@ class Mount(NamedTuple):
         return DIRECT if self.is_nfs else LOCKED
 
     def option(self, name: str) -> str | None:
-        """Return the value of the option `name` (``""`` for one without a value), or None if it is not set."""
+        """Return the value of the option `name`, ``""`` if the option has no value, or None if it is not set."""
         values = dict(option.partition("=")[::2] for option in self.options)
         return values.get(name)
 

@@ -34,7 +34,7 @@ _BUFFER: Final = 1 << 20
 
 
 class LogCopy:
-    """A log that is being written. Enter ``with LogCopy(path, header, mode)``, call `add`, and at the end `finish`.
+    """A log that is being written. In ``with LogCopy(path, header, mode)``, call `add` for each record, then `finish`.
 
     Args:
         path: the path at which the finished log appears.
@@ -369,7 +369,7 @@ def _open(
 
 
 def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
-    """Return the newest generation that `source` names, before or after damage."""
+    """Return the newest generation that a sound record of `source` names. The record may come after damage."""
     found: GenerationRef | None = None
     scan = Scan(source.lockout, source.place, durable=source.header is not None and source.header.durable)
     bad: list[str] = []

@@ -281,7 +281,7 @@ class Scan:
         return self.size() >= self.place.offset + size
 
     def _classify(self) -> Segment | None:
-        """Classify the unreadable bytes at the place. Return None if the lock is needed for that and not held."""
+        """Return the segment of the unreadable bytes at the place, or None if the lock is needed and not held."""
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):

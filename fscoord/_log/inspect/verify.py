@@ -88,7 +88,7 @@ class Report(NamedTuple):
             opened it yet); or ``"damaged"``.
         generations: the files of the log, in order. A file between the first and the last may still exist, but is not
             part of the log any more.
-        findings: the damage and other facts that were found, in the same order.
+        findings: the damage and other facts that were found, in the order of the files.
         more: the number of findings that are not listed because there are too many.
     """
 

@@ -106,8 +106,8 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 def checksum_of_both(first: int, second: int, size: int) -> int:
     """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
 
-    CRC is linear: prepending the first string changes the checksum of any `size` bytes by the same XOR. So the
-    difference can be computed for `size` zeros, and applied to `second`.
+    CRC is linear: prepending the first string changes the checksum of any `size` bytes by the same XOR. So this
+    function computes that XOR for `size` zeros, and applies it to `second`.
     """
     seeded, plain = first, 0
     while size > 0:
