@@ -265,7 +265,7 @@ def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
 
 
 def is_torn_void(data: bytes) -> bool:
-    """Return whether `data`, at most as long as a VOID, may be a VOID whose last part was never written."""
+    """Return whether `data` may be a VOID whose last part was never written. `data` is not longer than a VOID."""
     return data[:4].ljust(4, b"\0") == VOID_SIZE.to_bytes(4, "little") and not any(data[VOID_SIZE - 1 :])
 
 

@@ -150,7 +150,7 @@ class GenerationFollower:
         handle.recovery = POSITION
 
     def _newest(self, fd: int) -> GenerationRef | None:
-        """Return the generation that the last seal or forward record of `fd`, generation 0, names; None if none does.
+        """Return the newest generation that `fd`, the file of generation 0, names, or None.
 
         Read from the position `forwarded` on. If no record after `forwarded` names a generation, read from the
         beginning.
